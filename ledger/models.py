@@ -1,0 +1,149 @@
+"""SQL tables of the ledger: the log's head, a rebuildable index of entries, the outbox and the side-effect ledger.
+
+Guarantees: everything here but `OutboxRow` and `ActionRow` can be rebuilt from the bucket's `batch/` objects.
+Not here: any content, any identifier of a caller. Every table is keyed by tenant first; PostgreSQL adds row-level
+security in the first migration. Tables are append-only in meaning: a new meaning is a new column (STYLE rule 31).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy.engine import Dialect
+from sqlmodel import Field, SQLModel
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class Instant(sa.types.TypeDecorator[datetime]):
+    """An aware UTC instant kept as integer microseconds since 1970, so that both databases compare and sort it alike."""
+
+    impl = sa.BigInteger
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:  # noqa: ANN401 - SQLAlchemy's signature
+        """Microseconds since 1970; a naive datetime is refused."""
+        del dialect
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            message = "a naive datetime reached the database; pass an aware UTC one"
+            raise ValueError(message)
+        return (value - _EPOCH) // _MICROSECOND
+
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ANN401 - SQLAlchemy's signature
+        """The aware UTC datetime."""
+        del dialect
+        return None if value is None else _EPOCH + timedelta(microseconds=int(value))
+
+
+class LogState(SQLModel, table=True):
+    """The head of one tenant's log as this database knows it; the bucket is the arbiter."""
+
+    __tablename__ = "log_state"
+    tenant_id: int = Field(primary_key=True, sa_type=sa.BigInteger)
+    log_id: str = Field(max_length=32)
+    origin: str = Field(max_length=255)
+    size: int = Field(default=0, sa_type=sa.BigInteger)
+    batch_first: int | None = Field(default=None, sa_type=sa.BigInteger)
+    batch_count: int = 0
+    batch_digest: bytes = Field(default=b"", sa_type=sa.LargeBinary)
+    previous: bytes = Field(default=b"\0" * 32, sa_type=sa.LargeBinary)
+    frontier: bytes = Field(default=b"", sa_type=sa.LargeBinary)
+    checkpoint_size: int = Field(default=0, sa_type=sa.BigInteger)
+    checkpoint_digest: bytes = Field(default=b"", sa_type=sa.LargeBinary)
+    checkpoint_at: datetime | None = Field(default=None, sa_type=Instant)
+    outbox_counter: int = Field(default=0, sa_type=sa.BigInteger)
+    read_only: str | None = None
+
+
+class LogLease(SQLModel, table=True):
+    """Who may sequence all logs of this database now; `fence` grows with every change of hands."""
+
+    __tablename__ = "log_lease"
+    name: str = Field(primary_key=True, max_length=32)
+    owner: str = Field(max_length=64)
+    until: datetime = Field(sa_type=Instant)
+    fence: int = Field(sa_type=sa.BigInteger)
+
+
+class LogStream(SQLModel, table=True):
+    """A stream of the record under its random id, with the next position. The caller's name is in the registry."""
+
+    __tablename__ = "log_stream"
+    tenant_id: int = Field(primary_key=True, sa_type=sa.BigInteger)
+    stream_no: int = Field(primary_key=True, sa_type=sa.BigInteger)
+    stream_id: str = Field(max_length=32)
+    position: int = Field(default=0, sa_type=sa.BigInteger)
+    __table_args__ = (sa.UniqueConstraint("tenant_id", "stream_id"),)
+
+
+class EntryRow(SQLModel, table=True):
+    """Where an entry lies in the log. `digest` is keyed: it tells a repeat from an id conflict and nothing else."""
+
+    __tablename__ = "entry"
+    tenant_id: int = Field(primary_key=True, sa_type=sa.BigInteger)
+    idx: int = Field(primary_key=True, sa_type=sa.BigInteger)
+    entry_id: bytes = Field(sa_type=sa.LargeBinary)
+    batch_first: int = Field(sa_type=sa.BigInteger)
+    stream_no: int = Field(sa_type=sa.BigInteger)
+    position: int = Field(sa_type=sa.BigInteger)
+    kind: str = Field(max_length=64)
+    data_class: str = Field(max_length=64)
+    class_version: int
+    run_no: int | None = Field(default=None, sa_type=sa.BigInteger)
+    set_id: int = Field(default=0, sa_type=sa.BigInteger)
+    at: datetime = Field(sa_type=Instant)
+    received: datetime = Field(sa_type=Instant)
+    digest: bytes = Field(sa_type=sa.LargeBinary)
+    noncanonical: bool = False
+    __table_args__ = (
+        sa.UniqueConstraint("tenant_id", "entry_id"),
+        sa.Index("ix_entry_stream", "tenant_id", "stream_no", "position"),
+    )
+
+
+class PartRef(SQLModel, table=True):
+    """Which data keys seal which part of an entry. Several rows for one part: a joint part."""
+
+    __tablename__ = "part_ref"
+    tenant_id: int = Field(primary_key=True, sa_type=sa.BigInteger)
+    idx: int = Field(primary_key=True, sa_type=sa.BigInteger)
+    part: int = Field(primary_key=True)
+    key_id: str = Field(primary_key=True, max_length=32)
+    __table_args__ = (sa.Index("ix_part_ref_key", "tenant_id", "key_id"),)
+
+
+class OutboxRow(SQLModel, table=True):
+    """An announcing event that shares its change's transaction and waits to be appended to the log."""
+
+    __tablename__ = "outbox"
+    tenant_id: int = Field(primary_key=True, sa_type=sa.BigInteger)
+    n: int = Field(primary_key=True, sa_type=sa.BigInteger)
+    entry_id: str = Field(max_length=36)
+    kind: str = Field(max_length=64)
+    body: bytes = Field(sa_type=sa.LargeBinary)
+    at: datetime = Field(sa_type=Instant)
+    idx: int | None = Field(default=None, sa_type=sa.BigInteger)
+    __table_args__ = (sa.Index("ix_outbox_open", "tenant_id", "idx", "n"),)
+
+
+class ActionRow(SQLModel, table=True):
+    """A side effect: claimed before it is tried, with its outcome after. `lookup` is the keyed digest of its id."""
+
+    __tablename__ = "action"
+    tenant_id: int = Field(primary_key=True, sa_type=sa.BigInteger)
+    lookup: bytes = Field(primary_key=True, sa_type=sa.LargeBinary)
+    kind: str = Field(max_length=128)
+    owner: str = Field(max_length=128)
+    state: str = Field(max_length=16)
+    lease_until: datetime = Field(sa_type=Instant)
+    proposal_digest: str | None = Field(default=None, max_length=64)
+    approval: str | None = None
+    provider_ref: bytes | None = Field(default=None, sa_type=sa.LargeBinary)
+    stream_no: int | None = Field(default=None, sa_type=sa.BigInteger)
+    created_at: datetime = Field(sa_type=Instant)
+    updated_at: datetime = Field(sa_type=Instant)
