@@ -1,0 +1,151 @@
+"""What all tests share: real services on demand, the design folder, and no way out to the network.
+
+Services start lazily, once per pytest process, each in a folder of its own, and die with the process.
+"""
+
+import contextlib
+import importlib
+import ipaddress
+import itertools
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from infra.services import postgres
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+class OuterNetworkRefused(OSError):
+    """A test tried to leave the machine."""
+
+
+def _is_local(address: object) -> bool:
+    if not isinstance(address, tuple):
+        return True  # a Unix socket's path
+    host = address[0]
+    if host in ("", "localhost", b"localhost"):
+        return True
+    try:
+        parsed = ipaddress.ip_address(str(host).partition("%")[0])
+    except ValueError:
+        return False
+    return parsed.is_loopback or parsed.is_unspecified
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_outer_network() -> Iterator[None]:
+    """Refuses every connection and look-up that would leave the machine; loopback and Unix sockets pass."""
+    patch = pytest.MonkeyPatch()
+    real_connect, real_connect_ex, real_look_up = socket.socket.connect, socket.socket.connect_ex, socket.getaddrinfo
+
+    def connect(self: socket.socket, address: Any) -> None:
+        if not _is_local(address):
+            message = f"a test tried to connect to {address!r}"
+            raise OuterNetworkRefused(message)
+        real_connect(self, address)
+
+    def connect_ex(self: socket.socket, address: Any) -> int:
+        if not _is_local(address):
+            message = f"a test tried to connect to {address!r}"
+            raise OuterNetworkRefused(message)
+        return real_connect_ex(self, address)
+
+    def look_up(host: Any, *arguments: Any, **keywords: Any) -> Any:
+        if host is not None and not _is_local((host,)) and not _is_address(host):
+            raise socket.gaierror(socket.EAI_NONAME, f"tests resolve no outer names, asked for {host!r}")
+        return real_look_up(host, *arguments, **keywords)
+
+    patch.setattr(socket.socket, "connect", connect)
+    patch.setattr(socket.socket, "connect_ex", connect_ex)
+    patch.setattr(socket, "getaddrinfo", look_up)
+    yield
+    patch.undo()
+
+
+def _is_address(host: object) -> bool:
+    text = host.decode("ascii", "replace") if isinstance(host, bytes) else str(host)
+    try:
+        ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return False
+    return True
+
+
+@contextlib.contextmanager
+def _service_folder(name: str) -> Iterator[Path]:
+    """Yields a folder outside pytest's own, whose parents only root may enter, while PostgreSQL refuses to be root."""
+    folder = Path(tempfile.mkdtemp(prefix=f"muniment-{name}-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """Yields the superuser's URL of a PostgreSQL server that belongs to this pytest process."""
+    with _service_folder("postgres") as folder, postgres.running(folder) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def make_postgres_database(postgres_url: str) -> Callable[..., str]:
+    """Returns `make(prepare=None) -> url`: a fresh database, copied from one that `prepare(url)` filled once."""
+    numbers = itertools.count(1)
+    templates: dict[Callable[[str], None], str] = {}
+
+    def make(prepare: Callable[[str], None] | None = None) -> str:
+        template = "template1"
+        if prepare is not None:
+            if prepare not in templates:
+                name = f"prepared_{len(templates) + 1}"
+                prepare(postgres.create_database(postgres_url, name))
+                templates[prepare] = name
+            template = templates[prepare]
+        return postgres.create_database(postgres_url, f"test_{next(numbers)}", template=template)
+
+    return make
+
+
+@pytest.fixture
+def postgres_database(postgres_url: str, make_postgres_database: Callable[..., str]) -> Iterator[str]:
+    """Yields the URL of an empty database for one test; dropped after it, with every connection to it."""
+    url = make_postgres_database()
+    yield url
+    postgres.drop_database(postgres_url, url.rpartition("/")[2])
+
+
+@pytest.fixture(scope="session")
+def s3_service() -> Iterator[Any]:
+    """Yields a running S3 with Object Lock: `endpoint`, `access_key`, `secret_key`."""
+    seaweedfs = importlib.import_module("infra.services.seaweedfs")
+    with _service_folder("s3") as folder, seaweedfs.running(folder) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def shared_folder() -> Path:
+    """Returns the folder of design documents beside the checkout.
+
+    Where it is missing the test is skipped with that reason; under CI it fails, so that a green run means it ran.
+    """
+    folder = REPOSITORY.parent / "shared"
+    if not folder.is_dir():
+        reason = f"the design documents are not beside the checkout ({folder.name}/ is missing)"
+        if os.environ.get("CI") == "true":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def full_length() -> bool:
+    """Returns whether long tests run whole (`make test-all`) or sampled."""
+    return os.environ.get("MUNIMENT_TEST_FULL") == "1"
