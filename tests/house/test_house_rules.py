@@ -1,0 +1,136 @@
+"""House rules that no off-the-shelf linter knows, each where breaking it does harm, and each proven to bite.
+
+Who may destroy: deciding and destroying are one path (DESIGN §6, §7), so nothing else may call a destroying method.
+What the auditor stands on: the ledger's format modules import no writer, database or vendor (DESIGN §2).
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PACKAGES = ("api", "audit", "connectors", "erasure", "ledger", "registry", "retention", "vault")
+VAULT_DESTRUCTION = frozenset({"delete_wrapped", "destroy_due_keks", "rotate_groups"})
+FORMAT_MODULES = ("entry", "merkle", "checkpoint", "tiles", "batches", "objects", "errors")
+# The format needs hashes, canonical JSON and typed decoding, so that a stranger could write the checker again.
+FORMAT_MAY_IMPORT = frozenset({"cryptography", "msgspec", "rfc8785"})
+STANDARD_LIBRARY = frozenset(__import__("sys").stdlib_module_names)
+
+
+def violations(path: str, source: str) -> list[str]:
+    """Returns what the file at `path` (relative, with slashes) destroys without being allowed to."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        name = node.func.attr
+        if name == "erase" and path != "erasure/execute.py" and not path.startswith("connectors/"):
+            found.append(f"{path}:{node.lineno} calls .erase(")
+        if name in VAULT_DESTRUCTION and path != "erasure/execute.py" and not path.startswith("vault/"):
+            found.append(f"{path}:{node.lineno} calls .{name}(")
+    return found
+
+
+def imported(source: str) -> Iterator[str]:
+    """Yields the full name of every module that the source imports, inside functions too."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = "." * node.level + (node.module or "")
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def beyond_format(source: str) -> list[str]:
+    """Returns the imports of a format module that reach beyond the format."""
+    allowed = tuple(f"ledger.{name}" for name in FORMAT_MODULES)
+    return [
+        name
+        for name in imported(source)
+        if name.partition(".")[0] not in STANDARD_LIBRARY | FORMAT_MAY_IMPORT
+        and not any(name == module or name.startswith(f"{module}.") for module in allowed)
+        and name not in allowed
+    ]
+
+
+def sources() -> Iterator[tuple[str, str]]:
+    for package in PACKAGES:
+        for file in sorted((REPOSITORY / package).rglob("*.py")):
+            yield file.relative_to(REPOSITORY).as_posix(), file.read_text(encoding="utf-8")
+
+
+def test_only_the_executor_destroys() -> None:
+    assert [line for path, source in sources() for line in violations(path, source)] == []
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("api/jobs.py", "def sweep(connector, items):\n    return connector.erase(items)\n"),
+        ("retention/sweep.py", "store.connector.erase([])\n"),
+        ("erasure/plan.py", "async def f(v):\n    v.delete_wrapped('k')\n"),
+        ("erasure/confirm.py", "self.vault.destroy_due_keks(now)\n"),
+        ("registry/artifacts.py", "[vault.rotate_groups(g) for g in groups]\n"),
+        ("erasure/execute_more.py", "connector.erase(items)\n"),
+    ],
+)
+def test_a_file_that_destroys_by_itself_is_named(path: str, source: str) -> None:
+    assert len(violations(path, source)) == 1
+    assert violations(path, source)[0].startswith(f"{path}:")
+
+
+@pytest.mark.parametrize(
+    ("path", "source"),
+    [
+        ("erasure/execute.py", "connector.erase(items)\nvault.rotate_groups(g)\n"),
+        ("connectors/sql.py", "self.inner.erase(items)\n"),
+        ("vault/vault.py", "self.delete_wrapped(k)\nself.destroy_due_keks(n)\n"),
+        ("api/routes/requests.py", "request.erased_at\nplan_erase(items)\n"),
+    ],
+)
+def test_the_allowed_places_pass(path: str, source: str) -> None:
+    assert violations(path, source) == []
+
+
+def test_the_format_the_auditor_reads_stands_alone() -> None:
+    found = {
+        f"ledger/{name}.py": beyond_format(file.read_text(encoding="utf-8"))
+        for name in FORMAT_MODULES
+        if (file := REPOSITORY / "ledger" / f"{name}.py").exists()
+    }
+    assert {path: names for path, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["import boto3\n", "from ledger.log import Log\n", "from ledger import log\n", "def f():\n    import sqlalchemy\n"],
+)
+def test_a_format_module_that_reaches_beyond_the_format_is_seen(source: str) -> None:
+    assert len(beyond_format(source)) == 1
+
+
+def test_a_format_module_may_use_the_format_hashes_and_the_standard_library() -> None:
+    source = "import hashlib\nimport rfc8785\nfrom ledger.errors import BadEntry\nfrom ledger import merkle\n"
+    assert beyond_format(source) == []
+
+
+def test_every_module_opens_with_what_it_guarantees() -> None:
+    bare = [path for path, source in sources() if source.strip() and ast.get_docstring(ast.parse(source)) is None]
+    assert bare == []
+
+
+def test_test_files_have_unique_names() -> None:
+    names: dict[str, list[str]] = {}
+    for file in (REPOSITORY / "tests").rglob("test_*.py"):
+        names.setdefault(file.name, []).append(file.relative_to(REPOSITORY).as_posix())
+    assert {name: paths for name, paths in names.items() if len(paths) > 1} == {}
+
+
+def test_nothing_is_named_for_nothing() -> None:
+    vague = re.compile(r"^(utils?|common|helpers?|manager|misc)$")
+    named = [path for path, _ in sources() if any(vague.match(part.removesuffix(".py")) for part in path.split("/"))]
+    bases = [path for path, _ in sources() if path.endswith("/base.py") and path != "connectors/base.py"]
+    assert named + bases == []
