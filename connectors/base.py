@@ -1,7 +1,8 @@
 """The contract every connector keeps; `tests/connectors/contract.py` holds each one to it, against the real store.
 
-**Words.** An item is one copy at one place: a caller's opaque `copy_id` and the store's `locator`. A level says what was
-shown about its bytes (`Level`). A canary is a byte string that the item held and that should be found nowhere afterwards.
+**Words.** An item is one copy at one place: a caller's opaque `copy_id` and the store's `locator`. A level says what
+was shown about its bytes (`Level`). A canary is a byte string that the item held and that should be found nowhere
+afterwards.
 
 **Promises of every connector**
 1. *Ids, never filters.* `erase` removes what its locators name and nothing else; what a filter finds goes through
@@ -11,10 +12,10 @@ shown about its bytes (`Level`). A canary is a byte string that the item held an
 3. *Ownership.* Where `config.owner_field` is set, the item's own value is compared with the identifiers, both as
    `type:value` and as bare `value`, inside the transaction that deletes. Anything else is `owner_mismatch`: untouched.
 4. *Idempotent.* The same call again ends in the same state; what is gone is `already_absent`.
-5. *One receipt per item, in the order given.* A failure inside a batch fails its own items only. An error that is raised
-   means that nothing is known about the items without a receipt; call again.
-6. *Bounded.* Every call takes a `deadline` in seconds from now and returns or raises `Timeout` by then, give or take one
-   statement. No call waits for a lock without limit.
+5. *One receipt per item, in the order given.* A failure inside a batch fails its own items only; items that were not
+   reached before the deadline are `failed` and say so. An error that is raised means that nothing is known; call again.
+6. *Bounded.* Every call takes a `deadline` in seconds from now and returns or raises `Timeout` by then, give or take
+   one statement. No call waits for a lock without limit.
 7. *Levels are never rounded up.* A receipt of `erase` says at most L1. `reclaim` says what it did, `verify` what it
    found; "could not check" is said in words (`could_not_check`) and is never an absence.
 8. *Quiet.* Details, labels, `repr` and errors hold no locator, value, path or connection string.
@@ -23,9 +24,9 @@ shown about its bytes (`Level`). A canary is a byte string that the item held an
 **Not promised**: what backups, replicas, snapshots and file systems below the store keep (L3 is reported as `unknown`
 unless the configuration dates it), and that nobody writes the item again afterwards (see `fence`).
 
-Order of use: `capture` (while planning) → `fence` → `erase` in batches → `await_done` → `reclaim` → `verify`, the last by
-another connector opened `read_only`. After a crash the whole sequence runs again; `erase` remembers also from items that
-are already absent what `reclaim` has to treat.
+Order of use: `capture` (while planning) → `fence` → `erase` in batches → `await_done` → `reclaim` → `verify`, the last
+by another connector opened `read_only`. After a crash the whole sequence runs again; `erase` remembers also from items
+that are already absent what `reclaim` has to treat.
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ class Selector:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What `erase` did to one item. `level` is what the same call re-read, at most L1; None where nothing was reached."""
+    """What `erase` did to one item; `level` is what the same call re-read, at most L1, None where nothing was."""
 
     copy_id: str
     outcome: Outcome
@@ -108,8 +109,8 @@ class Finding:
     """What `verify` saw of one item.
 
     `level` is the highest level at which absence was shown, None when not even L1. `present` is True when the item or
-    its bytes were seen at or below the asked level, False when absence was shown there, None when that is not known, and
-    then `could_not_check` says why.
+    its bytes were seen at or below the asked level, False when absence was shown there, None when that is not known,
+    and then `could_not_check` says why.
     """
 
     copy_id: str
@@ -155,7 +156,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Residue:
-    """Where a canary still lies: a label that tells files of the store apart without naming them, and in what encoding."""
+    """Where a canary still lies: a label that tells places apart without naming a person's path, and the encoding."""
 
     where: str
     count: int
@@ -166,7 +167,7 @@ class Residue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FenceReport:
-    """Whether the store itself now refuses writes of that scope; where it cannot, callers must watch for late copies."""
+    """Whether the store itself now refuses writes of that scope; where not, callers must watch for late copies."""
 
     held: bool
     detail: str
@@ -236,7 +237,7 @@ class Connector(ABC):
     def verify(
         self, items: Sequence[Item], level: Level, *, deadline: float, reclaimed: ReclaimReport | None = None
     ) -> list[Finding]:
-        """Look for the items at every level up to `level`, on a connection that cannot write where the store has one."""
+        """Look for the items at every level up to `level`, on a connection that cannot write where there is one."""
 
     @abstractmethod
     def residue(self, canaries: Sequence[bytes], *, deadline: float) -> list[Residue]:
@@ -270,6 +271,10 @@ class Deadline:
         self.operation = operation
         self.seconds = seconds
         self._end = time.monotonic() + seconds
+
+    def spent(self) -> float:
+        """Return the seconds since the start."""
+        return self.seconds - (self._end - time.monotonic())
 
     def left(self) -> float:
         """Return the seconds that remain, never below zero."""

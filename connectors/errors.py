@@ -66,7 +66,7 @@ class OwnerMismatch(ConnectorError):
         self.copy_id = copy_id
 
 
-class Timeout(ConnectorError):  # noqa: N818 -- named for the fact, like every leaf of ours
+class Timeout(ConnectorError):
     """A call reached its deadline; `seconds` is the limit it was given."""
 
     def __init__(self, operation: str, seconds: float) -> None:

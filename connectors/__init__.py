@@ -1,0 +1,1 @@
+"""External stores: one contract (`base`), one file per kind; nothing here knows plans, laws or the record."""
