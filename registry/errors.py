@@ -1,0 +1,228 @@
+"""The facts the registry refuses with.
+
+Guarantees: messages name fields, counts and opaque ids; never an identifier of a person, a locator, a secret or a
+caller's free text. `problem` is the documented problem type, `hint` what to do next; there is no HTTP here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+class RegistryError(Exception):
+    """Anything the registry refuses."""
+
+    problem: ClassVar[str] = "registry"
+    hint: ClassVar[str] = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One thing that is wrong with a declaration: where (JSON pointer), and what is missing and why it matters."""
+
+    pointer: str
+    detail: str
+
+
+class InvalidDeclaration(RegistryError):
+    """A class, store, stream, run or artifact is declared wrongly; `faults` lists everything, not only the first."""
+
+    problem = "invalid"
+    hint = "correct the fields named in errors and send the declaration again"
+
+    def __init__(self, what: str, faults: Sequence[Fault]) -> None:
+        listed = "; ".join(f"{fault.pointer or '/'}: {fault.detail}" for fault in faults)
+        super().__init__(f"{what} is refused: {listed}")
+        self.what = what
+        self.faults = tuple(faults)
+
+
+class NotBuilt(InvalidDeclaration):
+    """A declaration asks for something this version does not do; refused, so that nobody believes it is in force."""
+
+    problem = "not-built"
+    hint = "leave the field out; what the product cannot do it refuses instead of ignoring it"
+
+
+class MalformedDuration(RegistryError):
+    """A text is not an ISO 8601 duration of whole units."""
+
+    problem = "malformed-duration"
+    hint = "write durations like P90D, P6M, P1Y, PT30M"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"not a duration: {detail}")
+        self.detail = detail
+
+
+class MalformedSubject(RegistryError):
+    """A text does not name a person as `type:value`. The text itself is never repeated."""
+
+    problem = "malformed-subject"
+    hint = "write type:value, the type as [a-z][a-z0-9_]*, the value 1 to 512 characters without *, % and controls"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"malformed subject: {detail}")
+        self.detail = detail
+
+
+class TargetNotAllowed(RegistryError):
+    """A store or a callback points where the operator has not allowed it, or at the service's own data."""
+
+    problem = "target-not-allowed"
+    hint = "the operator lists allowed targets in ALLOW_TARGETS (file:GLOB, sqlite:GLOB, host or host:port)"
+
+    def __init__(self, kind: str, detail: str) -> None:
+        super().__init__(f"target of kind {kind} refused: {detail}")
+        self.kind = kind
+        self.detail = detail
+
+
+class Unknown(RegistryError):
+    """Nothing of that name exists in this tenant."""
+
+    problem = "not-found"
+    what: ClassVar[str] = "object"
+
+    def __init__(self, name: str = "") -> None:
+        super().__init__(f"no {self.what} {name!r} in this tenant" if name else f"no such {self.what} in this tenant")
+        self.name = name
+
+
+class UnknownClass(Unknown):
+    """No data class of that name (or version)."""
+
+    problem = "unknown-class"
+    hint = "a platform token registers it first: PUT /v1/data-classes/{name}"
+    what = "data class"
+
+
+class UnknownStore(Unknown):
+    """No store of that name."""
+
+    problem = "unknown-store"
+    hint = "a platform token registers it first: PUT /v1/stores/{name}"
+    what = "store"
+
+
+class UnknownArtifact(Unknown):
+    """No artifact of that id."""
+
+    what = "artifact"
+
+
+class UnknownStream(Unknown):
+    """No stream of that opaque id."""
+
+    what = "stream"
+
+
+class UnknownRun(Unknown):
+    """No run of that opaque id."""
+
+    what = "run"
+
+
+class UnknownSubject(Unknown):
+    """Nobody by that name is known; the name is not repeated."""
+
+    what = "subject"
+
+
+class UnknownTenant(Unknown):
+    """No tenant of that name."""
+
+    what = "tenant"
+
+
+class UnknownToken(Unknown):
+    """No token of that id, or it was revoked already."""
+
+    what = "token"
+
+
+class Conflict(RegistryError):
+    """The state of the registry stands against a change."""
+
+    problem = "conflict"
+
+
+class ClassInUse(Conflict):
+    """A data class has live items, and the change would leave them without a rule."""
+
+    problem = "class-in-use"
+    hint = "let retention or a reclassification end its items first, or register a class of another name"
+
+    def __init__(self, name: str, live: int, change: str) -> None:
+        super().__init__(f"data class {name!r} has {live} live items: {change} is refused")
+        self.name = name
+        self.live = live
+        self.change = change
+
+
+class StoreInUse(Conflict):
+    """A store holds live artifacts; without it nothing could erase them."""
+
+    problem = "store-in-use"
+    hint = "erase or re-register its artifacts first"
+
+    def __init__(self, name: str, live: int, change: str = "removal") -> None:
+        super().__init__(f"store {name!r} holds {live} live artifacts: {change} is refused")
+        self.name = name
+        self.live = live
+
+
+class NameTaken(Conflict):
+    """A tenant of that name exists already."""
+
+    problem = "name-taken"
+
+    def __init__(self, what: str, name: str) -> None:
+        super().__init__(f"{what} {name!r} exists already")
+        self.name = name
+
+
+class SubjectNotErased(Conflict):
+    """Only somebody whose erasure is complete can be opened again as a new incarnation."""
+
+    problem = "subject-not-erased"
+    hint = "while a request is open, wait for its certificate; somebody who was never erased needs no reopening"
+
+    def __init__(self, state: str) -> None:
+        super().__init__(f"the subject is {state}, not erased")
+        self.state = state
+
+
+class OutsideTokenScope(RegistryError):
+    """The token does not carry the store or the class."""
+
+    problem = "outside-token-scope"
+    hint = "ask an admin for a token that carries it"
+
+    def __init__(self, what: str, name: str) -> None:
+        super().__init__(f"the token may not use {what} {name!r}")
+        self.what = what
+        self.name = name
+
+
+class RejectedSources(RegistryError):
+    """Sources that cannot be added to an artifact: unknown, itself, or too many subjects behind them."""
+
+    problem = "unknown-source"
+
+    def __init__(self, artifact: str, detail: str) -> None:
+        super().__init__(f"sources of {artifact} are refused: {detail}")
+        self.artifact = artifact
+        self.detail = detail
+
+
+class NotAuthenticated(RegistryError):
+    """No live token has this secret. Says nothing about which part was wrong."""
+
+    problem = "unauthorized"
+    hint = "send Authorization: Bearer with a token that is not revoked"
+
+    def __init__(self) -> None:
+        super().__init__("the token is unknown or revoked")
