@@ -36,7 +36,7 @@ _NO_TENANT = 0
 
 
 class NestedTransaction(Exception):
-    """A write transaction was opened inside another one of the same thread: a fault of the program, not of the input."""
+    """A write transaction was opened inside another one of the same thread: a fault of the program."""
 
 
 class DatabaseUnavailable(Exception):
@@ -77,7 +77,7 @@ class Database:
 
     @contextmanager
     def unscoped(self) -> Iterator[Session]:
-        """Yields a read-only session over all tenants' `tenant` and `token` rows, for log-in and listing tenants only."""
+        """Yields a read-only session over all tenants' `tenant` and `token` rows: for log-in and listing tenants."""
         session = (
             Session(self._reader, expire_on_commit=False)
             if self.on_sqlite

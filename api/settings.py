@@ -43,10 +43,12 @@ class Settings(BaseSettings):
         None, description="`sqlite:///ABSOLUTE/PATH` or `postgresql+psycopg://…`. Default: `<DATA>/muniment.db`."
     )
     object_store: str | None = Field(
-        None, description="Locked store of the record: `file://FOLDER` or `s3://BUCKET/PREFIX`. Default: `<DATA>/objects`."
+        None,
+        description="Locked store of the record: `file://FOLDER` or `s3://BUCKET/PREFIX`. Default: `<DATA>/objects`.",
     )
     hot_store: str | None = Field(
-        None, description="Unlocked store for wrapped keys: `file://FOLDER` or `s3://BUCKET/PREFIX`. Default: `<DATA>/hot`."
+        None,
+        description="Unlocked store for wrapped keys: `file://FOLDER` or `s3://BUCKET/PREFIX`. Default: `<DATA>/hot`.",
     )
     s3_endpoint_url: str | None = Field(None, description="Address of an S3 other than AWS.")
     kms: str | None = Field(None, description="Root of all keys: `file://FOLDER`. Default: `<DATA>.keys`.")
@@ -73,7 +75,9 @@ class Settings(BaseSettings):
     oidc_audience: str | None = Field(None, description="Not built yet; refused when set.")
     host: str = Field("127.0.0.1", description="Address `muniment serve` binds to.")
     port: int = Field(8811, ge=0, le=65535, description="Port `muniment serve` binds to; 0 picks a free one.")
-    otlp_endpoint: str | None = Field(None, description="Base address of an OTLP/HTTP collector for traces and metrics.")
+    otlp_endpoint: str | None = Field(
+        None, description="Base address of an OTLP/HTTP collector for traces and metrics."
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe line on stderr.")
     clock_offset: timedelta = Field(
         timedelta(0), description="Tests only: moves the service's clock, ISO 8601. Refused with a locked S3."

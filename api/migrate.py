@@ -1,0 +1,106 @@
+"""The schema of the database: which revision it is at, and bringing it to ours.
+
+Guarantees: an older schema is brought up in one transaction or left as it was; a newer one is never touched, because
+older code would write what it does not understand. Runs as the owner of the tables, before anything else opens them.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import sqlalchemy as sa
+from alembic.config import Config
+from alembic.runtime.environment import EnvironmentContext
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+
+from api.database import Database
+
+FOLDER = Path(__file__).resolve().parents[1] / "infra" / "migrations"
+
+
+class NewerSchema(Exception):
+    """The database was written by a newer version of this program."""
+
+    def __init__(self, found: str, known: str) -> None:
+        super().__init__(
+            f"the database has schema {found}, this version knows up to {known}: start the newer version again"
+        )
+        self.found = found
+        self.known = known
+
+
+class OlderSchema(Exception):
+    """The database needs an upgrade before it may be served."""
+
+    def __init__(self, found: str | None, known: str) -> None:
+        super().__init__(f"the database has schema {found or 'none'}, this version needs {known}: run muniment init")
+        self.found = found
+        self.known = known
+
+
+def _scripts() -> ScriptDirectory:
+    config = Config()
+    config.set_main_option("script_location", str(FOLDER))
+    return ScriptDirectory.from_config(config)
+
+
+def head() -> str:
+    """The newest revision this version knows."""
+    revision = _scripts().get_current_head()
+    if revision is None:
+        message = "no migrations are installed with this program"
+        raise RuntimeError(message)
+    return revision
+
+
+def revisions() -> list[str]:
+    """Every revision, oldest first."""
+    return [script.revision for script in reversed(list(_scripts().walk_revisions()))]
+
+
+def current(database: Database) -> str | None:
+    """The revision the database is at, None when it is empty."""
+    with database.engine.connect() as connection:
+        return MigrationContext.configure(connection).get_current_revision()
+
+
+def check(database: Database) -> None:
+    """Returns when the schema is exactly ours. Raises NewerSchema or OlderSchema."""
+    found, known = current(database), head()
+    if found == known:
+        return
+    if found is not None and found not in revisions():
+        raise NewerSchema(found, known)
+    raise OlderSchema(found, known)
+
+
+def upgrade(database: Database, revision: str = "head") -> bool:
+    """Brings the schema to `revision`; returns whether anything was done.
+
+    Two processes that start at once do it once: the second waits for the first one's lock, then finds it done.
+
+    Raises:
+        NewerSchema: the database is ahead of this program; nothing was changed.
+    """
+    scripts = _scripts()
+    with database.engine.begin() as connection:
+        if not database.on_sqlite:
+            connection.execute(sa.text("SELECT pg_advisory_xact_lock(7236718493)"))
+        found = MigrationContext.configure(connection).get_current_revision()
+        if found is not None and found not in revisions():
+            raise NewerSchema(found, head())
+        if found == (head() if revision == "head" else revision):
+            return False
+        logging.getLogger("alembic").setLevel(logging.WARNING)
+        config = Config()
+        config.set_main_option("script_location", str(FOLDER))
+        config.attributes["connection"] = connection
+        with EnvironmentContext(
+            config,
+            scripts,
+            fn=lambda rev, _context: scripts._upgrade_revs(revision, rev),  # type: ignore[arg-type]  # noqa: SLF001 - alembic.command.upgrade does the same
+        ):
+            scripts.run_env()
+        return True
