@@ -100,7 +100,7 @@ def upgrade(database: Database, revision: str = "head") -> bool:
         with EnvironmentContext(
             config,
             scripts,
-            fn=lambda rev, _context: scripts._upgrade_revs(revision, rev),  # type: ignore[arg-type]  # noqa: SLF001 - alembic.command.upgrade does the same
+            fn=lambda rev, _context: scripts._upgrade_revs(revision, rev),  # noqa: SLF001 - as alembic.command.upgrade
         ):
             scripts.run_env()
         return True
