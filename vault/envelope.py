@@ -108,13 +108,13 @@ def unseal_with_part_key(part_key76: bytes, ciphertext: bytes) -> bytes:
     if last < TAG_BYTES:
         raise NotDecryptable("the ciphertext is truncated: it does not end with a short chunk")
     plain = []
-    try:
-        for number in range(full + 1):
-            start = HEADER_BYTES + number * sealed_chunk
-            nonce = (base ^ number).to_bytes(NONCE_BYTES, "big")
+    for number in range(full + 1):
+        start = HEADER_BYTES + number * sealed_chunk
+        nonce = (base ^ number).to_bytes(NONCE_BYTES, "big")
+        try:
             plain.append(cipher.decrypt(nonce, ciphertext[start : start + sealed_chunk], None))
-    except InvalidTag as error:
-        raise NotDecryptable(f"chunk {number} of {full + 1} is altered or out of order") from error
+        except InvalidTag as error:
+            raise NotDecryptable(f"chunk {number} of {full + 1} is altered or out of order") from error
     return b"".join(plain)
 
 

@@ -19,7 +19,7 @@ import zstandard
 SIZE = 16 * 1024
 SAMPLES = 6_000
 
-_WORDS = (
+_WORDS = (  # noqa: SIM905 - a text is easier to read than a list of 96 strings
     "the order account invoice customer meeting please could you confirm that I have updated your request for a "
     "refund of and will send an email when it is complete thank let me know if there anything else can help with "
     "based on policy we are not able to change this without approval from manager summary user asked about status "
