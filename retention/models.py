@@ -52,7 +52,10 @@ class HoldRow(SQLModel, table=True):
 
 
 class SweepRow(SQLModel, table=True):
-    """One pass of retention. `state`: planned, awaiting_approval (the brake), executing, verifying, completed, stopped."""
+    """One pass of retention.
+
+    `state`: planned, awaiting_approval (the brake), executing, verifying, completed, stopped.
+    """
 
     __tablename__ = "sweep"
     tenant_id: int = Field(primary_key=True, sa_type=_big)
