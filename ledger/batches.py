@@ -1,0 +1,249 @@
+"""The batch envelope: the only place where the order of the log is written down.
+
+Guarantees: a batch has one byte string and a byte string at most one batch (it is written again and
+compared). A batch names the one before it by key, count and digest, so a batch cannot be exchanged,
+dropped or moved without the next one showing it, and it names the last checkpoint before it. The first
+index stands in the key, so two writers that want one index want one key, and create-only storage lets
+one of them win. It does not look into headers and stores nothing.
+
+The encoding is append-only. Version 1 is RFC 8785 JSON with these keys, all always present:
+
+    checkpoint_digest  SHA-256 of the last note before, base64, or null    checkpoint_size  its tree size, or 0
+    count              number of headers                                  fence            the writer's fencing number
+    first              index of the first header                          headers          [base64 of header bytes]
+    log                id of the log                                      previous_count   headers in the batch before
+    previous_digest    SHA-256 of that batch, base64, or null             previous_key     its key, or null
+    v                  1
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from hashlib import sha256
+
+import msgspec
+
+from ledger.errors import LogForked, MalformedBatch
+
+VERSION = 1
+DIGEST_SIZE = 32
+MAX_INT = (1 << 53) - 1
+MAX_HEADER_BYTES = 16 * 1024
+MAX_BATCH_BYTES = 64 * 1024 * 1024
+PREFIX = "batch/"
+
+_LOG_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,255}")
+_KEY = re.compile(r"batch/([0-9]{20})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Headers that follow each other in the log, and what came before them."""
+
+    version: int = VERSION
+    log_id: str
+    first: int
+    count: int
+    previous_key: str | None
+    previous_count: int
+    previous_digest: bytes | None
+    checkpoint_size: int
+    checkpoint_digest: bytes | None
+    fence: int
+    headers: tuple[bytes, ...]
+
+    @property
+    def key(self) -> str:
+        """The object key below the log's prefix."""
+        return batch_key(self.first)
+
+    @property
+    def end(self) -> int:
+        """The index of the first header of the batch after this one."""
+        return self.first + self.count
+
+
+# The fields stand in the order of their names, which is the order RFC 8785 asks for.
+class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"log_id": "log"}):
+    checkpoint_digest: bytes | None
+    checkpoint_size: int
+    count: int
+    fence: int
+    first: int
+    headers: tuple[bytes, ...]
+    log_id: str
+    previous_count: int
+    previous_digest: bytes | None
+    previous_key: str | None
+    v: int
+
+
+_ENCODER = msgspec.json.Encoder()
+_DECODER = msgspec.json.Decoder(_Wire, strict=True)
+
+
+def batch_key(first: int) -> str:
+    """Return the key of the batch that starts at this index; keys sort like indexes."""
+    return f"{PREFIX}{_count(first, 'first'):020d}"
+
+
+def parse_batch_key(key: str) -> int:
+    """Return the first index that a batch's key names. Raises: MalformedBatch."""
+    found = _KEY.fullmatch(key)
+    if found is None or not key.isascii():
+        reason = "not the key of a batch"
+        raise MalformedBatch(reason)
+    return _count(int(found[1]), "first")
+
+
+def batch_digest(data: bytes) -> bytes:
+    """Return the SHA-256 of a batch's bytes, which the next batch names."""
+    return sha256(data).digest()
+
+
+def encode_batch(batch: Batch) -> bytes:
+    """Return the canonical bytes of a batch. Raises: MalformedBatch naming what is wrong."""
+    _check(batch)
+    data = _ENCODER.encode(
+        _Wire(
+            checkpoint_digest=batch.checkpoint_digest,
+            checkpoint_size=batch.checkpoint_size,
+            count=batch.count,
+            fence=batch.fence,
+            first=batch.first,
+            headers=batch.headers,
+            log_id=batch.log_id,
+            previous_count=batch.previous_count,
+            previous_digest=batch.previous_digest,
+            previous_key=batch.previous_key,
+            v=VERSION,
+        )
+    )
+    if len(data) > MAX_BATCH_BYTES:
+        reason = f"{len(data)} bytes, at most {MAX_BATCH_BYTES} are allowed"
+        raise MalformedBatch(reason)
+    return data
+
+
+def decode_batch(data: bytes) -> Batch:
+    """Return the batch in these bytes, when they are exactly what `encode_batch` writes.
+
+    Raises: MalformedBatch.
+    """
+    if len(data) > MAX_BATCH_BYTES:
+        reason = f"{len(data)} bytes, at most {MAX_BATCH_BYTES} are allowed"
+        raise MalformedBatch(reason)
+    try:
+        wire = _DECODER.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        reason = "not JSON of the known form"
+        raise MalformedBatch(reason) from error
+    batch = Batch(
+        version=wire.v,
+        log_id=wire.log_id,
+        first=wire.first,
+        count=wire.count,
+        previous_key=wire.previous_key,
+        previous_count=wire.previous_count,
+        previous_digest=wire.previous_digest,
+        checkpoint_size=wire.checkpoint_size,
+        checkpoint_digest=wire.checkpoint_digest,
+        fence=wire.fence,
+        headers=wire.headers,
+    )
+    if encode_batch(batch) != data:
+        reason = "not the canonical encoding"
+        raise MalformedBatch(reason)
+    return batch
+
+
+def verify_follows(batch: Batch, previous: Batch | None, previous_digest: bytes | None) -> None:
+    """Check that `batch` continues exactly the batch before it; `None` is before the first one.
+
+    `previous_digest` is the `batch_digest` of the stored bytes of `previous`. Raises: LogForked.
+    """
+    if previous is None:
+        if batch.previous_key is not None:
+            detail = f"{batch.key} names {batch.previous_key} before it, which is not there"
+            raise LogForked(detail, size=batch.first)
+        return
+    if batch.log_id != previous.log_id:
+        detail = f"{batch.key} belongs to another log than the batch before it"
+        raise LogForked(detail, size=batch.first)
+    named = (batch.previous_key, batch.previous_count, batch.previous_digest)
+    if batch.first != previous.end or named != (previous.key, previous.count, previous_digest):
+        detail = f"{batch.key} does not continue {previous.key} with {previous.count} entries"
+        raise LogForked(detail, size=batch.first)
+    if batch.fence < previous.fence or batch.checkpoint_size < previous.checkpoint_size:
+        detail = f"the fence or the checkpoint of {batch.key} is older than that of the batch before it"
+        raise LogForked(detail, size=batch.first)
+
+
+def _check(batch: Batch) -> None:
+    if isinstance(batch.version, bool) or batch.version != VERSION:
+        reason = f"version {batch.version!r} is unknown, this program writes {VERSION}"
+        raise MalformedBatch(reason)
+    _log_id(batch.log_id)
+    _count(batch.first, "first")
+    _count(batch.fence, "fence")
+    if _count(batch.count, "count") != len(batch.headers) or not batch.headers:
+        reason = f"expected {batch.count} headers and at least one, got {len(batch.headers)}"
+        raise MalformedBatch(reason)
+    _count(batch.end, "end")
+    for header in batch.headers:
+        _header(header)
+    _check_previous(batch)
+    _check_checkpoint(batch)
+
+
+def _check_previous(batch: Batch) -> None:
+    _count(batch.previous_count, "previous_count")
+    if batch.first == 0:
+        if batch.previous_key is not None or batch.previous_count or batch.previous_digest is not None:
+            reason = "nothing comes before the first batch"
+            raise MalformedBatch(reason)
+        return
+    if not 0 < batch.previous_count <= batch.first:
+        reason = f"the batch before index {batch.first} cannot have {batch.previous_count} headers"
+        raise MalformedBatch(reason)
+    if batch.previous_key != batch_key(batch.first - batch.previous_count):
+        reason = "the key and the count of the batch before do not fit each other"
+        raise MalformedBatch(reason)
+    _digest(batch.previous_digest, "previous_digest")
+
+
+def _check_checkpoint(batch: Batch) -> None:
+    if _count(batch.checkpoint_size, "checkpoint_size") > batch.first:
+        reason = f"a checkpoint of size {batch.checkpoint_size} is not before index {batch.first}"
+        raise MalformedBatch(reason)
+    if batch.checkpoint_size:
+        _digest(batch.checkpoint_digest, "checkpoint_digest")
+    elif batch.checkpoint_digest is not None:
+        reason = "a checkpoint has a size"
+        raise MalformedBatch(reason)
+
+
+def _log_id(value: object) -> None:
+    if not isinstance(value, str) or _LOG_ID.fullmatch(value) is None:
+        reason = "the id of the log has not the expected form"
+        raise MalformedBatch(reason)
+
+
+def _header(value: object) -> None:
+    if not isinstance(value, bytes) or not 0 < len(value) <= MAX_HEADER_BYTES:
+        reason = f"a header has 1 to {MAX_HEADER_BYTES} bytes"
+        raise MalformedBatch(reason)
+
+
+def _count(value: object, field: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_INT:
+        reason = f"{field} is not a whole number from 0 to {MAX_INT}"
+        raise MalformedBatch(reason)
+    return value
+
+
+def _digest(value: object, field: str) -> None:
+    if not isinstance(value, bytes) or len(value) != DIGEST_SIZE:
+        reason = f"{field} is not {DIGEST_SIZE} bytes"
+        raise MalformedBatch(reason)

@@ -1,0 +1,251 @@
+"""The batch envelope: one byte string each, chained, and no byte of it is free."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+import pytest
+import rfc8785
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ledger import batches
+from ledger.batches import Batch
+from ledger.errors import LogForked, MalformedBatch
+
+LOG = "log-5f0c"
+digests = st.binary(min_size=32, max_size=32)
+
+
+@st.composite
+def any_batch(draw: st.DrawFn) -> Batch:
+    headers = tuple(draw(st.lists(st.binary(min_size=1, max_size=200), min_size=1, max_size=6)))
+    first = draw(st.integers(0, batches.MAX_INT - 10))
+    before = draw(st.integers(1, first)) if first else 0
+    checkpoint = draw(st.integers(0, first))
+    return Batch(
+        log_id=LOG,
+        first=first,
+        count=len(headers),
+        previous_key=batches.batch_key(first - before) if first else None,
+        previous_count=before,
+        previous_digest=draw(digests) if first else None,
+        checkpoint_size=checkpoint,
+        checkpoint_digest=draw(digests) if checkpoint else None,
+        fence=draw(st.integers(0, batches.MAX_INT)),
+        headers=headers,
+    )
+
+
+def example(**changes: Any) -> Batch:
+    batch = Batch(
+        log_id=LOG,
+        first=7,
+        count=2,
+        previous_key=batches.batch_key(4),
+        previous_count=3,
+        previous_digest=bytes(32),
+        checkpoint_size=7,
+        checkpoint_digest=bytes(32),
+        fence=1,
+        headers=(b"one", b"two"),
+    )
+    return replace(batch, **changes)
+
+
+def test_the_bytes_of_version_one_never_change() -> None:
+    zeros = "A" * 43 + "="
+    assert batches.encode_batch(example()).decode() == (
+        f'{{"checkpoint_digest":"{zeros}","checkpoint_size":7,"count":2,"fence":1,"first":7,'
+        f'"headers":["b25l","dHdv"],"log":"log-5f0c","previous_count":3,"previous_digest":"{zeros}",'
+        '"previous_key":"batch/00000000000000000004","v":1}'
+    )
+
+
+@given(batch=any_batch())
+def test_batches_read_back_and_are_canonical_json(batch: Batch) -> None:
+    data = batches.encode_batch(batch)
+    assert batches.decode_batch(data) == batch
+    assert rfc8785.dumps(json.loads(data)) == data
+    assert batches.batch_digest(data) == sha256(data).digest()
+
+
+@pytest.mark.scenario("L1")
+@given(batch=any_batch(), data=st.data())
+def test_a_changed_byte_is_refused_or_changes_batch_and_digest(batch: Batch, data: st.DataObject) -> None:
+    encoded = batches.encode_batch(batch)
+    damaged = bytearray(encoded)
+    damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= data.draw(st.integers(1, 255))
+    try:
+        read = batches.decode_batch(bytes(damaged))
+    except MalformedBatch:
+        return
+    assert read != batch
+    assert batches.batch_digest(bytes(damaged)) != batches.batch_digest(encoded)
+
+
+def test_every_single_bit_of_a_batch_is_covered() -> None:
+    encoded = batches.encode_batch(example())
+    for position in range(len(encoded)):
+        for bit in range(8):
+            damaged = bytearray(encoded)
+            damaged[position] ^= 1 << bit
+            try:
+                assert batches.decode_batch(bytes(damaged)) != example()
+            except MalformedBatch:
+                continue
+
+
+GOOD = batches.encode_batch(example()).decode()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        GOOD + "\n",
+        GOOD.replace(",", ", ", 1),
+        GOOD.replace('"count":2', '"count":2.0'),
+        GOOD.replace('"count":2', '"count":3'),
+        GOOD.replace('"count":2', '"count":true'),
+        GOOD.replace('"count":2', '"count":2,"count":2'),
+        GOOD.replace('"count":2', '"counts":2'),
+        GOOD.replace('"fence":1', '"fence":1,"more":1'),
+        GOOD.replace('"fence":1,', ""),
+        GOOD.replace('"fence":1', '"fence":-1'),
+        GOOD.replace('"fence":1', '"fence":1e400'),
+        GOOD.replace('"fence":1', '"fence":NaN'),
+        GOOD.replace('"fence":1', '"fence":9007199254740992'),
+        GOOD.replace("b25l", "b25"),
+        GOOD.replace("b25l", "b25l\\n"),
+        GOOD.replace("b25l", "b2_l"),
+        GOOD.replace('"b25l"', '"b25m"').replace('"dHdv"', '"dHc"'),
+        GOOD.replace("AAA=", "AAB="),
+        GOOD.replace('"v":1', '"v":2'),
+        GOOD.replace('"first":7', '"first":8'),
+        GOOD.replace('"checkpoint_size":7', '"checkpoint_size":8'),
+        GOOD.replace('"checkpoint_size":7', '"checkpoint_size":0'),
+        GOOD.replace("log-5f0c", "log-5f0c\\u0000"),
+        GOOD.replace("[", "[" * 3_000),
+    ],
+)
+def test_whatever_is_not_the_canonical_encoding_is_refused(text: str) -> None:
+    assert text != GOOD
+    with pytest.raises(MalformedBatch):
+        batches.decode_batch(text.encode())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"version": 2},
+        {"version": True},
+        {"log_id": ""},
+        {"log_id": "two words"},
+        {"first": -1},
+        {"first": 0},
+        {"first": True},
+        {"first": batches.MAX_INT},
+        {"count": 1},
+        {"count": 0, "headers": ()},
+        {"headers": (b"one", b"")},
+        {"headers": (b"one", bytes(16_385))},
+        {"headers": ("one", "two")},
+        {"previous_key": None},
+        {"previous_key": batches.batch_key(5)},
+        {"previous_count": 0},
+        {"previous_count": 8},
+        {"previous_digest": None},
+        {"previous_digest": bytes(31)},
+        {"checkpoint_size": 8},
+        {"checkpoint_size": 0},
+        {"checkpoint_digest": None},
+        {"fence": -1},
+    ],
+)
+def test_values_that_break_a_rule_are_never_encoded(changes: dict[str, Any]) -> None:
+    with pytest.raises(MalformedBatch):
+        batches.encode_batch(example(**changes))
+
+
+def test_a_batch_over_the_cap_is_refused_both_ways() -> None:
+    headers = (bytes(16_384),) * 3_100
+    with pytest.raises(MalformedBatch, match="67108864"):
+        batches.encode_batch(example(count=len(headers), headers=headers))
+    with pytest.raises(MalformedBatch, match="67108864"):
+        batches.decode_batch(bytes(batches.MAX_BATCH_BYTES + 1))
+
+
+@given(first=st.integers(0, batches.MAX_INT), other=st.integers(0, batches.MAX_INT))
+def test_keys_read_back_and_sort_like_indexes(first: int, other: int) -> None:
+    assert batches.parse_batch_key(batches.batch_key(first)) == first
+    assert (batches.batch_key(first) < batches.batch_key(other)) == (first < other)
+
+
+@pytest.mark.parametrize(
+    "key", ["batch/1", "batch/00000000000000000001x", "Batch/00000000000000000001", "batch/" + "9" * 20, ""]
+)
+def test_other_keys_are_not_batches(key: str) -> None:
+    with pytest.raises(MalformedBatch):
+        batches.parse_batch_key(key)
+
+
+def following(previous: Batch, **changes: Any) -> Batch:
+    batch = Batch(
+        log_id=previous.log_id,
+        first=previous.end,
+        count=1,
+        previous_key=previous.key,
+        previous_count=previous.count,
+        previous_digest=batches.batch_digest(batches.encode_batch(previous)),
+        checkpoint_size=previous.checkpoint_size,
+        checkpoint_digest=previous.checkpoint_digest,
+        fence=previous.fence,
+        headers=(b"three",),
+    )
+    return replace(batch, **changes)
+
+
+@given(previous=any_batch())
+def test_a_batch_that_names_the_one_before_it_follows(previous: Batch) -> None:
+    digest = batches.batch_digest(batches.encode_batch(previous))
+    batches.verify_follows(following(previous), previous, digest)
+
+
+@pytest.mark.scenario("L7")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"first": 10},
+        {"log_id": "other"},
+        {"previous_key": batches.batch_key(4)},
+        {"previous_count": 1},
+        {"previous_digest": bytes(32)},
+        {"fence": 0},
+        {"checkpoint_size": 6},
+    ],
+)
+def test_a_batch_that_continues_anything_else_is_a_fork(changes: dict[str, Any]) -> None:
+    previous = example()
+    digest = batches.batch_digest(batches.encode_batch(previous))
+    with pytest.raises(LogForked):
+        batches.verify_follows(following(previous, **changes), previous, digest)
+
+
+def test_only_the_first_batch_follows_nothing() -> None:
+    start = example(
+        first=0,
+        previous_key=None,
+        previous_count=0,
+        previous_digest=None,
+        checkpoint_size=0,
+        checkpoint_digest=None,
+    )
+    assert batches.decode_batch(batches.encode_batch(start)) == start
+    batches.verify_follows(start, None, None)
+    with pytest.raises(LogForked):
+        batches.verify_follows(example(), None, None)
