@@ -1,0 +1,57 @@
+"""The documents say what the code says: links lead somewhere, fragments have their form, states are drawn."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
+FRAGMENT = re.compile(
+    r"\Akind: (added|changed|fixed|removed|security)\nfor: (operators|agents|legal|auditors|developers)\n\n\S"
+)
+STATES = {
+    *("received", "identity_pending", "verified", "planned", "approved", "executing", "verifying", "completed"),
+    *("completed_with_retained", "completed_with_exceptions", "partially_failed", "no_match", "refused", "cancelled"),
+    "duplicate",
+}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+def test_every_relative_link_leads_somewhere(document: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", document.read_text(encoding="utf-8"))
+    broken = [target for target in targets if "://" not in target and not (document.parent / target).exists()]
+    assert broken == []
+
+
+def test_every_changelog_fragment_has_its_form() -> None:
+    fragments = sorted((REPOSITORY / "docs" / "changelog").glob("[0-9]*.md"))
+    assert fragments
+    assert [file.name for file in fragments if not FRAGMENT.match(file.read_text(encoding="utf-8"))] == []
+
+
+def test_every_decision_is_listed_and_has_its_four_parts() -> None:
+    index = (REPOSITORY / "docs" / "adr" / "README.md").read_text(encoding="utf-8")
+    for file in (REPOSITORY / "docs" / "adr").glob("[0-9]*.md"):
+        text = file.read_text(encoding="utf-8")
+        assert f"({file.name})" in index
+        assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == ["Context", "Options", "Decision", "Cost"], file.name
+
+
+def test_the_state_diagram_shows_every_state_of_a_request_and_no_other() -> None:
+    flows = (REPOSITORY / "docs" / "flows.md").read_text(encoding="utf-8")
+    diagram = flows.partition("stateDiagram-v2")[2].partition("```")[0]
+    drawn = set(re.findall(r"^\s+(\w+) -->", diagram, re.MULTILINE)) | set(re.findall(r"--> (\w+)", diagram))
+    assert drawn == STATES
+
+
+def test_the_glossary_is_sorted_and_names_each_word_once() -> None:
+    rows = (REPOSITORY / "docs" / "glossary.md").read_text(encoding="utf-8").splitlines()
+    words = [row.split("|")[1].strip().lower() for row in rows if row.startswith("| ")][1:]
+    keys = [re.sub(r" \(.*\)|,.*", "", word) for word in words]
+    assert keys == sorted(set(keys))
+
+
+def test_no_document_promises_compliance() -> None:
+    promise = re.compile(r"\b(makes? you compliant|(fully|is) compliant|guarantees? compliance)\b", re.IGNORECASE)
+    assert [path.name for path in DOCUMENTS if promise.search(path.read_text(encoding="utf-8"))] == []
