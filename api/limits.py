@@ -1,0 +1,80 @@
+"""What a body may be: at most 16 MiB, of a known type, UTF-8.
+
+Guarantees: nothing beyond the limit is read; a refused body reaches no route. Bodies are buffered here once, so that a
+route never waits for a slow sender while it holds anything. Does not parse: `api.requests` does.
+"""
+
+from __future__ import annotations
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import Problem, response_of
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_TYPES = ("application/json", "application/x-ndjson")
+
+
+class BodyLimits:
+    """ASGI middleware: reads the whole body within the limits, then calls the service."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES) -> None:
+        self._app = app
+        self._max = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes one request through, or answers 400, 413 or 415."""
+        if scope["type"] != "http" or scope["method"] not in _WITH_BODY:
+            await self._app(scope, receive, send)
+            return
+        try:
+            body = await self._read(scope, receive)
+        except Problem as problem:
+            await response_of(problem, instance=scope.get("request_id"))(scope, receive, send)
+            return
+        given = False
+
+        async def replay() -> Message:
+            nonlocal given
+            if given:
+                return await receive()
+            given = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self._app(scope, replay, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes:
+        headers = dict(scope["headers"])
+        declared = headers.get(b"content-length", b"")
+        if declared.isdigit() and int(declared) > self._max:
+            raise Problem("too-large", f"the body is {int(declared)} bytes, at most {self._max} are read")
+        pieces, size, more = [], 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise Problem("malformed", "the body ended early")
+            piece = message.get("body", b"")
+            size += len(piece)
+            if size > self._max:
+                raise Problem("too-large", f"the body is larger than {self._max} bytes")
+            pieces.append(piece)
+            more = message.get("more_body", False)
+        body = b"".join(pieces)
+        _check(body, headers.get(b"content-type", b"").decode("latin-1"))
+        return body
+
+
+def _check(body: bytes, content_type: str) -> None:
+    if not body:
+        return
+    kind, _, parameters = content_type.lower().partition(";")
+    if kind.strip() not in _TYPES:
+        raise Problem("unsupported-media-type", f"send one of {', '.join(_TYPES)}")
+    charset = parameters.partition("charset=")[2].strip().strip('"')
+    if charset and charset not in ("utf-8", "utf8"):
+        raise Problem("unsupported-media-type", "send UTF-8")
+    if not body.isascii():
+        try:
+            body.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise Problem("malformed", f"not UTF-8 at byte {error.start}") from None

@@ -1,0 +1,60 @@
+"""Pages of a list: `?limit=` and `?cursor=`, stable while others insert.
+
+Guarantees: a page starts after the last key of the page before (keyset), so nothing is skipped or shown twice whatever
+is inserted in between. A cursor holds ids only, no name of anybody, and one that is not ours is refused.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Generic, TypeVar
+
+import msgspec
+from fastapi import Query
+from pydantic import BaseModel
+
+from api.errors import Problem
+
+Item = TypeVar("Item")
+Key = int | str
+Limit = Annotated[int, Query(ge=1, le=1000, description="Items per page.")]
+Cursor = Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")]
+DEFAULT_LIMIT = 50
+
+
+class Page(BaseModel, Generic[Item]):
+    """One page of a list."""
+
+    items: list[Item]
+    next_cursor: str | None = None
+
+
+def write_cursor(*key: Key) -> str:
+    """The opaque text for "after this key"."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(key)).rstrip(b"=").decode()
+
+
+def read_cursor(cursor: str | None, *kinds: type) -> tuple[Any, ...] | None:
+    """The key a cursor stands for, each part of the given kind; None for the first page.
+
+    Raises:
+        Problem: `bad-cursor`.
+    """
+    if cursor is None:
+        return None
+    try:
+        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
+        key = msgspec.json.decode(raw, type=list)
+    except (binascii.Error, ValueError, msgspec.MsgspecError):
+        raise Problem("bad-cursor") from None
+    if len(key) != len(kinds) or any(type(part) is not kind for part, kind in zip(key, kinds, strict=True)):
+        raise Problem("bad-cursor")
+    return tuple(key)
+
+
+def paged(rows: Sequence[Item], limit: int, key: Callable[[Item], tuple[Key, ...]]) -> tuple[list[Item], str | None]:
+    """Splits `limit + 1` fetched rows into a page and the cursor of the next, None at the end."""
+    page = list(rows[:limit])
+    return page, write_cursor(*key(page[-1])) if len(rows) > limit else None

@@ -1,0 +1,177 @@
+"""What the operator sees: structured logs on stderr, traces, metrics, and one line per request.
+
+Guarantees: no log line, span or label holds a raw path, a query, a body, a header or the text of an unexpected error;
+a request is named by its id and its route's template. An error nobody handled is answered as 500 here, with its class
+and the places it passed, never its message (which may quote a caller). Sends nothing anywhere unless an OTLP endpoint
+is set. Source: OpenTelemetry HTTP semantic conventions.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+import time
+import traceback
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.metrics import Histogram, Meter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import SpanKind, Tracer
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.errors import MEDIA_TYPE, answer_of, problem_of
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+_SERVER_ERROR = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Telemetry:
+    """Tracer, meter and logger of one service; each service of a process has its own, so tests do not mix."""
+
+    tracer: Tracer
+    meter: Meter
+    log: Any
+    tracers: TracerProvider
+    meters: MeterProvider
+    registry: CollectorRegistry
+    requests: Histogram
+
+    def metrics_page(self) -> tuple[bytes, str]:
+        """The metrics as Prometheus reads them, and their content type."""
+        return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+    def close(self) -> None:
+        """Sends what waits and ends the exporters."""
+        self.tracers.shutdown()
+        self.meters.shutdown()
+
+
+def build(*, otlp_endpoint: str | None = None, level: str = "info", stream: Any = None) -> Telemetry:
+    """Returns new telemetry. Logs go to `stream` (stderr by default), spans and metrics to `otlp_endpoint` if given."""
+    resource = Resource.create({"service.name": "muniment"})
+    registry = CollectorRegistry()
+    readers: list[MetricReader] = [PrometheusMetricReader(registry=registry)]
+    tracers = TracerProvider(resource=resource)
+    if otlp_endpoint:
+        base = otlp_endpoint.rstrip("/")
+        tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=f"{base}/v1/traces")))
+        readers.append(PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=f"{base}/v1/metrics")))
+    meters = MeterProvider(metric_readers=readers, resource=resource)
+    meter = meters.get_meter("muniment")
+    return Telemetry(
+        tracer=tracers.get_tracer("muniment"),
+        meter=meter,
+        log=_logger(level, stream),
+        tracers=tracers,
+        meters=meters,
+        registry=registry,
+        requests=meter.create_histogram("http.server.request.duration", unit="s", description="Time to answer"),
+    )
+
+
+def _logger(level: str, stream: Any) -> Any:
+    return structlog.wrap_logger(
+        structlog.PrintLogger(stream or sys.stderr),
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(_LEVELS[level]),
+        context_class=dict,
+    )
+
+
+def quiet_libraries() -> None:
+    """Keeps libraries from printing what they handle: only their warnings pass, uvicorn's access log never."""
+    for name in ("uvicorn.access", "botocore", "boto3", "urllib3", "alembic", "apscheduler", "httpx", "sqlalchemy"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def places(error: BaseException) -> list[str]:
+    """Where an error passed, as `file:line function`, without any value."""
+    frames = traceback.extract_tb(error.__traceback__)[-8:]
+    return [f"{frame.filename.rsplit('/', 2)[-2]}/{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}"
+            for frame in frames]  # fmt: skip
+
+
+class RequestLog:
+    """ASGI middleware, the outermost: names the request, times it, logs it, and answers what nobody handled."""
+
+    def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
+        self._app = app
+        self._telemetry = telemetry
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes one request through."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = secrets.token_hex(8)
+        scope["request_id"] = request_id
+        started = time.perf_counter()
+        status = 0
+
+        async def observed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        with self._telemetry.tracer.start_as_current_span(
+            "request", kind=SpanKind.SERVER, record_exception=False, set_status_on_exception=False
+        ) as span:
+            try:
+                await self._app(scope, receive, observed)
+            except Exception as error:  # noqa: BLE001 - the last place that can still answer
+                self._telemetry.log.error(  # noqa: TRY400 - without the message, see `places`
+                    "fault", request_id=request_id, error=type(error).__qualname__, places=places(error)
+                )
+                if status == 0:
+                    await _send_problem(error, request_id, observed)
+            route = _template(scope)
+            span.update_name(f"{scope['method']} {route}")
+            span.set_attributes({"http.route": route, "http.response.status_code": status})
+        self._note(scope, route, status, time.perf_counter() - started, request_id)
+
+    def _note(self, scope: MutableMapping[str, Any], route: str, status: int, seconds: float, request_id: str) -> None:
+        labels = {"http.request.method": scope["method"], "http.route": route, "http.response.status_code": status}
+        self._telemetry.requests.record(seconds, labels)
+        acting = scope.get("acting")
+        self._telemetry.log.info(
+            "request",
+            request_id=request_id,
+            method=scope["method"],
+            route=route,
+            status=status,
+            ms=round(seconds * 1000, 2),
+            tenant=getattr(acting, "tenant", None),
+            principal=getattr(acting, "principal", None),
+        )
+
+
+def _template(scope: MutableMapping[str, Any]) -> str:
+    return str(getattr(scope.get("route"), "path", None) or "unknown")
+
+
+async def _send_problem(error: BaseException, request_id: str, send: Send) -> None:
+    answer = answer_of(problem_of(error), instance=request_id)
+    headers = [(name.lower().encode(), value.encode()) for name, value in answer.headers.items()]
+    headers += [(b"content-type", MEDIA_TYPE.encode()), (b"content-length", str(len(answer.body)).encode())]
+    await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    await send({"type": "http.response.body", "body": answer.body})
