@@ -10,10 +10,15 @@ MAKEFLAGS += --no-builtin-rules
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.muniment-setup
-PYTHON ?= $(shell command -v python3.11 || command -v python3 || command -v python)
+# The first one that runs and is new enough: a version manager's shim may stand there without a Python behind it.
+ifndef PYTHON
+PYTHON := $(shell for p in python3.11 python3 python3.12 python3.13 python; do \
+  "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && command -v "$$p" && break; done)
+endif
 DATA ?= .muniment
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
+TYPED := $(wildcard api audit connectors erasure ledger registry retention vault client/src infra tests bench examples)
 FAST := not postgres and not s3 and not process and not slow
 
 .PHONY: help setup demo serve test test-unit test-all check bench lock services services-down clean
@@ -26,9 +31,9 @@ setup: $(STAMP) ## install everything at the locked versions into .venv (again: 
 # uv itself is taken from the lock by pip, then does the rest: same hashes, a tenth of the time. Where its wheel does
 # not run, pip installs all of it. Nothing is ever removed from an environment that is already there.
 $(STAMP): requirements.lock pyproject.toml client/pyproject.toml
-	@test -n "$(PYTHON)" || { echo "make setup: no Python found; install Python 3.11 or set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@test -n "$(PYTHON)" || { echo "make setup: no Python 3.11 or newer found; install Python 3.11 or set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
-	  || { echo "make setup: $(PYTHON) is older than Python 3.11; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	  || { echo "make setup: $(PYTHON) does not run or is older than Python 3.11; set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@awk '/^uv==/ {on=1} on {print} on && !/\\$$/ {exit}' requirements.lock > $(VENV)/uv.lock.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r $(VENV)/uv.lock.txt
@@ -49,18 +54,18 @@ serve: setup ## run the service on $(DATA); makes the data folder the first time
 	@exec $(BIN)/muniment serve --data $(DATA)
 
 test: setup ## the whole suite, long tests sampled
-	@$(PYTEST) -q -n $(JOBS) --dist loadgroup
+	@$(PYTEST) -q -n $(JOBS) --dist loadfile
 
 test-unit: setup ## rules and formats only, under a minute
 	@$(PYTEST) -q -m "$(FAST)"
 
 test-all: setup ## everything at full length
-	@MUNIMENT_TEST_FULL=1 $(PYTEST) -q -n $(JOBS) --dist loadgroup
+	@MUNIMENT_TEST_FULL=1 $(PYTEST) -q -n $(JOBS) --dist loadfile
 
 check: setup ## lint, format, types, architecture
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
+	@$(BIN)/mypy $(TYPED)
 	@$(BIN)/lint-imports --no-cache
 	@$(PYTEST) -q tests/house
 
