@@ -26,7 +26,11 @@ def test_an_http_client_cannot_leave() -> None:
 
 def test_loopback_passes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        answer = threading.Thread(target=lambda: server.accept()[0].close())
+
+        def accept() -> None:
+            server.accept()[0].close()
+
+        answer = threading.Thread(target=accept)
         answer.start()
         with socket.create_connection(("localhost", server.getsockname()[1]), timeout=5) as client:
             assert client.recv(1) == b""
