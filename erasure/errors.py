@@ -1,0 +1,161 @@
+"""The refusals of the legal desk and of execution. Each names one fact; none holds a person's identifier or free text.
+
+`problem` is the documented name at the HTTP edge; nothing here knows HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import ClassVar
+
+
+class ErasureError(Exception):
+    """Base of every error of this package."""
+
+    problem: ClassVar[str] = "erasure"
+    hint: ClassVar[str] = ""
+
+
+class UnknownRequest(ErasureError):
+    """No request, copy or report of that id in this tenant."""
+
+    problem = "not-found"
+
+    def __init__(self, what: str, name: str) -> None:
+        super().__init__(f"no {what} {name!r} in this tenant")
+        self.what = what
+        self.name = name
+
+
+class InvalidRequest(ErasureError):
+    """A request, or an action on it, is not what the contract asks for. `pointer` is a JSON pointer."""
+
+    problem = "invalid"
+
+    def __init__(self, pointer: str, detail: str) -> None:
+        super().__init__(f"{pointer}: {detail}")
+        self.pointer = pointer
+        self.detail = detail
+
+
+class NotBuilt(ErasureError):
+    """Something the contract names and this version does not do yet; refused, so that nobody believes it was done."""
+
+    problem = "not-built"
+
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{what} is not built in this version")
+        self.what = what
+
+
+class IllegalMove(ErasureError):
+    """The state of the request does not allow this move."""
+
+    problem = "illegal-move"
+
+    def __init__(self, state: str, move: str, detail: str = "") -> None:
+        super().__init__(f"a request that is {state} cannot {move}" + (f": {detail}" if detail else ""))
+        self.state = state
+        self.move = move
+
+
+class StalePlan(ErasureError):
+    """The plan changed since the caller saw it."""
+
+    problem = "stale-plan"
+    hint = "read the plan again and approve the hash it has now"
+
+    def __init__(self, expected: str | None, got: str) -> None:
+        super().__init__(f"expected plan {expected}, got {got}")
+        self.expected = expected
+        self.got = got
+
+
+class SeparateDuties(ErasureError):
+    """The same person may not do both steps; principals count, not tokens."""
+
+    problem = "separate-duties"
+    hint = "a second person does this, or the operator sets approval to single"
+
+    def __init__(self, step: str, other: str) -> None:
+        super().__init__(f"who did {other} cannot do {step}")
+        self.step = step
+        self.other = other
+
+
+class TooLate(ErasureError):
+    """A legal date or the first destructive step has passed."""
+
+    problem = "too-late"
+
+    def __init__(self, move: str, since: datetime | None, detail: str) -> None:
+        when = "" if since is None else f" (since {since.isoformat()})"
+        super().__init__(f"too late to {move}: {detail}{when}")
+        self.move = move
+        self.since = since
+
+
+class ClockCannotPause(ErasureError):
+    """The regulation gives no ground to stop this clock, or none of that name."""
+
+    problem = "clock-cannot-pause"
+
+    def __init__(self, regulation: str, allowed: Sequence[str]) -> None:
+        super().__init__(f"{regulation} allows a pause only for: {', '.join(allowed) or 'nothing'}")
+        self.regulation = regulation
+        self.allowed = tuple(allowed)
+
+
+class UnknownGround(ErasureError):
+    """Not a ground on which this regulation lets a request be refused."""
+
+    problem = "unknown-ground"
+
+    def __init__(self, regulation: str, allowed: Sequence[str]) -> None:
+        super().__init__(f"{regulation} lets a request be refused for: {', '.join(allowed)}")
+        self.regulation = regulation
+        self.allowed = tuple(allowed)
+
+
+class ReportNotReady(ErasureError):
+    """The certificate cannot be issued yet; `due_at` is when, None when it depends on the work."""
+
+    problem = "report-not-ready"
+
+    def __init__(self, version: str, due_at: datetime | None, detail: str) -> None:
+        when = "" if due_at is None else f", due {due_at.isoformat()}"
+        super().__init__(f"the {version} certificate is not ready{when}: {detail}")
+        self.version = version
+        self.due_at = due_at
+
+
+class NotVerified(ErasureError):
+    """A certificate was asked for while a copy has no verification record; never issued from anything else."""
+
+    problem = "report-not-ready"
+
+    def __init__(self, copies: Sequence[int]) -> None:
+        super().__init__(f"{len(copies)} copies have no verification record")
+        self.copies = tuple(copies)
+
+
+class LeaseLost(ErasureError):
+    """Another worker took over this request; this one stops without writing."""
+
+    problem = "lease-lost"
+
+    def __init__(self, owner: str) -> None:
+        super().__init__(f"the lease of {owner} is held by another worker")
+        self.owner = owner
+
+
+class ReportError(ErasureError):
+    """A certificate file does not hold what it claims. `place` is a JSON pointer into it."""
+
+    problem = "bad-report"
+
+    def __init__(self, place: str, detail: str) -> None:
+        super().__init__(f"{place or '/'}: {detail}")
+        self.place = place
+        self.detail = detail
