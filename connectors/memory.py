@@ -1,8 +1,8 @@
 """A store in memory that keeps the contract, or breaks it on demand: the opponent for tests of planning and execution.
 
 Guarantees: enforces what `base` promises (ownership, idempotence, levels, read-only, fence) like a real store, with
-three layers of bytes: rows (L1), freed bytes (L2) and logs (L3). `Faults` makes it fail before or after persisting, fail
-for some items, hang until the deadline, or lie. Not reachable through `open_connector`: it is no kind of the contract.
+three layers of bytes: rows (L1), freed bytes (L2) and logs (L3). `Faults` makes it fail before or after persisting,
+fail for some items, hang until the deadline, or lie. Not reachable through `open_connector`: it is no registrable kind.
 
     store = MemoryStore()
     store.put("a", b"text of mia", owner="user:mia")
