@@ -1,1 +1,1 @@
-"""Data classes, stores, artifacts, derivations, subjects, streams: what is where, whose it is, where it came from."""
+"""The registry: tenants, tokens, data classes, stores, every copy of data with its origin, and the record over them."""

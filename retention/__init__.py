@@ -1,1 +1,1 @@
-"""What is due and what must stay: one decision, legal dates, events, holds and sweeps. It destroys nothing itself."""
+"""Retention: what is due, decided by one rule; events, holds, sweeps. Destroys nothing itself."""
