@@ -226,3 +226,13 @@ class NotAuthenticated(RegistryError):
 
     def __init__(self) -> None:
         super().__init__("the token is unknown or revoked")
+
+
+class SealRefused(RegistryError):
+    """A value should be sealed for somebody whose identity key is fenced or destroyed."""
+
+    problem = "erased"
+
+    def __init__(self, subject_no: int) -> None:
+        super().__init__(f"subject {subject_no} is fenced or erased: nothing new is sealed for it")
+        self.subject_no = subject_no

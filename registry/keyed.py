@@ -1,0 +1,157 @@
+"""Keyed look-ups and small seals: the one place where the registry meets the vault.
+
+Guarantees: every look-up is HMAC-SHA-256 under the tenant's look-up key with its own label, so that equal texts of two
+kinds or two tenants share nothing; readable values are sealed under a person's identity key, or under the tenant's own
+(subject 0) where there is nobody or the person is fenced. Does not decide who may read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import sqlalchemy as sa
+from sqlmodel import Session, col
+
+from registry.errors import SealRefused
+from vault.envelope import seal_small, unseal_small
+from vault.errors import KeyDestroyed, KeyFenced
+from vault.models import DataKey
+from vault.vault import Vault
+
+IDENTITY_CLASS = "identity"
+NO_MONTH = "0000-00"
+NOBODY = 0
+"""The subject number of the tenant itself."""
+_LOCK_SPACE = 0x6D75  # "mu": the advisory locks of this package
+_LOCK_RANGE = 2**31
+
+
+_Value = TypeVar("_Value")
+_CHUNK = 500
+
+
+def chunks(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
+    """The values in slices small enough for one IN list."""
+    return (values[start : start + _CHUNK] for start in range(0, len(values), _CHUNK))
+
+
+def hold_writer(session: Session, tenant_id: int) -> None:
+    """Wait until no other transaction makes subjects, sets or artifacts of the tenant; released at its end.
+
+    SQLite has one writer anyway; on PostgreSQL it closes the gap between «is it there» and «make it».
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_SPACE, tenant_id % _LOCK_RANGE)))
+
+
+class Lookups:
+    """HMACs of one tenant under its newest look-up key, for one batch."""
+
+    __slots__ = ("_key", "version")
+
+    def __init__(self, vault: Vault, tenant_id: int) -> None:
+        self.version, self._key = vault.keks.lookup_key(str(tenant_id))
+
+    def of(self, label: str, *parts: str | bytes) -> bytes:
+        """The 32-byte look-up of length-framed parts under a label."""
+        framed = [label.encode()]
+        framed.extend(part.encode() if isinstance(part, str) else part for part in parts)
+        message = b"".join(len(part).to_bytes(4, "big") + part for part in framed)
+        return hmac.digest(self._key, message, hashlib.sha256)
+
+    def subject(self, identifier_type: str, value: str) -> bytes:
+        """The look-up of a normalised identifier."""
+        return self.of("subject", identifier_type, value)
+
+    def locator(self, store: str, canonical: bytes) -> bytes:
+        """The natural key of an artifact."""
+        return self.of("locator", store, canonical)
+
+    def scope(self, name: str, value: str) -> bytes:
+        """The look-up of one `name=value` of a scope; the key of a named event is looked up alike."""
+        return self.of("scope", name, value)
+
+    def digest(self, hexadecimal: str) -> bytes:
+        """The keyed form of a content digest, so that equal content cannot be guessed from outside."""
+        return self.of("digest", bytes.fromhex(hexadecimal))
+
+
+class Seals:
+    """Seals and opens small values of one tenant; keeps the identity keys of one batch, so short-lived.
+
+    Do not seal for a fenced person: `holder` passes over keys that the vault refuses to make, and callers leave
+    out whom `subjects.fenced` names.
+    """
+
+    __slots__ = ("_keys", "_session", "_tenant_id", "_vault")
+
+    def __init__(self, session: Session, vault: Vault, tenant_id: int) -> None:
+        self._session = session
+        self._vault = vault
+        self._tenant_id = tenant_id
+        self._keys: dict[int, bytes | None] = {}
+
+    def load(self, subject_nos: Iterable[int]) -> None:
+        """Open the identity keys that exist, of many people in one go. Reading needs this even behind a fence."""
+        wanted = sorted(set(subject_nos) - self._keys.keys())
+        for chunk in chunks(wanted):
+            rows = self._session.execute(
+                sa.select(col(DataKey.subject_id), col(DataKey.key_id)).where(
+                    col(DataKey.tenant_id) == self._tenant_id,
+                    col(DataKey.subject_id).in_(chunk),
+                    col(DataKey.data_class) == IDENTITY_CLASS,
+                    col(DataKey.month) == NO_MONTH,
+                    col(DataKey.wrapped).is_not(None),
+                )
+            ).all()
+            opened = self._vault.open_keys(self._session, self._tenant_id, [row.key_id for row in rows])
+            self._keys.update({row.subject_id: opened[row.key_id] for row in rows})
+
+    def holder(self, candidates: Iterable[int]) -> int:
+        """The first person whose identity key can seal; the tenant itself when there is none."""
+        for subject_no in candidates:
+            if self._sealing_key(subject_no) is not None:
+                return subject_no
+        return NOBODY
+
+    def seal(self, holder_no: int, label: str, name: str, plaintext: bytes) -> bytes:
+        """The ciphertext bound to tenant, label and name. Raises: SealRefused where the holder has no usable key."""
+        key = self._sealing_key(holder_no)
+        if key is None:
+            raise SealRefused(holder_no)
+        return seal_small(key, plaintext, tenant=str(self._tenant_id), label=label, name=name)
+
+    def open(self, holder_no: int, label: str, name: str, sealed: bytes | None) -> bytes | None:
+        """The plaintext; None once it was removed or its key is gone. Raises: NotDecryptable when it was altered."""
+        if sealed is None:
+            return None
+        if holder_no not in self._keys:
+            self.load((holder_no,))
+        key = self._keys.get(holder_no)
+        return None if key is None else unseal_small(key, sealed, tenant=str(self._tenant_id), label=label, name=name)
+
+    def _sealing_key(self, subject_no: int) -> bytes | None:
+        if subject_no not in self._keys:
+            try:
+                handle = self._vault.key_for(self._session, self._tenant_id, subject_no, IDENTITY_CLASS, NO_MONTH)
+                self._keys[subject_no] = handle.key32
+            except (KeyDestroyed, KeyFenced):
+                self._keys[subject_no] = None
+        return self._keys[subject_no]
+
+
+def canonical_json(value: Mapping[str, Any]) -> bytes:
+    """Sorted, compact JSON; integers and texts stay apart (1 is not "1")."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_instant).encode()
+
+
+def _instant(value: object) -> str:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    message = f"{type(value).__name__} cannot stand in a sealed value"
+    raise TypeError(message)

@@ -1,0 +1,102 @@
+"""Interned sets of subjects: whose an item is, as one number.
+
+Guarantees: equal sets have one number, made once; set 0 is the empty one. All sets of a person are one index range, so
+finding a person's items costs what the person has, whatever the size of the registry. The caller commits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlmodel import Session, col
+
+from registry.ids import new_id
+from registry.keyed import chunks, hold_writer
+from registry.models import SubjectSet, SubjectSetMember
+
+EMPTY_SET = 0
+Members = frozenset[int]
+
+
+def intern_sets(session: Session, tenant_id: int, sets: Iterable[Members], now: datetime) -> dict[Members, int]:
+    """The number of each set, made where it is new; one look-up for all."""
+    wanted = {_digest(members): members for members in set(sets) if members}
+    numbers = _known(session, tenant_id, wanted)
+    if missing := [digest for digest in wanted if digest not in numbers]:
+        hold_writer(session, tenant_id)
+        # Between the look-up and the lock another writer may have made them.
+        numbers |= _known(session, tenant_id, missing)
+        made = {digest: new_id(now) for digest in missing if digest not in numbers}
+        if made:
+            connection = session.connection()
+            connection.execute(
+                sa.insert(SubjectSet),
+                [
+                    {"tenant_id": tenant_id, "set_id": number, "digest": digest, "size": len(wanted[digest])}
+                    for digest, number in made.items()
+                ],
+            )
+            connection.execute(
+                sa.insert(SubjectSetMember),
+                [
+                    {"tenant_id": tenant_id, "subject_no": subject_no, "set_id": number}
+                    for digest, number in made.items()
+                    for subject_no in sorted(wanted[digest])
+                ],
+            )
+            numbers |= made
+    return {frozenset(): EMPTY_SET, **{members: numbers[digest] for digest, members in wanted.items()}}
+
+
+def intern_set(session: Session, tenant_id: int, members: Iterable[int], now: datetime) -> int:
+    """The number of one set."""
+    wanted = frozenset(members)
+    return intern_sets(session, tenant_id, (wanted,), now)[wanted]
+
+
+def members(session: Session, tenant_id: int, set_ids: Iterable[int]) -> dict[int, Members]:
+    """The subjects of each set; the empty set for number 0."""
+    wanted = sorted(set(set_ids))
+    found: dict[int, set[int]] = {set_id: set() for set_id in wanted}
+    for chunk in chunks([set_id for set_id in wanted if set_id != EMPTY_SET]):
+        rows = session.execute(
+            sa.select(col(SubjectSetMember.set_id), col(SubjectSetMember.subject_no)).where(
+                col(SubjectSetMember.tenant_id) == tenant_id, col(SubjectSetMember.set_id).in_(chunk)
+            )
+        )
+        for set_id, subject_no in rows:
+            found[set_id].add(subject_no)
+    return {set_id: frozenset(subjects) for set_id, subjects in found.items()}
+
+
+def sets_of(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> frozenset[int]:
+    """The numbers of all sets in which at least one of the subjects is."""
+    found: set[int] = set()
+    for chunk in chunks(sorted(set(subject_nos))):
+        found.update(
+            session.execute(
+                sa.select(col(SubjectSetMember.set_id)).where(
+                    col(SubjectSetMember.tenant_id) == tenant_id, col(SubjectSetMember.subject_no).in_(chunk)
+                )
+            ).scalars()
+        )
+    return frozenset(found)
+
+
+def _digest(subjects: Members) -> bytes:
+    return hashlib.sha256(b"".join(number.to_bytes(8, "big") for number in sorted(subjects))).digest()
+
+
+def _known(session: Session, tenant_id: int, digests: Iterable[bytes]) -> dict[bytes, int]:
+    found: dict[bytes, int] = {}
+    for chunk in chunks(sorted(digests)):
+        rows = session.execute(
+            sa.select(col(SubjectSet.digest), col(SubjectSet.set_id)).where(
+                col(SubjectSet.tenant_id) == tenant_id, col(SubjectSet.digest).in_(chunk)
+            )
+        )
+        found.update((row.digest, row.set_id) for row in rows)
+    return found

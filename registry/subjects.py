@@ -1,0 +1,338 @@
+"""People: resolved from the names callers use to random incarnations, fenced, forgotten, opened again.
+
+Guarantees: a name is found by its keyed look-up alone; its readable form lies sealed under the person's identity key
+and is gone with it. After an erasure the look-up stays, so that a later write about that name is recognised and joins
+the erasure; a person who returns is a new incarnation that inherits nothing. The caller commits.
+Not built here: merge, split and scope changes; each identifier is a person of its own until they exist (issue 4).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from registry.acting import Acting
+from registry.errors import Fault, NotBuilt, SubjectNotErased, UnknownSubject
+from registry.identifiers import Identifier, parse_subject
+from registry.ids import new_id, random_hex
+from registry.keyed import IDENTITY_CLASS, NO_MONTH, Lookups, Seals, canonical_json, chunks, hold_writer
+from registry.models import Artifact, Subject, SubjectIdentifier
+from registry.sets import intern_set, intern_sets, members, sets_of
+from vault.vault import KeyHandle, Vault
+
+__all__ = [
+    "Fence", "Identifier", "SubjectName", "counts", "fence", "fenced", "find", "forget_identifiers", "identity_key",
+    "intern_set", "intern_sets", "lift_fence", "lookup_of", "members", "merge", "names_of", "opaque_ids",
+    "parse_subject", "reopen", "resolve", "scope_change", "seal_for", "sets_of", "split", "unseal_for",
+]  # fmt: skip
+
+LIVE, FENCED, ERASED = "live", "fenced", "erased"
+_LABEL = "identifier"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """Which request stands before an incarnation, and since when; `erased` once its erasure is through."""
+
+    request_id: str
+    at: datetime
+    erased: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubjectName:
+    """A readable name of a person: normalised, and as it was first written."""
+
+    type: str
+    text: str = field(repr=False)
+    given: str = field(repr=False)
+
+
+def lookup_of(vault: Vault, tenant_id: int, identifier: Identifier) -> bytes:
+    """The keyed look-up of a name."""
+    return Lookups(vault, tenant_id).subject(identifier.type, identifier.value)
+
+
+def resolve(
+    session: Session, vault: Vault, acting: Acting, identifiers: Sequence[Identifier], now: datetime
+) -> list[int]:
+    """The newest incarnation behind each name, in order; made where nobody has that name.
+
+    An erased person is returned as such: ask `fenced` before writing about anybody.
+    """
+    lookups = Lookups(vault, acting.tenant_id)
+    hashes = [lookups.subject(one.type, one.value) for one in identifiers]
+    known = _newest(session, acting.tenant_id, hashes)
+    if any(lookup not in known for lookup in hashes):
+        hold_writer(session, acting.tenant_id)
+        known = _newest(session, acting.tenant_id, hashes)
+        new = {lookup: one for lookup, one in zip(hashes, identifiers, strict=True) if lookup not in known}
+        known |= _make(session, vault, acting.tenant_id, lookups, wanted=new, now=now)
+    return [known[lookup] for lookup in hashes]
+
+
+def find(session: Session, vault: Vault, acting: Acting, identifiers: Sequence[Identifier]) -> dict[str, int]:
+    """The newest incarnation of those names that are known, by normalised `type:value`; makes nobody."""
+    lookups = Lookups(vault, acting.tenant_id)
+    hashes = {one.text: lookups.subject(one.type, one.value) for one in identifiers}
+    known = _newest(session, acting.tenant_id, list(hashes.values()))
+    return {text: known[lookup] for text, lookup in hashes.items() if lookup in known}
+
+
+def names_of(
+    session: Session, vault: Vault, tenant_id: int, subject_nos: Iterable[int]
+) -> dict[int, list[SubjectName]]:
+    """The readable names of each person; nobody's list holds what was forgotten."""
+    wanted = sorted(set(subject_nos))
+    seals = Seals(session, vault, tenant_id)
+    seals.load(wanted)
+    names: dict[int, list[SubjectName]] = {subject_no: [] for subject_no in wanted}
+    for chunk in chunks(wanted):
+        rows = session.exec(
+            select(SubjectIdentifier).where(
+                col(SubjectIdentifier.tenant_id) == tenant_id, col(SubjectIdentifier.subject_no).in_(chunk)
+            )
+        )
+        for row in rows:
+            opened = seals.open(row.subject_no, _LABEL, row.lookup.hex(), row.sealed)
+            if opened is not None:
+                value = json.loads(opened)
+                names[row.subject_no].append(
+                    SubjectName(
+                        type=row.type, text=f"{row.type}:{value['value']}", given=f"{row.type}:{value['given']}"
+                    )
+                )
+    return names
+
+
+def opaque_ids(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> dict[int, str]:
+    """The random public id of each incarnation."""
+    found: dict[int, str] = {}
+    for chunk in chunks(sorted(set(subject_nos))):
+        rows = session.execute(
+            sa.select(col(Subject.subject_no), col(Subject.subject_id)).where(
+                col(Subject.tenant_id) == tenant_id, col(Subject.subject_no).in_(chunk)
+            )
+        )
+        found.update((row.subject_no, row.subject_id) for row in rows)
+    return found
+
+
+def identity_key(session: Session, vault: Vault, tenant_id: int, subject_no: int) -> KeyHandle:
+    """The key under which a person's names and locators are sealed. Raises: KeyDestroyed, KeyFenced."""
+    return vault.key_for(session, tenant_id, subject_no, IDENTITY_CLASS, NO_MONTH)
+
+
+def seal_for(
+    session: Session, vault: Vault, tenant_id: int, subject_no: int, *, label: str, name: str, data: bytes
+) -> bytes:
+    """The data sealed under a person's identity key (0: the tenant's), bound to label and name. Raises: SealRefused."""
+    return Seals(session, vault, tenant_id).seal(subject_no, label, name, data)
+
+
+def unseal_for(
+    session: Session, vault: Vault, tenant_id: int, subject_no: int, *, label: str, name: str, sealed: bytes | None
+) -> bytes | None:
+    """What `seal_for` was given; None once the key is gone. Raises: NotDecryptable when it was altered."""
+    return Seals(session, vault, tenant_id).open(subject_no, label, name, sealed)
+
+
+def fence(session: Session, tenant_id: int, subject_nos: Iterable[int], request_id: str, at: datetime) -> int:
+    """Close incarnations to new data under a request; the number newly closed. The others stay as they are."""
+    closed = session.connection().execute(
+        sa.update(Subject)
+        .where(
+            col(Subject.tenant_id) == tenant_id,
+            col(Subject.subject_no).in_(sorted(set(subject_nos))),
+            col(Subject.state) == LIVE,
+        )
+        .values(state=FENCED, request_id=request_id, fenced_at=at)
+    )
+    session.expire_all()
+    return closed.rowcount
+
+
+def lift_fence(session: Session, tenant_id: int, subject_nos: Iterable[int], request_id: str) -> int:
+    """Open what this request fenced and did not erase; the number opened."""
+    opened = session.connection().execute(
+        sa.update(Subject)
+        .where(
+            col(Subject.tenant_id) == tenant_id,
+            col(Subject.subject_no).in_(sorted(set(subject_nos))),
+            col(Subject.state) == FENCED,
+            col(Subject.request_id) == request_id,
+        )
+        .values(state=LIVE, request_id=None, fenced_at=None)
+    )
+    session.expire_all()
+    return opened.rowcount
+
+
+def fenced(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> dict[int, Fence]:
+    """Those of the incarnations that are fenced or erased, with the request that did it."""
+    found: dict[int, Fence] = {}
+    for chunk in chunks(sorted(set(subject_nos))):
+        rows = session.execute(
+            sa.select(
+                col(Subject.subject_no),
+                col(Subject.request_id),
+                col(Subject.fenced_at),
+                col(Subject.erased_at),
+                col(Subject.created_at),
+                col(Subject.state),
+            ).where(col(Subject.tenant_id) == tenant_id, col(Subject.subject_no).in_(chunk), col(Subject.state) != LIVE)
+        )
+        for row in rows:
+            at = row.fenced_at or row.erased_at or row.created_at
+            found[row.subject_no] = Fence(request_id=row.request_id or "", at=at, erased=row.state == ERASED)
+    return found
+
+
+def forget_identifiers(session: Session, tenant_id: int, subject_no: int, request_id: str, now: datetime) -> None:
+    """Remove every readable name of a person and mark the incarnation erased; the keyed look-ups stay. Idempotent."""
+    connection = session.connection()
+    connection.execute(
+        sa.update(SubjectIdentifier)
+        .where(col(SubjectIdentifier.tenant_id) == tenant_id, col(SubjectIdentifier.subject_no) == subject_no)
+        .values(sealed=None)
+    )
+    connection.execute(
+        sa.update(Subject)
+        .where(col(Subject.tenant_id) == tenant_id, col(Subject.subject_no) == subject_no, col(Subject.state) != ERASED)
+        .values(state=ERASED, request_id=request_id, erased_at=now)
+    )
+    session.expire_all()
+
+
+def reopen(
+    session: Session, vault: Vault, acting: Acting, identifier: Identifier, *, basis: str, now: datetime
+) -> Subject:
+    """A new incarnation of somebody who was erased and has returned; it inherits nothing but the name.
+
+    `basis` (why data about that name may be written again) is sealed with it. Raises: UnknownSubject, SubjectNotErased.
+    """
+    hold_writer(session, acting.tenant_id)
+    lookups = Lookups(vault, acting.tenant_id)
+    lookup = lookups.subject(identifier.type, identifier.value)
+    known = _newest(session, acting.tenant_id, [lookup])
+    if lookup not in known:
+        raise UnknownSubject
+    former = session.get_one(Subject, (acting.tenant_id, known[lookup]))
+    if former.state != ERASED:
+        raise SubjectNotErased(former.state)
+    made = _make(
+        session,
+        vault,
+        acting.tenant_id,
+        lookups,
+        wanted={lookup: identifier},
+        now=now,
+        incarnation=former.incarnation + 1,
+        basis=basis,
+    )
+    return session.get_one(Subject, (acting.tenant_id, made[lookup]))
+
+
+def counts(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> list[dict[str, object]]:
+    """How many artifacts that are not erased concern these people, per class and store."""
+    totals: dict[tuple[str, str], int] = {}
+    for chunk in chunks(sorted(sets_of(session, tenant_id, subject_nos))):
+        rows = session.execute(
+            sa.select(col(Artifact.data_class), col(Artifact.store), sa.func.count().label("n"))
+            .where(
+                col(Artifact.tenant_id) == tenant_id,
+                col(Artifact.set_id).in_(chunk),
+                col(Artifact.status) != ERASED,
+            )
+            .group_by(col(Artifact.data_class), col(Artifact.store))
+        )
+        for row in rows:
+            key = (row.data_class, row.store)
+            totals[key] = totals.get(key, 0) + row.n
+    return [{"data_class": name, "store": store, "count": n} for (name, store), n in sorted(totals.items())]
+
+
+def merge(*_: object) -> None:
+    """Not built in this version. Raises: NotBuilt."""
+    raise NotBuilt("subjects:merge", [Fault(pointer="", detail="merging two names of a person is not built (issue 4)")])
+
+
+def split(*_: object) -> None:
+    """Not built in this version. Raises: NotBuilt."""
+    raise NotBuilt("subjects:split", [Fault(pointer="", detail="splitting a merged person is not built (issue 4)")])
+
+
+def scope_change(*_: object) -> None:
+    """Not built in this version. Raises: NotBuilt."""
+    raise NotBuilt("subjects:scope-change", [Fault(pointer="", detail="scope reviews are not built (issue 4)")])
+
+
+def _newest(session: Session, tenant_id: int, hashes: Sequence[bytes]) -> dict[bytes, int]:
+    newest: dict[bytes, tuple[int, int]] = {}
+    for chunk in chunks(sorted(set(hashes))):
+        rows = session.execute(
+            sa.select(col(SubjectIdentifier.lookup), col(Subject.incarnation), col(Subject.subject_no))
+            .join(
+                Subject,
+                sa.and_(
+                    col(Subject.tenant_id) == col(SubjectIdentifier.tenant_id),
+                    col(Subject.subject_no) == col(SubjectIdentifier.subject_no),
+                ),
+            )
+            .where(col(SubjectIdentifier.tenant_id) == tenant_id, col(SubjectIdentifier.lookup).in_(chunk))
+        )
+        for lookup, incarnation, subject_no in rows:
+            newest[lookup] = max(newest.get(lookup, (0, 0)), (incarnation, subject_no))
+    return {lookup: subject_no for lookup, (_, subject_no) in newest.items()}
+
+
+def _make(
+    session: Session,
+    vault: Vault,
+    tenant_id: int,
+    lookups: Lookups,
+    *,
+    wanted: dict[bytes, Identifier],
+    now: datetime,
+    incarnation: int = 1,
+    basis: str | None = None,
+) -> dict[bytes, int]:
+    """Insert new incarnations with their identity keys; the caller holds the writer's lock."""
+    if not wanted:
+        return {}
+    made = {lookup: new_id(now) for lookup in wanted}
+    session.connection().execute(
+        sa.insert(Subject),
+        [
+            {
+                "tenant_id": tenant_id,
+                "subject_no": subject_no,
+                "subject_id": random_hex(),
+                "incarnation": incarnation,
+                "state": LIVE,
+                "created_at": now,
+            }
+            for subject_no in made.values()
+        ],
+    )
+    seals = Seals(session, vault, tenant_id)
+    rows = []
+    for lookup, one in wanted.items():
+        content = {"value": one.value, "given": one.given, **({"basis": basis} if basis else {})}
+        rows.append(
+            {
+                "tenant_id": tenant_id,
+                "lookup": lookup,
+                "subject_no": made[lookup],
+                "key_version": lookups.version,
+                "type": one.type,
+                "sealed": seals.seal(made[lookup], _LABEL, lookup.hex(), canonical_json(content)),
+            }
+        )
+    session.connection().execute(sa.insert(SubjectIdentifier), rows)
+    return made
