@@ -1,0 +1,117 @@
+"""The errors of the SDK.
+
+`Recorder.record` never raises any of them: what goes wrong there is counted and logged once a kind. They are
+for the calls a program makes on purpose (opening a spool, asking the server, checking a proof, importing).
+No message holds a body, a subject, a token or a key.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class MunimentError(Exception):
+    """The base of every error of the SDK."""
+
+
+class SpoolError(MunimentError):
+    """The base of the spool's errors."""
+
+
+class SpoolLocked(SpoolError):
+    """Another recorder, in this or another process, holds the spool folder."""
+
+    def __init__(self, folder: str) -> None:
+        """Name the folder that is held."""
+        super().__init__(f"spool folder {folder} is held by another recorder; give each process its own folder")
+        self.folder = folder
+
+
+class SpoolFull(SpoolError):
+    """The record was dropped and counted, because there was no room for it."""
+
+    def __init__(self, reason: str) -> None:
+        """Name why there was no room: `bound`, `disk`, `busy` or `too_large`."""
+        super().__init__(f"record dropped and counted: {reason}")
+        self.reason = reason
+
+
+class SpoolClosed(SpoolError):
+    """The spool was closed, or belongs to the process this one was forked from."""
+
+    def __init__(self) -> None:
+        """Say so."""
+        super().__init__("spool is closed")
+
+
+class BadRecord(MunimentError):
+    """What was handed to `record` cannot become an entry."""
+
+    def __init__(self, fault: str) -> None:
+        """Name the fault by a code, such as `no_stream`."""
+        super().__init__(fault)
+        self.fault = fault
+
+
+class TransportError(MunimentError):
+    """No answer came back: refused, reset, timed out, or not HTTP."""
+
+    def __init__(self, reason: str) -> None:
+        """Name the kind of failure, which is the name of the exception below."""
+        super().__init__(f"no answer from the server: {reason}")
+        self.reason = reason
+
+
+class ApiProblem(MunimentError):
+    """The server refused: an RFC 9457 problem."""
+
+    def __init__(
+        self,
+        *,
+        status: int,
+        type: str = "about:blank",  # noqa: A002 (RFC 9457 gives the word)
+        title: str = "",
+        detail: str = "",
+        errors: list[dict[str, Any]] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        """Keep the members of the problem as fields."""
+        super().__init__(f"{status} {title or type}" + (f": {detail}" if detail else ""))
+        self.status = status
+        self.type = type
+        self.title = title
+        self.detail = detail
+        self.errors = errors or []
+        self.retry_after = retry_after
+
+
+class ProofError(MunimentError):
+    """A proof does not hold; `step` names the check that failed."""
+
+    def __init__(self, step: str, detail: str) -> None:
+        """Name the step and what differed."""
+        super().__init__(f"{step}: {detail}")
+        self.step = step
+        self.detail = detail
+
+
+class ImportFault(MunimentError):
+    """A place of a file that cannot be imported; names file line and field, never a value."""
+
+    def __init__(self, fault: str, *, line: int, path: str | None = None) -> None:
+        """Name the fault, the line (or the element's number, from 1) and the dotted field, if one is at fault."""
+        where = f"line {line}" + (f", field {path}" if path else "")
+        super().__init__(f"{where}: {fault}")
+        self.fault = fault
+        self.line = line
+        self.path = path
+
+
+class UnsupportedShape(MunimentError):
+    """The file is of a shape that no reader here knows."""
+
+    def __init__(self, shape: str, advice: str) -> None:
+        """Name the shape seen and what to do instead."""
+        super().__init__(f"cannot import {shape}: {advice}")
+        self.shape = shape
+        self.advice = advice

@@ -1,0 +1,126 @@
+"""One HTTP connection to the server, by the standard library.
+
+Follows no redirect and keeps no cookie. The token goes into one header and nowhere else. The connection is reopened
+now and then, because behind several server processes one that is kept for ever sticks to one of them. Not for
+several threads at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from muniment.errors import TransportError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from http.client import HTTPConnection, HTTPResponse
+
+_MAX_ANSWER_BYTES = 64 << 20
+_REOPEN_REQUESTS = 100
+_REOPEN_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the server said; header names are in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def retry_after(self) -> float | None:
+        """Seconds the server asks to wait, from either form of Retry-After. Source: RFC 9110 §10.2.3."""
+        return retry_after_seconds(self.headers.get("retry-after"), time.time())
+
+
+def retry_after_seconds(value: str | None, now: float) -> float | None:
+    """Return the seconds meant by a Retry-After header, or None if there is none that can be read."""
+    if value is None:
+        return None
+    text = value.strip()
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+    from email.utils import parsedate_to_datetime
+
+    with contextlib.suppress(ValueError, TypeError, IndexError):
+        return max(0.0, parsedate_to_datetime(text).timestamp() - now)
+    return None
+
+
+class Transport:
+    """Sends requests to one server under one token."""
+
+    def __init__(self, url: str, token: str | None, *, timeout_seconds: float = 30.0) -> None:
+        """Take the server's base address, such as `http://127.0.0.1:8080`.
+
+        Raises: ValueError for an address that is not http or https.
+        """
+        from urllib.parse import urlsplit
+
+        parts = urlsplit(url)
+        if parts.scheme not in {"http", "https"} or not parts.hostname:
+            message = "the server's address must be http://host[:port] or https://host[:port]"
+            raise ValueError(message)
+        self._secure = parts.scheme == "https"
+        self._host = parts.hostname
+        self._port = parts.port
+        self._prefix = parts.path.rstrip("/")
+        self._token = token
+        self._timeout = timeout_seconds
+        self._connection: HTTPConnection | None = None
+        self._requests = 0
+        self._opened = 0.0
+
+    def request(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> Answer:
+        """Send one request and return the answer, whatever its status.
+
+        Raises: TransportError if none came; whether the server acted on it is unknown then.
+        """
+        from http.client import HTTPException
+
+        sent = dict(headers or {})
+        if self._token is not None:
+            sent["Authorization"] = f"Bearer {self._token}"
+        connection = self._open()
+        try:
+            connection.request(method, self._prefix + path, body=body, headers=sent)
+            return self._read(connection.getresponse())
+        except (OSError, HTTPException, ValueError) as error:
+            self.close()
+            raise TransportError(type(error).__name__) from error
+
+    def _open(self) -> HTTPConnection:
+        from http.client import HTTPConnection, HTTPSConnection
+
+        now = time.monotonic()
+        if self._requests >= _REOPEN_REQUESTS or now - self._opened > _REOPEN_SECONDS:
+            self.close()
+        if self._connection is None:
+            kind = HTTPSConnection if self._secure else HTTPConnection
+            self._connection = kind(self._host, self._port, timeout=self._timeout)
+            self._opened = now
+            self._requests = 0
+        self._requests += 1
+        return self._connection
+
+    def _read(self, response: HTTPResponse) -> Answer:
+        body = response.read(_MAX_ANSWER_BYTES + 1)
+        if len(body) > _MAX_ANSWER_BYTES:
+            message = "answer too large"
+            raise ValueError(message)
+        headers = {name.lower(): value for name, value in response.getheaders()}
+        if response.will_close:
+            self.close()
+        return Answer(status=response.status, headers=headers, body=body)
+
+    def close(self) -> None:
+        """Close the connection; the next request opens a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
