@@ -26,9 +26,33 @@ from registry.sets import intern_set, intern_sets, members, sets_of
 from vault.vault import KeyHandle, Vault
 
 __all__ = [
-    "Fence", "Identifier", "SubjectName", "counts", "fence", "fenced", "find", "forget_identifiers", "identity_key",
-    "intern_set", "intern_sets", "lift_fence", "lookup_of", "members", "merge", "names_of", "opaque_ids",
-    "parse_subject", "reopen", "resolve", "scope_change", "seal_for", "sets_of", "split", "unseal_for",
+    "Fence",
+    "Identifier",
+    "SubjectName",
+    "counts",
+    "fence",
+    "fenced",
+    "find",
+    "forget_identifiers",
+    "identity_key",
+    "intern_set",
+    "intern_sets",
+    "lift_fence",
+    "lookup_of",
+    "members",
+    "merge",
+    "names_of",
+    "opaque_ids",
+    "opened_at",
+    "parse_subject",
+    "public_id",
+    "reopen",
+    "resolve",
+    "scope_change",
+    "seal_for",
+    "sets_of",
+    "split",
+    "unseal_for",
 ]  # fmt: skip
 
 LIVE, FENCED, ERASED = "live", "fenced", "erased"
@@ -120,6 +144,30 @@ def opaque_ids(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> 
             )
         )
         found.update((row.subject_no, row.subject_id) for row in rows)
+    return found
+
+
+def public_id(session: Session, tenant_id: int, subject_no: int) -> str:
+    """The random public id of one incarnation. Raises: UnknownSubject."""
+    found = opaque_ids(session, tenant_id, (subject_no,))
+    if subject_no not in found:
+        raise UnknownSubject
+    return found[subject_no]
+
+
+def opened_at(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> dict[int, datetime]:
+    """Since when each later incarnation exists: what was said before belongs to an erased one.
+
+    First incarnations are left out; they have no erasure before them, so that old conversations can be imported.
+    """
+    found: dict[int, datetime] = {}
+    for chunk in chunks(sorted(set(subject_nos))):
+        rows = session.execute(
+            sa.select(col(Subject.subject_no), col(Subject.created_at)).where(
+                col(Subject.tenant_id) == tenant_id, col(Subject.subject_no).in_(chunk), col(Subject.incarnation) > 1
+            )
+        )
+        found.update((row.subject_no, row.created_at) for row in rows)
     return found
 
 
