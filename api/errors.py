@@ -86,7 +86,9 @@ def problem_of(error: BaseException) -> Problem:
     name = getattr(error, "problem", None)
     if isinstance(name, str) and name in PROBLEMS:
         hint = getattr(error, "hint", "")
-        return Problem(name, f"{error}; {hint}" if hint else str(error), extra=_members(error))
+        faults = getattr(error, "faults", ())
+        errors = [{"pointer": f"#{fault.pointer}", "detail": fault.detail} for fault in faults]
+        return Problem(name, f"{error}; {hint}" if hint else str(error), errors=errors, extra=_members(error))
     for kind, foreign in _FOREIGN:
         if isinstance(error, kind):
             quiet = isinstance(error, sa.exc.SQLAlchemyError)

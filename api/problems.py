@@ -31,6 +31,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "purpose-required": _of(
         403, "Content is read for a purpose", "Send `X-Purpose: <code>[;case=<id>]` with a code the class lists."
     ),
+    "outside-token-scope": _of(403, "The token may not use this", "An admin makes a token that carries it."),
     "separate-duties": _of(
         403, "Another person must do this", "Who created a request or checked its identity cannot approve it."
     ),
@@ -41,7 +42,10 @@ PROBLEMS: dict[str, ProblemType] = {
     "id-conflict": _of(409, "The id was used for other content", "Ids are never reused; make a new one."),
     "idempotency-conflict": _of(409, "The Idempotency-Key was used for another body", "Use a new key for a new write."),
     "idempotency-in-progress": _of(409, "The same write is still running", "Send it again later.", 1),
-    "live-items": _of(409, "Live items use it", "Erase or move what `detail` counts first."),
+    "class-in-use": _of(409, "Live items are of this class", "Let retention or a reclassification end them first."),
+    "store-in-use": _of(409, "Live artifacts lie in this store", "Erase or register them elsewhere first."),
+    "name-taken": _of(409, "The name is taken", "Choose another one."),
+    "subject-not-erased": _of(409, "This person was not erased", "A new start needs a completed erasure before it."),
     "plan-stale": _of(409, "The plan changed since it was read", "Plan again, read it, and approve its new hash."),
     "not-due": _of(409, "It is not due yet", "Ask again at the date in `detail`."),
     "erased": _of(410, "It was erased", "`request` names the request, `certificate` its proof once issued."),
@@ -49,6 +53,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "too-large": _of(413, "The body is too large", "Send at most 16 MiB and the number of items `detail` names."),
     "unsupported-media-type": _of(415, "Unknown content type", "Send `Content-Type: application/json`."),
     "invalid": _of(422, "The request is not valid", "`errors` lists each field by JSON pointer, never its value."),
+    "malformed-duration": _of(422, "Not a duration", "Write ISO 8601 durations such as P90D, P6M, PT30M."),
     "malformed-subject": _of(
         422, "Not a subject", "A subject is `type:value`: lower-case type, 1 to 512 characters without `*` and `%`."
     ),

@@ -1,0 +1,120 @@
+"""The data folder as one process's own: its lock, and where the running server can be found.
+
+Guarantees: at most one process serves a folder; the lock is the kernel's and ends with the process, however it ends.
+`run/server.json` tells other commands the address; a file left by a crash is recognised by the free lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class FolderMissing(Exception):
+    """The data folder does not exist or was never initialised."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"no data folder at {folder}: run muniment init --data {folder}")
+        self.folder = folder
+
+
+class FolderLocked(Exception):
+    """Another process serves this folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder} is in use by another muniment process: stop it, or use another --data")
+        self.folder = folder
+
+
+class ServerNotRunning(Exception):
+    """Nothing serves this folder now."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"no server runs on {folder}: start it with muniment serve --data {folder}")
+        self.folder = folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerPlace:
+    """Where a server listens."""
+
+    url: str
+    pid: int
+
+
+def _lock_path(folder: Path) -> Path:
+    return folder / "run" / "lock"
+
+
+def is_initialised(folder: Path) -> bool:
+    """Whether `muniment init` ran here to its end."""
+    return (folder / "run" / "initialised").exists()
+
+
+def mark_initialised(folder: Path) -> None:
+    """Notes that everything is in place; written last."""
+    (folder / "run" / "initialised").write_text("1\n", encoding="ascii")
+
+
+def make(folder: Path) -> None:
+    """Makes the data folder, readable by its owner only."""
+    (folder / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
+@contextmanager
+def lock(folder: Path) -> Iterator[None]:
+    """Holds the folder for this process. Raises FolderMissing or FolderLocked."""
+    if not (folder / "run").is_dir():
+        raise FolderMissing(folder)
+    descriptor = os.open(_lock_path(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FolderLocked(folder) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def is_locked(folder: Path) -> bool:
+    """Whether some process serves the folder now."""
+    try:
+        with lock(folder):
+            return False
+    except FolderLocked:
+        return True
+
+
+@contextmanager
+def announced(folder: Path, url: str) -> Iterator[None]:
+    """Tells other commands the server's address while the block runs."""
+    path = folder / "run" / "server.json"
+    temporary = path.with_suffix(".new")
+    temporary.write_text(json.dumps({"url": url, "pid": os.getpid()}), encoding="utf-8")
+    temporary.replace(path)
+    try:
+        yield
+    finally:
+        with suppress(FileNotFoundError):
+            path.unlink()
+
+
+def running_server(folder: Path) -> ServerPlace:
+    """Where the folder's server listens. Raises FolderMissing or ServerNotRunning."""
+    if not (folder / "run").is_dir():
+        raise FolderMissing(folder)
+    try:
+        found = json.loads((folder / "run" / "server.json").read_text(encoding="utf-8"))
+        place = ServerPlace(url=str(found["url"]), pid=int(found["pid"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        raise ServerNotRunning(folder) from None
+    if not is_locked(folder):
+        raise ServerNotRunning(folder)
+    return place

@@ -1,0 +1,130 @@
+"""How a request reaches its route: strict JSON, idempotent writes, every error of ours answered once.
+
+Guarantees: JSON is RFC 8259 and nothing more (no NaN, no lone surrogates, no numbers out of range, no endless nesting),
+and no text with NUL reaches a database. Routers of ours use `route_class=Route`; a route that needs the exact bytes
+reads `request.body()` and is not parsed here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ConfigDict
+from starlette.concurrency import run_in_threadpool
+
+from api import idempotency
+from api.auth import acting_of, bearer_of
+from api.errors import Problem, response_of
+
+_WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_NUL = b"\\u0000"
+
+
+class Body(BaseModel):
+    """The base of every request's schema: unknown fields are refused, numbers are finite."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class StrictRequest(Request):
+    """A request whose JSON is parsed strictly."""
+
+    async def json(self) -> Any:
+        """The parsed body. Raises json.JSONDecodeError (which the framework knows) or Problem."""
+        if not hasattr(self, "_strict"):
+            self._strict = parse_json(await self.body())
+        return self._strict
+
+
+def parse_json(body: bytes) -> Any:
+    """Returns the value of strict JSON.
+
+    Raises:
+        Problem: `malformed` with the place, or `invalid` for text that holds NUL.
+    """
+    try:
+        value = msgspec.json.decode(body)
+    except msgspec.DecodeError as error:
+        raise Problem("malformed", _place(str(error))) from None
+    except RecursionError:
+        raise Problem("malformed", "nested too deeply") from None
+    if _NUL in body and "\0" in json.dumps(value, ensure_ascii=False).replace("\\u0000", "\0"):
+        raise Problem("invalid", "text holds the character NUL")
+    return value
+
+
+def _place(message: str) -> str:
+    """The decoder's message names a byte and a rule; it never quotes the body."""
+    return message if len(message) <= 200 else "not JSON"  # noqa: PLR2004 - a line
+
+
+class Route(APIRoute):
+    """A route of ours."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """The framework's handler between strictness, idempotency and our errors."""
+        inner = super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            strict = StrictRequest(request.scope, request.receive)
+            try:
+                return await _once(strict, inner)
+            except Exception as error:
+                answer = response_of(error, instance=request.scope.get("request_id"))
+                if answer.status_code == 500:  # noqa: PLR2004 - nobody named it: telemetry logs and answers
+                    raise
+                return answer
+
+        return handle
+
+
+async def _once(request: StrictRequest, inner: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
+    key = request.headers.get("idempotency-key")
+    if key is None or request.method not in _WRITES:
+        return await inner(request)
+    parts = request.app.state.services
+    acting = await run_in_threadpool(acting_of, request, parts)
+    target = f"{request.method} {request.url.path}?{request.url.query}"
+    body = await request.body()
+    attempt = idempotency.attempt_of(
+        tenant_id=acting.tenant_id, token=bearer_of(request), target=target, key=key, body=body
+    )
+    kept = await run_in_threadpool(idempotency.begin, parts.database, attempt, parts.clock.now())
+    if kept is not None:
+        headers = {"idempotency-replayed": "true"}
+        return Response(kept.body, kept.status, media_type=kept.media_type, headers=headers)
+    answer = idempotency.Kept(status=500, media_type="", body=b"")
+    try:
+        try:
+            response = await inner(request)
+        except Exception as error:
+            response = response_of(error, instance=request.scope.get("request_id"))
+            if response.status_code == 500:  # noqa: PLR2004 - see Route
+                raise
+        if isinstance(response.body, bytes):
+            answer = idempotency.Kept(
+                status=response.status_code,
+                media_type=response.headers.get("content-type", "application/json"),
+                body=response.body,
+            )
+    finally:
+        await run_in_threadpool(idempotency.finish, parts.database, attempt, answer)
+    return response
+
+
+def make_router(tag: str) -> APIRouter:
+    """A router of ours under one heading of the OpenAPI document."""
+    return APIRouter(tags=[tag], route_class=Route, responses=_responses())
+
+
+def _responses() -> dict[int | str, dict[str, Any]]:
+    shape = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {
+        "4XX": {"description": "Refused; `type` names a page under `/problems/`.", "content": shape},
+        "5XX": {"description": "Not done; try again after `Retry-After`.", "content": shape},
+    }

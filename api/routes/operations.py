@@ -1,0 +1,164 @@
+"""Running the service: health, readiness, metrics, tokens, and the page of each problem type."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import Path, Response
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from api import administration, migrate
+from api.auth import Admin, Parts
+from api.database import DatabaseUnavailable
+from api.errors import Problem
+from api.pagination import DEFAULT_LIMIT, Cursor, Limit, Page, paged, read_cursor
+from api.problems import PROBLEMS, page
+from api.requests import Body, make_router
+from api.wiring import Services
+from ledger.errors import LedgerError
+from registry import tokens
+from registry.models import Token
+
+router = make_router("operations")
+_CODE = r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}$"
+
+
+class NewToken(Body):
+    """Whom a new token names and what it may use."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"principal": "refund-bot", "roles": ["writer"]}]})
+    principal: str = Field(pattern=_CODE, description="A person or a service; duties are separated by it.")
+    roles: list[str] = Field(min_length=1, max_length=8)
+    stores: list[str] = Field(default_factory=lambda: ["*"], max_length=1000)
+    classes: list[str] = Field(default_factory=lambda: ["*"], max_length=1000)
+
+
+class TokenView(BaseModel):
+    """A token without its secret."""
+
+    id: str
+    principal: str
+    roles: list[str]
+    stores: list[str]
+    classes: list[str]
+    created_at: datetime
+    revoked_at: datetime | None
+
+
+class MintedToken(TokenView):
+    """A new token with its secret, which is shown here and never again."""
+
+    token: str
+
+
+class Health(BaseModel):
+    """The process answers."""
+
+    status: str = Field(examples=["ok"])
+
+
+class Readiness(BaseModel):
+    """Whether the service can do its work, and what keeps it from it."""
+
+    status: str = Field(examples=["ready"])
+    not_ready: dict[str, str] = Field(examples=[{}], description="Part to reason; empty when ready.")
+
+
+def _view(row: Token) -> TokenView:
+    return TokenView(
+        id=row.token_id,
+        principal=row.principal,
+        roles=row.roles,
+        stores=row.stores,
+        classes=row.classes,
+        created_at=row.created_at,
+        revoked_at=row.revoked_at,
+    )
+
+
+@router.get("/healthz")
+def healthz() -> Health:
+    """The process runs."""
+    return Health(status="ok")
+
+
+@router.get("/readyz", responses={503: {"description": "Something named in `not_ready` is missing."}})
+def readyz(parts: Parts, response: Response) -> Readiness:
+    """Whether database, schema, keys, object store and log can be used."""
+    reasons = not_ready(parts)
+    if reasons:
+        response.status_code = 503
+        response.headers["Retry-After"] = "5"
+    return Readiness(status="not ready" if reasons else "ready", not_ready=reasons)
+
+
+def not_ready(parts: Services) -> dict[str, str]:
+    """The parts that cannot be used now, with the reason; never an address or a secret."""
+    reasons: dict[str, str] = {}
+    try:
+        parts.database.ping()
+        migrate.check(parts.database)
+    except DatabaseUnavailable as error:
+        return {"database": str(error)}
+    except (migrate.NewerSchema, migrate.OlderSchema) as error:
+        return {"schema": str(error)}
+    try:
+        next(iter(parts.locked.list("")), None)
+    except (LedgerError, OSError) as error:
+        reasons["object_store"] = type(error).__name__
+    try:
+        parts.keks.root.versions()
+    except Exception as error:  # noqa: BLE001 - any failure of a provider means not ready
+        reasons["keys"] = type(error).__name__
+    try:
+        parts.lease.check()
+    except LedgerError:
+        reasons["log"] = "another process leads the log; this one answers reads only"
+    return reasons
+
+
+@router.get("/metrics", response_class=PlainTextResponse)
+def metrics(parts: Parts) -> Response:
+    """The metrics in Prometheus' text format."""
+    body, media_type = parts.telemetry.metrics_page()
+    return Response(body, media_type=media_type)
+
+
+@router.get("/problems/{name}", response_class=PlainTextResponse)
+def problem_page(name: Annotated[str, Path(examples=["legal-hold"])]) -> str:
+    """What a problem type means and what to do."""
+    if name not in PROBLEMS:
+        raise Problem("not-found", "no such problem type")
+    return page(name)
+
+
+@router.get("/v1/tokens")
+def list_tokens(acting: Admin, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Page[TokenView]:
+    """The tenant's tokens, revoked ones too, oldest first."""
+    after = read_cursor(cursor, int, str)
+    with parts.database.transaction(acting.tenant_id, write=False) as session:
+        rows = tokens.list_tokens(session, acting.tenant_id, after=after, limit=limit + 1)
+    page_rows, next_cursor = paged(rows, limit, tokens.sort_key)
+    return Page(items=[_view(row) for row in page_rows], next_cursor=next_cursor)
+
+
+@router.post("/v1/tokens", status_code=201)
+def mint_token(body: NewToken, acting: Admin, parts: Parts) -> MintedToken:
+    """A new token; its secret is in this answer only."""
+    secret, row = administration.mint_token(
+        parts,
+        acting.tenant_id,
+        principal=body.principal,
+        roles=body.roles,
+        stores=body.stores,
+        classes=body.classes,
+    )
+    return MintedToken(**_view(row).model_dump(), token=secret)
+
+
+@router.delete("/v1/tokens/{token_id}", status_code=204)
+def revoke_token(token_id: str, acting: Admin, parts: Parts) -> None:
+    """Ends a token at once."""
+    administration.revoke_token(parts, acting.tenant_id, token_id)

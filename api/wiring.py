@@ -1,0 +1,225 @@
+"""Builds every part of the service once, from settings, and hands them around as one value.
+
+Guarantees: nothing of ours is made at import; two services in one process share nothing. Building writes nothing but
+missing folders and keys; `start` makes threads. Stores are opened here and nowhere else: their target is checked
+against the operator's list again at that moment, and their secrets are those of the tenant that registered them.
+Does not migrate the database (`api.migrate`) and does not lock the data folder (`api.folder`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from api import telemetry as telemetry_module
+from api.clock import Clock
+from api.database import Database
+from api.jobs import Job, Jobs
+from api.secrets import Secrets
+from api.settings import SettingRefused, Settings, environment_secret
+from api.telemetry import Telemetry
+from connectors.base import Connector, open_connector
+from ledger.files import FileStore
+from ledger.head import LogParts
+from ledger.lease import Lease
+from ledger.log import Log
+from ledger.objects import HotStore, ObjectStore
+from ledger.s3 import open_s3
+from ledger.signing import Ed25519Signer
+from registry.acting import Acting
+from registry.duration import Duration
+from registry.ids import random_hex
+from registry.models import StoreRow
+from registry.record import Record
+from registry.targets import Targets
+from registry.tenants import list_tenants
+from vault.keks import KekStore
+from vault.providers import open_root
+from vault.vault import Vault
+
+LEASE_EVERY = timedelta(seconds=1)
+OUTBOX_EVERY = timedelta(seconds=1)
+CHECKPOINT_EVERY = timedelta(seconds=5)
+DAY = timedelta(days=1)
+CERTIFICATE_NAME = "muniment/{log_id}/certificate"
+"""The name of a tenant's certificate key, another one than its log's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """The parts of a running service."""
+
+    settings: Settings
+    clock: Clock
+    telemetry: Telemetry
+    database: Database
+    keks: KekStore
+    vault: Vault
+    locked: ObjectStore
+    hot: HotStore
+    lease: Lease
+    log: Log
+    record: Record
+    secrets: Secrets
+    targets: Targets
+    jobs: Jobs
+
+    def tenants(self) -> list[Acting]:
+        """Every tenant, as the service itself acting in it."""
+        with self.database.unscoped() as session:
+            rows = list_tenants(session)
+            return [Acting.system(tenant_id=row.id, tenant=row.name, log_id=row.log_id) for row in rows]
+
+    def tenant(self, tenant_id: int) -> Acting:
+        """One tenant. Raises KeyError when there is none of this id."""
+        return {acting.tenant_id: acting for acting in self.tenants()}[tenant_id]
+
+    def connect(self, store: StoreRow, read_only: bool = False) -> Connector:  # noqa: FBT001, FBT002 - the seam erasure calls
+        """Opens the connector of a registered store. Raises TargetNotAllowed, SecretRefused or ConnectorError."""
+        tenant = self.tenant(store.tenant_id).tenant
+        self.check_target(store.kind, store.config)
+        return open_connector(
+            store.kind,
+            store.config,
+            secrets=lambda reference: self.secrets.resolve(tenant, reference),
+            read_only=read_only,
+        )
+
+    def check_target(self, kind: str, config: Mapping[str, Any]) -> None:
+        """Returns when the operator allows the target. Raises TargetNotAllowed."""
+        self.targets.check(kind, config)
+
+    def certificate_signer(self, log_id: str) -> Ed25519Signer:
+        """The key that signs a tenant's certificates."""
+        return signer_of(self.keks, CERTIFICATE_NAME.format(log_id=log_id))
+
+    def start(self, *, sole: bool, roles: frozenset[str] = frozenset({"api", "worker", "scheduler"})) -> None:
+        """Takes the lease and starts the threads of `roles`; `sole` says that the data folder's lock is held."""
+        self.lease.take(self.clock.now(), force=sole)
+        self.jobs.start(scheduler="scheduler" in roles, worker="worker" in roles)
+
+    def close(self) -> None:
+        """Ends threads, exporters and connections."""
+        self.jobs.stop()
+        self.telemetry.close()
+        self.database.close()
+
+
+def signer_of(keks: KekStore, name: str) -> Ed25519Signer:
+    """The signer of that name, from a seed in the key folder that is made once."""
+    return Ed25519Signer.from_seed(name, keks.signing_seed(name))
+
+
+def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services:
+    """Returns the parts for `settings`; see the module for what this writes.
+
+    Raises:
+        SettingRefused, and what opening keys and object stores raises.
+    """
+    clock = Clock(settings.clock_offset)
+    telemetry = telemetry or telemetry_module.build(otlp_endpoint=settings.otlp_endpoint, level=settings.log_level)
+    database = Database(settings.database)
+    keks = KekStore(_folder("KMS", settings.key_root), open_root(settings.key_root, clock=clock.now))
+    vault = Vault(keks)
+    locked, hot = _object_store(settings, clock), _hot_store(settings, clock)
+    lease = Lease(owner=random_hex(), sessions=database.shared)
+    log = Log(_log_parts(settings, database, keks, locked, hot), lease)
+    services = Services(
+        settings=settings,
+        clock=clock,
+        telemetry=telemetry,
+        database=database,
+        keks=keks,
+        vault=vault,
+        locked=locked,
+        hot=hot,
+        lease=lease,
+        log=log,
+        record=Record(vault=vault, log=log, transactions=database.transaction),
+        secrets=Secrets(settings.secrets_folder, environment_secret),
+        targets=_targets(settings),
+        jobs=Jobs(database, clock, telemetry),
+    )
+    _register_jobs(services)
+    return services
+
+
+def _log_parts(
+    settings: Settings, database: Database, keks: KekStore, locked: ObjectStore, hot: HotStore
+) -> LogParts:  # fmt: skip
+    term = Duration.parse(settings.log_term)
+
+    def lock_end(at: datetime) -> datetime:
+        if settings.lock_unit == "second":
+            # Tests wait for the end of locks: a day of the term becomes a second.
+            return at + timedelta(seconds=(term.add_to(at) - at) / DAY)
+        return term.add_to(at)
+
+    return LogParts(
+        transactions=database.transaction,
+        locked=locked,
+        hot=hot,
+        signer=lambda origin: signer_of(keks, origin),
+        lock_end=lock_end,
+    )
+
+
+def _folder(name: str, url: str) -> Path:
+    parts = urlsplit(url)
+    if parts.scheme != "file":
+        raise SettingRefused(name, f"scheme {parts.scheme!r} is not built here; use file://FOLDER")
+    return Path(unquote(parts.netloc + parts.path)).absolute()
+
+
+def _object_store(settings: Settings, clock: Clock) -> ObjectStore:
+    if settings.objects.startswith("s3://"):
+        return open_s3(settings.objects, endpoint_url=settings.s3_endpoint_url, locked=True)
+    return FileStore(_folder("OBJECT_STORE", settings.objects), clock=clock.now, locked=True)
+
+
+def _hot_store(settings: Settings, clock: Clock) -> HotStore:
+    if settings.hot.startswith("s3://"):
+        return open_s3(settings.hot, endpoint_url=settings.s3_endpoint_url, locked=False)
+    return FileStore(_folder("HOT_STORE", settings.hot), clock=clock.now, locked=False)
+
+
+def _own_places(settings: Settings) -> tuple[str, ...]:
+    """What no store may point at: our folders, buckets and database."""
+    places = [str(settings.data), str(settings.secrets_folder), settings.database, settings.objects, settings.hot]
+    return (*places, settings.key_root)
+
+
+def _targets(settings: Settings) -> Targets:
+    return Targets(allowed=settings.targets, own=_own_places(settings))
+
+
+def _register_jobs(services: Services) -> None:
+    """The jobs of the base services; the lead and later issues add theirs beside them."""
+    jobs = services.jobs
+    for_each = _for_each_tenant(services)
+    jobs.add(Job(name="lease", every=LEASE_EVERY, run=services.lease.take, shared=False))
+    jobs.add(Job(name="outbox", every=OUTBOX_EVERY, run=for_each(services.record.ship_outbox), shared=False))
+    jobs.add(Job(name="checkpoints", every=CHECKPOINT_EVERY, run=for_each(services.log.publish), shared=False))
+
+
+def _for_each_tenant(services: Services) -> Callable[[Callable[[int, datetime], Any]], Callable[[datetime], None]]:
+    """Makes a job of something that is done for one tenant; one tenant's failure does not stop the others."""
+
+    def wrap(run: Callable[[int, datetime], Any]) -> Callable[[datetime], None]:
+        def job(now: datetime) -> None:
+            failures = []
+            for acting in services.tenants():
+                try:
+                    run(acting.tenant_id, now)
+                except Exception as error:  # noqa: BLE001 - raised below, after the others had their turn
+                    failures.append(error)
+            if failures:
+                raise failures[0]
+
+        return job
+
+    return wrap
