@@ -123,13 +123,16 @@ class KekStore:
             found[number, epoch] = _status(path, number, epoch)
         return [found[key] for key in sorted(found)]
 
-    def opens(self, tenant: str, group_no: int, epoch: int) -> bool:
-        """Return whether the key can be had by any means left, its tombstone and every cache set aside."""
+    def recover(self, tenant: str, group_no: int, epoch: int) -> bytes:
+        """Return the key by any means left, its tombstone and every cache set aside: for proving that none is.
+
+        Raises KekUnknown where there is no file or no root for it, NotDecryptable where the file is damaged.
+        """
+        name = _group_file(group_no, epoch)
         try:
-            self._read(tenant, _group_file(group_no, epoch))
-        except (KekUnknown, RootUnavailable, NotDecryptable):
-            return False
-        return True
+            return self._read(tenant, name)
+        except RootUnavailable as error:
+            raise KekUnknown(tenant, name) from error
 
     def lookup_key(self, tenant: str) -> tuple[int, bytes]:
         """Return the newest look-up key and its version, made on first use."""
@@ -165,6 +168,10 @@ class KekStore:
     def evict_all(self) -> None:
         """Forget every key held in this process."""
         self._cache.evict_all()
+
+    def expire(self) -> None:
+        """Forget what is past its time."""
+        self._cache.expire()
 
     def fresh(self) -> "KekStore":
         """Return a second instance on the same folder that holds nothing in memory."""

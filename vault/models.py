@@ -38,11 +38,16 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 class KeyState(StrEnum):
-    """What may be done with a key: seal and open, only open, nothing."""
+    """What may be done with a key: seal and open, only open, nothing, nothing.
+
+    ``lost`` is found by a restore: the row's key-encryption key was destroyed, so its bytes open nothing. Only a
+    younger snapshot, wrapped under a later epoch, may bring such a key back.
+    """
 
     LIVE = "live"
     DESTROYING = "destroying"
     DESTROYED = "destroyed"
+    LOST = "lost"
 
 
 class DataKey(SQLModel, table=True):

@@ -1,0 +1,489 @@
+"""The keys of subjects: given out for sealing, opened for reading, destroyed for good.
+
+Guarantees: one key for each (subject, class, month, scope), whoever asks first; a destroyed key is never made again;
+nothing is given out for a fenced subject; a plaintext key stays in this process for at most ``cache_seconds``, and a
+key whose row is not committed yet is not kept at all. Does not decide who may read, nor what has to go, and writes no
+event: the caller does, before a binding step. The caller opens the transaction with its tenant and commits.
+
+Python cannot wipe memory: an evicted key's bytes may stay in the process until they are overwritten by chance.
+
+Example::
+
+    handle = vault.key_for(session, tenant_id, subject_id, "transcript", "2026-05")
+    sealed = seal(handle.key32, pack(body), context("acme", log_id, entry_id, 0))
+"""
+
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from sqlalchemy import Connection
+from sqlmodel import Session
+
+from vault import destruction, rows, snapshot
+from vault.cache import TimedCache
+from vault.destruction import RetiredEpoch, RotateReport
+from vault.envelope import KEY_BYTES, PART_KEY_BYTES
+from vault.errors import DestructionUnproven, KeyDestroyed, KeyFenced, KeyUnknown, NotDecryptable, VaultError
+from vault.keks import KekStore
+from vault.models import KeyState
+from vault.rows import AnyRow, PartId
+from vault.snapshot import RestoreReport
+from vault.transaction import pending
+from vault.wrapping import KeyHandle, KeySpec, part_key_binding, unwrap, wrap
+
+_MONTH = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyInfo:
+    """What is known about a key without opening it."""
+
+    key_id: str
+    spec: KeySpec
+    state: KeyState
+    group_no: int
+    epoch: int
+    destroyed_at: datetime | None
+    request: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Keys that opened, and why the others did not."""
+
+    opened: dict[str, bytes]
+    destroyed: dict[str, KeyDestroyed]
+
+
+class Vault:
+    """One process's access to the keys."""
+
+    def __init__(
+        self,
+        keks: KekStore,
+        *,
+        clock: Callable[[], datetime],
+        cache_count: int = 10_000,
+        cache_seconds: float = 60.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``clock`` dates new rows; ``cache_seconds`` is the bound that erasure waits for (DESIGN §4: 60)."""
+        self.keks = keks
+        self._clock = clock
+        self._keys: TimedCache[str, tuple[int, bytes]] = TimedCache(
+            capacity=cache_count, seconds=cache_seconds, monotonic=monotonic
+        )
+        self._ids: TimedCache[tuple[int, KeySpec], str] = TimedCache(
+            capacity=cache_count, seconds=cache_seconds, monotonic=monotonic
+        )
+
+    # ── giving out and opening ────────────────────────────────────────────────────────────────────────────────
+
+    def key_for(  # noqa: PLR0917 - four fields name a key, as everywhere
+        self, session: Session, tenant_id: int, subject_id: int, data_class: str, month: str, scope: str = ""
+    ) -> KeyHandle:
+        """Return the key to seal with, made if there is none. Raises as keys_for does."""
+        spec = KeySpec(subject_id=subject_id, data_class=data_class, month=month, scope=scope)
+        return self.keys_for(session, tenant_id, [spec])[spec]
+
+    def keys_for(self, session: Session, tenant_id: int, specs: Iterable[KeySpec]) -> dict[KeySpec, KeyHandle]:
+        """Return the keys to seal with, made where there are none; ask once for a whole flush.
+
+        Raises KeyFenced for a fenced subject or a key that is being destroyed, KeyDestroyed for one that was, and
+        KekDestroyed where the database is older than the key folder (restore the rows first).
+        """
+        wanted = sorted(set(specs))
+        given: dict[KeySpec, KeyHandle] = {}
+        for spec in wanted:
+            key_id = self._ids.get((tenant_id, spec))
+            key32 = None if key_id is None else self._held(tenant_id, key_id)
+            if key_id is not None and key32 is not None:
+                given[spec] = KeyHandle(key_id=key_id, key32=key32)
+        missing = [spec for spec in wanted if spec not in given]
+        if missing:
+            given |= self._from_rows(session, tenant_id, missing)
+        return given
+
+    def open_keys(self, session: Session, tenant_id: int, key_ids: Iterable[str]) -> dict[str, bytes]:
+        """Return the keys to read with. Raises KeyDestroyed and KeyUnknown, each naming the first such key."""
+        reading = self.try_open_keys(session, tenant_id, key_ids)
+        for fact in reading.destroyed.values():
+            raise fact
+        return reading.opened
+
+    def try_open_keys(self, session: Session, tenant_id: int, key_ids: Iterable[str]) -> Reading:
+        """Return the keys that open and, for those destroyed, since when and why. Raises KeyUnknown."""
+        wanted = sorted(set(key_ids))
+        opened = {key_id: key for key_id in wanted if (key := self._held(tenant_id, key_id)) is not None}
+        missing = [key_id for key_id in wanted if key_id not in opened]
+        destroyed: dict[str, KeyDestroyed] = {}
+        if missing:
+            generation = self._keys.generation
+            found = rows.keys_by_id(rows.connection(session), tenant_id, missing)
+            for key_id in missing:
+                if key_id not in found:
+                    raise KeyUnknown(key_id)
+                row = found[key_id]
+                if row["wrapped"] is None:
+                    destroyed[key_id] = _destroyed(row)
+                else:
+                    opened[key_id] = self._open(row)
+                    self._keep(session, row, opened[key_id], generation)
+        return Reading(opened=opened, destroyed=destroyed)
+
+    def keys_of(self, session: Session, tenant_id: int, subject_ids: Iterable[int]) -> list[KeyInfo]:
+        """Return every key these incarnations have or had."""
+        return [_info(row) for row in rows.keys_of_subjects(rows.connection(session), tenant_id, subject_ids)]
+
+    def info(self, session: Session, tenant_id: int, key_ids: Iterable[str]) -> dict[str, KeyInfo]:
+        """Return what is known about these keys; unknown ones are left out."""
+        found = rows.keys_by_id(rows.connection(session), tenant_id, key_ids)
+        return {key_id: _info(row) for key_id, row in found.items()}
+
+    def evict(self, key_ids: Iterable[str]) -> None:
+        """Forget these keys in this process."""
+        self._keys.evict(key_ids)
+
+    def evict_all(self) -> None:
+        """Forget every key in this process, key-encryption keys included."""
+        self._keys.evict_all()
+        self._ids.evict_all()
+        self.keks.evict_all()
+
+    def expire(self) -> None:
+        """Forget what is past its time; called by a periodic job, so that unused keys do not stay either."""
+        self._keys.expire()
+        self._ids.expire()
+        self.keks.expire()
+
+    # ── parts that must outlive their data key ────────────────────────────────────────────────────────────────
+
+    def keep_part(  # noqa: PLR0917 - the columns of one row, in their order
+        self,
+        session: Session,
+        tenant_id: int,
+        entry_id: str,
+        part: int,
+        part_key: bytes,
+        ground: str,
+        until: datetime | None,
+    ) -> None:
+        """Keep the key of one part; a part already kept gets the new ground and end.
+
+        Raises KeyDestroyed if its part key was destroyed, NotDecryptable if another key is already kept for it.
+        """
+        if len(part_key) != PART_KEY_BYTES:
+            raise NotDecryptable(f"a part key has {PART_KEY_BYTES} bytes, got {len(part_key)}")
+        db = rows.connection(session)
+        if self._reground(db, tenant_id, (entry_id, part), part_key, ground=ground, until=until):
+            return
+        [slots] = rows.take_slots(db, tenant_id, 1)
+        row = {
+            "tenant_id": tenant_id,
+            "entry_id": entry_id,
+            "part": part,
+            "group_no": slots.group_no,
+            "epoch": slots.epoch,
+            "wrapped": wrap(
+                self._slot_kek(tenant_id, slots),
+                part_key_binding(tenant_id, entry_id, part, slots.group_no, slots.epoch),
+                part_key,
+            ),
+            "ground": ground,
+            "until": until,
+            "created_at": self._clock(),
+            "state": KeyState.LIVE,
+        }
+        if not rows.insert_missing(db, rows.PARTS, [row]):
+            # Another process kept it first.
+            rows.give_back(db, tenant_id, slots.group_no, 1)
+            self._reground(db, tenant_id, (entry_id, part), part_key, ground=ground, until=until)
+
+    def open_part(self, session: Session, tenant_id: int, entry_id: str, part: int) -> bytes:
+        """Return the part key. Raises KeyUnknown if none is kept, KeyDestroyed if it was destroyed."""
+        found = rows.parts_by_id(rows.connection(session), tenant_id, [(entry_id, part)])
+        if (entry_id, part) not in found:
+            raise KeyUnknown(f"{entry_id}/{part}")
+        return self._open_part(found[entry_id, part])
+
+    def open_parts(self, session: Session, tenant_id: int, parts: Collection[PartId]) -> dict[PartId, bytes]:
+        """Return the part keys that are kept for these parts; the others are left out."""
+        found = rows.parts_by_id(rows.connection(session), tenant_id, parts)
+        return {part: self._open_part(row) for part, row in found.items() if row["wrapped"] is not None}
+
+    def ended_parts(self, session: Session, tenant_id: int, now: datetime) -> list[PartId]:
+        """Return the parts whose ground has ended and whose key is still there."""
+        return rows.parts_ended(rows.connection(session), tenant_id, now)
+
+    def drop_parts(
+        self, session: Session, tenant_id: int, parts: Sequence[PartId], *, now: datetime, request: str
+    ) -> int:
+        """Destroy part keys whose ground has ended; then rotate their groups. Returns how many changed."""
+        return destruction.drop_parts(session, tenant_id, parts, now, request)
+
+    # ── destruction, in the order of vault/destruction.py ─────────────────────────────────────────────────────
+
+    def fence_subject(self, session: Session, tenant_id: int, subject_id: int, *, now: datetime, request: str) -> None:
+        """Close an incarnation: from the commit on, no key of it is made or given out for sealing."""
+        db = rows.connection(session)
+        row = {"tenant_id": tenant_id, "subject_id": subject_id, "fenced_at": now, "request": request}
+        rows.insert_missing(db, rows.FENCES, [row])
+        self._ids.evict_all()
+
+    def mark_destroying(self, session: Session, tenant_id: int, key_ids: Sequence[str], *, request: str) -> int:
+        """Step 1. From the commit on, nothing new is sealed under these keys and no process starts to hold them."""
+        changed = destruction.mark_keys(session, tenant_id, key_ids, request)
+        self.evict(key_ids)
+        return changed
+
+    def delete_wrapped(
+        self, session: Session, tenant_id: int, key_ids: Sequence[str], *, now: datetime, request: str
+    ) -> int:
+        """Step 2. The rows lose their bytes and stay as tombstones; returns how many changed. Raises KeyUnknown.
+
+        Evicted here and again by the caller after the commit: until then another thread may read the old row.
+        """
+        changed = destruction.delete_wrapped(session, tenant_id, key_ids, now, request)
+        self.evict(key_ids)
+        return changed
+
+    def groups_of(
+        self, session: Session, tenant_id: int, key_ids: Iterable[str], parts: Collection[PartId] = ()
+    ) -> list[int]:
+        """Return the groups that a destruction of these keys and parts touches."""
+        db = rows.connection(session)
+        found = [*rows.keys_by_id(db, tenant_id, key_ids).values(), *rows.parts_by_id(db, tenant_id, parts).values()]
+        return sorted({int(row["group_no"]) for row in found})
+
+    def rotate_groups(
+        self,
+        session: Session,
+        tenant_id: int,
+        groups: Iterable[int],
+        now: datetime,
+        grace: timedelta,
+        *,
+        force: bool = False,
+    ) -> RotateReport:
+        """Step 3. Wrap the groups' live rows under a new epoch; the old one is due ``grace`` after ``now``.
+
+        A group without anything destroyed under its present epoch is skipped, unless ``force``.
+        """
+        return destruction.rotate_groups(session, self.keks, tenant_id, groups, now=now, grace=grace, force=force)
+
+    def due_keks(self, session: Session, tenant_id: int, now: datetime) -> list[RetiredEpoch]:
+        """Return what destroy_due_keks would destroy, for the binding event that comes first."""
+        return destruction.due_keks(session, tenant_id, now)
+
+    def destroy_due_keks(self, session: Session, tenant_id: int, now: datetime) -> list[RetiredEpoch]:
+        """Step 5. Destroy the former epochs whose grace is over and that no row is wrapped under; return them."""
+        return destruction.destroy_due_keks(session, self.keks, tenant_id, now)
+
+    def prove_destroyed(
+        self, session: Session, tenant_id: int, key_ids: Sequence[str], *, old_rows: bytes | None = None
+    ) -> None:
+        """Step 6. Try to open the keys with an instance that holds nothing, and return only if that fails.
+
+        ``old_rows`` is a snapshot from before the destruction, such as a backup holds: its rows must not open either,
+        once their epoch was destroyed. While its grace lasts they do by design; ``unopenable_since`` tells.
+        Raises DestructionUnproven, and KeyUnknown for a key that has no tombstone.
+        """
+        fresh = self.keks.fresh()
+        db = rows.connection(session)
+        present = rows.keys_by_id(db, tenant_id, key_ids)
+        for key_id in key_ids:
+            if key_id not in present:
+                raise KeyUnknown(key_id)
+            if present[key_id]["wrapped"] is not None:
+                opens = destruction.still_opens(fresh, present[key_id])
+                raise DestructionUnproven(
+                    key_id, f"its row still has bytes, which {'open' if opens else 'are damaged'}"
+                )
+            if present[key_id]["state"] != KeyState.DESTROYED:
+                raise DestructionUnproven(key_id, f"its row is {present[key_id]['state']}, not destroyed")
+        if old_rows is not None:
+            self._try_old_rows(db, fresh, tenant_id, set(key_ids), old_rows)
+
+    def unopenable_since(self, session: Session, tenant_id: int, key_ids: Sequence[str]) -> datetime | None:
+        """Return since when no backup of the rows opens any of these keys, or None while one still might.
+
+        That is when the last epoch that wrapped one of them was destroyed.
+        """
+        return self._latest(session, tenant_id, key_ids, self._epochs_gone_at)
+
+    def final_at(self, session: Session, tenant_id: int, key_ids: Sequence[str]) -> datetime | None:
+        """Return since when every root is gone that could open a copy of these keys' epochs, or None before that."""
+
+        def at(row: AnyRow) -> datetime | None:
+            return self.keks.final_at(str(tenant_id), row["group_no"], row["epoch"])
+
+        return self._latest(session, tenant_id, key_ids, at)
+
+    # ── the unlocked store ────────────────────────────────────────────────────────────────────────────────────
+
+    def snapshot_rows(
+        self, session: Session, tenant_id: int, key_ids: Iterable[str], parts: Collection[PartId] = ()
+    ) -> bytes:
+        """Return wrapped rows, tombstones included, as canonical bytes."""
+        return snapshot.snapshot(session, tenant_id, key_ids, parts)
+
+    def snapshot_group(self, session: Session, tenant_id: int, group_no: int) -> bytes:
+        """Return every live row of a group, to be stored and read back after a rotation."""
+        return snapshot.snapshot_group(session, tenant_id, group_no)
+
+    def restore_rows(self, session: Session, tenant_id: int, data: bytes) -> RestoreReport:
+        """Bring rows back from a snapshot without undoing any destruction."""
+        report = snapshot.restore(session, self.keks, tenant_id, data)
+        self._keys.evict_all()
+        self._ids.evict_all()
+        return report
+
+    # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _from_rows(self, session: Session, tenant_id: int, specs: list[KeySpec]) -> dict[KeySpec, KeyHandle]:
+        db = rows.connection(session)
+        generation = self._keys.generation
+        closed = rows.fenced(db, tenant_id, {spec.subject_id for spec in specs})
+        for spec in specs:
+            if spec.subject_id in closed:
+                raise KeyFenced(spec.subject_id)
+            if not _MONTH.fullmatch(spec.month):
+                raise VaultError(f"a key's month is YYYY-MM, got {spec.month!r}")
+        found = rows.keys_by_spec(db, tenant_id, specs)
+        missing = [spec for spec in specs if spec not in found]
+        if missing:
+            pending(session).keys.update(self._make(db, tenant_id, missing))
+            # What another process inserted first is read here: its key is used, ours was never given out.
+            found |= rows.keys_by_spec(db, tenant_id, missing)
+        given = {}
+        for spec in specs:
+            row = found[spec]
+            if row["wrapped"] is None:
+                raise _destroyed(row)
+            if row["state"] != KeyState.LIVE:
+                raise KeyFenced(spec.subject_id)
+            given[spec] = KeyHandle(key_id=row["key_id"], key32=self._open(row))
+            self._keep(session, row, given[spec].key32, generation)
+        return given
+
+    def _make(self, db: Connection, tenant_id: int, specs: list[KeySpec]) -> set[str]:
+        made = set()
+        left = iter(specs)
+        for slots in rows.take_slots(db, tenant_id, len(specs)):
+            kek = self._slot_kek(tenant_id, slots)
+            batch = [self._new_row(tenant_id, next(left), slots, kek) for _ in range(slots.count)]
+            rows.insert_missing(db, rows.KEYS, batch)
+            ids = {str(row["key_id"]) for row in batch}
+            inserted = set(rows.keys_by_id(db, tenant_id, ids))
+            if len(inserted) < len(ids):
+                rows.give_back(db, tenant_id, slots.group_no, len(ids) - len(inserted))
+            made |= inserted
+        return made
+
+    def _new_row(self, tenant_id: int, spec: KeySpec, slots: rows.Slots, kek: bytes) -> dict[str, object]:
+        key_id = secrets.token_hex(16)
+        row: AnyRow = {
+            "tenant_id": tenant_id,
+            "key_id": key_id,
+            "subject_id": spec.subject_id,
+            "data_class": spec.data_class,
+            "month": spec.month,
+            "scope": spec.scope,
+            "group_no": slots.group_no,
+            "epoch": slots.epoch,
+        }
+        wrapped = wrap(kek, destruction.binding_of(rows.KEYS, row), secrets.token_bytes(KEY_BYTES))
+        return {**row, "wrapped": wrapped, "created_at": self._clock(), "state": KeyState.LIVE}
+
+    def _slot_kek(self, tenant_id: int, slots: rows.Slots) -> bytes:
+        if slots.new:
+            # Durable before the rows that need it can be committed; without them it is an empty file's worth of key.
+            self.keks.create(str(tenant_id), slots.group_no, slots.epoch)
+        return self.keks.get(str(tenant_id), slots.group_no, slots.epoch)
+
+    def _open(self, row: AnyRow) -> bytes:
+        kek = self.keks.get(str(row["tenant_id"]), row["group_no"], row["epoch"])
+        return unwrap(kek, destruction.binding_of(rows.KEYS, row), row["wrapped"])
+
+    def _open_part(self, row: AnyRow) -> bytes:
+        if row["wrapped"] is None:
+            raise KeyDestroyed(f"{row['entry_id']}/{row['part']}", row["destroyed_at"], row["request"])
+        kek = self.keks.get(str(row["tenant_id"]), row["group_no"], row["epoch"])
+        return unwrap(kek, destruction.binding_of(rows.PARTS, row), row["wrapped"])
+
+    def _held(self, tenant_id: int, key_id: str) -> bytes | None:
+        # The tenant is compared even though key ids are random: a key is never served across the wall.
+        held = self._keys.get(key_id)
+        return held[1] if held is not None and held[0] == tenant_id else None
+
+    def _keep(self, session: Session, row: AnyRow, key32: bytes, generation: int) -> None:
+        if row["state"] != KeyState.LIVE or row["key_id"] in pending(session).keys:
+            return
+        tenant_id = row["tenant_id"]
+        self._keys.put(row["key_id"], (tenant_id, key32), generation)
+        self._ids.put((tenant_id, rows.spec_of(row)), row["key_id"], self._ids.generation)
+
+    def _reground(
+        self, db: Connection, tenant_id: int, part: PartId, part_key: bytes, *, ground: str, until: datetime | None
+    ) -> bool:
+        row = rows.parts_by_id(db, tenant_id, [part]).get(part)
+        if row is None:
+            return False
+        if not hmac.compare_digest(self._open_part(row), part_key):
+            raise NotDecryptable(f"another key is already kept for part {part[1]} of entry {part[0]}")
+        rows.set_parts(db, tenant_id, [part], {"ground": ground, "until": until})
+        return True
+
+    def _try_old_rows(self, db: Connection, fresh: KekStore, tenant_id: int, key_ids: set[str], data: bytes) -> None:
+        old = [row for row in snapshot.snapshot_rows_of(data, tenant_id) if row["key_id"] in key_ids]
+        retired = rows.retired_of(db, tenant_id, {row["group_no"] for row in old})
+        gone = {(row["group_no"], row["epoch"]) for row in retired if row["destroyed_at"] is not None}
+        for row in old:
+            if (row["group_no"], row["epoch"]) in gone and destruction.still_opens(fresh, row):
+                raise DestructionUnproven(row["key_id"], f"epoch {row['epoch']} of its group still opens an old row")
+
+    def _epochs_gone_at(self, row: AnyRow) -> datetime | None:
+        statuses = self.keks.epochs(str(row["tenant_id"]), row["group_no"])
+        ends = [status.destroyed_at for status in statuses if status.epoch <= row["epoch"]]
+        known = [end for end in ends if end is not None]
+        return max(known) if known and len(known) == len(ends) else None
+
+    def _latest(
+        self,
+        session: Session,
+        tenant_id: int,
+        key_ids: Sequence[str],
+        end_of: Callable[[AnyRow], datetime | None],
+    ) -> datetime | None:
+        found = rows.keys_by_id(rows.connection(session), tenant_id, key_ids)
+        latest: datetime | None = None
+        for key_id in key_ids:
+            if key_id not in found:
+                raise KeyUnknown(key_id)
+            row = found[key_id]
+            end = end_of(row) if row["state"] == KeyState.DESTROYED else None
+            if end is None:
+                return None
+            latest = end if latest is None else max(latest, end)
+        return latest
+
+
+def _destroyed(row: AnyRow) -> KeyDestroyed:
+    return KeyDestroyed(row["key_id"], row["destroyed_at"], row["request"])
+
+
+def _info(row: AnyRow) -> KeyInfo:
+    return KeyInfo(
+        key_id=row["key_id"],
+        spec=rows.spec_of(row),
+        state=KeyState(row["state"]),
+        group_no=row["group_no"],
+        epoch=row["epoch"],
+        destroyed_at=row["destroyed_at"],
+        request=row["request"],
+    )
