@@ -162,7 +162,7 @@ def decide(  # noqa: PLR0917 - the order of the design; called for every item, s
     for hold in holds:
         if _is_held(item, hold):
             return Decision("keep", "hold", None, (Because("hold", "keep", hold.hold_id),))
-    erasures = [claim for claim in requests if claim.right == "erasure" and _concerns(claim, item)]
+    erasures = [claim for claim in requests if claim.right == "erasure" and concerns(claim, item)]
     for restriction in restrictions:
         if restriction.subject in item.subjects and not _is_lifted_by_erasure(restriction, erasures):
             return Decision(
@@ -211,7 +211,8 @@ def _is_held(item: Item, hold: Hold) -> bool:
     )
 
 
-def _concerns(claim: Claim, item: Item) -> bool:
+def concerns(claim: Claim, item: Item) -> bool:
+    """Whether the request asks for this item: one of its persons, and within the request's classes and scopes."""
     return (
         not claim.subjects.isdisjoint(item.subjects)
         and (claim.data_classes is None or item.data_class in claim.data_classes)
@@ -248,7 +249,7 @@ def _wanted(item: Item, rules: Rules, erasures: Sequence[Claim], requests: Seque
     if due is None:
         return _not_due(item, rules, end)
     for claim in requests:
-        if claim.right in _EXPORTS and now <= claim.due_at and _concerns(claim, item):
+        if claim.right in _EXPORTS and now <= claim.due_at and concerns(claim, item):
             return Decision(
                 "keep",
                 "access_pending",

@@ -1,0 +1,473 @@
+"""The plan of an erasure: every copy, what happens to it and by which rule, before anything is touched.
+
+Guarantees: a function of values. Each line comes from `retention.decide.decide` and from nothing else; leaves stand
+before what they were made from; the same values give the same bytes and the same hash. The canonical form holds opaque
+ids, counts and names of classes, stores and rules: no identifier of a person, no locator. Not decided here: who
+approves, and whether a decision still holds when the delete is dispatched (`erasure.execute` asks again).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import rfc8785
+
+from erasure.request import CopyState
+from retention.decide import (
+    DESTRUCTIVE,
+    Because,
+    Claim,
+    Decision,
+    Hold,
+    Item,
+    Restriction,
+    Rules,
+    SourceEnd,
+    concerns,
+    decide,
+)
+
+SCHEMA = "muniment-plan/v1"
+VAULT = "vault"
+"""The store of keys, as plans and certificates name it."""
+IDENTITY = "identity"
+"""The class of a person's identity key: identifiers, locators and stream names are sealed under it."""
+MAX_PATH = 20
+_IDENTITY_RULES = Rules(name=IDENTITY, keep=None, starts="created")
+_STATES = {
+    "erase": CopyState.PENDING,
+    "regenerate": CopyState.AWAITING_EXTERNAL,
+    "review": CopyState.AWAITING_HUMAN,
+    "keep": CopyState.RETAINED,
+    "restrict": CopyState.RETAINED,
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassFact:
+    """What the plan needs of a class in force: its rules and the level its copies must reach."""
+
+    name: str
+    version: int
+    required: str
+    rules: Rules
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreFact:
+    """A registered store. `not_covered` says why nothing can be erased there, None where it can."""
+
+    name: str
+    kind: str
+    not_covered: str | None = None
+    checks_owner: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFact:
+    """A parent of an artifact, by public name: an artifact (`a`) or an entry of the record (`e`)."""
+
+    kind: str
+    ref: int
+    name: str
+    status: str
+    ends_at: datetime | None = None
+    about_subjects: bool = False
+    """Whether an entry is about the plan's persons, so that its content ends with their keys."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArtifactFact:
+    """One artifact; `item.sources` is filled by the plan from `sources`."""
+
+    artifact_id: int
+    name: str
+    store: str
+    item: Item
+    sources: tuple[SourceFact, ...] = ()
+    asserted_by: str | None = None
+    """The token that registered it, where the store cannot check an owner itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartFact:
+    """A part of the record that may meet another fate than the key that seals it."""
+
+    entry_id: str
+    entry_idx: int
+    part: int
+    item: Item
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFact:
+    """A data key of a person, and the parts under it that others share or a scope selects."""
+
+    key_id: str
+    month: str
+    item: Item
+    entries: int = 0
+    joint_parts: int = 0
+    joint_subjects: int = 0
+    parts: tuple[PartFact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanInput:
+    """Everything a plan is made from. `claim` is None for a sweep of retention."""
+
+    owner: str
+    subjects: frozenset[int]
+    claim: Claim | None
+    artifacts: Sequence[ArtifactFact]
+    keys: Sequence[KeyFact]
+    classes: Mapping[str, ClassFact]
+    stores: Mapping[str, StoreFact]
+    holds: Sequence[Hold] = ()
+    restrictions: Sequence[Restriction] = ()
+    claims: Sequence[Claim] = ()
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanCopy:
+    """One line. `ref` is its opaque public id; `state` is where execution starts from."""
+
+    copy_no: int
+    kind: str
+    ref: str
+    artifact_id: int | None = None
+    key_id: str | None = None
+    entry_idx: int | None = None
+    data_class: str
+    store: str
+    action: str
+    rule: str
+    because: tuple[Because, ...]
+    until: datetime | None
+    path: tuple[str, ...]
+    collateral: Mapping[str, int] | None
+    depth: int
+    required: str
+    state: str
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The frozen plan: lines, registered stores that cannot be examined, and what others would lose."""
+
+    owner: str
+    copies: tuple[PlanCopy, ...]
+    not_covered: tuple[Mapping[str, str], ...]
+    coverage: tuple[Mapping[str, str], ...]
+    collateral: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do, keep or report."""
+        return not self.copies
+
+    def canonical(self) -> bytes:
+        """The RFC 8785 bytes that are hashed into the log."""
+        return rfc8785.dumps(
+            {
+                "schema": SCHEMA,
+                "owner": self.owner,
+                "copies": [line_of(copy) for copy in self.copies],
+                "not_covered": [dict(item) for item in self.not_covered],
+                "collateral": dict(self.collateral),
+            }
+        )
+
+    @property
+    def hash(self) -> str:
+        """Lower-case hexadecimal SHA-256 of `canonical`."""
+        return hashlib.sha256(self.canonical()).hexdigest()
+
+
+def line_of(copy: PlanCopy) -> dict[str, Any]:
+    """A line as the contract shows it. Source: API §6."""
+    return {
+        "copy": copy.copy_no,
+        copy.kind: copy.ref,
+        "data_class": copy.data_class,
+        "store": copy.store,
+        "action": copy.action,
+        "rule": copy.rule,
+        "because": [reason._asdict() for reason in copy.because],
+        "until": None if copy.until is None else instant_text(copy.until),
+        "path": list(copy.path),
+        "collateral": None if copy.collateral is None else dict(copy.collateral),
+        "required": copy.required,
+    }
+
+
+def instant_text(at: datetime) -> str:
+    """UTC with microseconds and `Z`. Source: API §0."""
+    return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+
+
+def build(given: PlanInput) -> Plan:
+    """The plan that follows from the values; a sweep's plan leaves out what simply stays."""
+    depths = depths_of(given.artifacts)
+    lines = _artifact_lines(given, depths)
+    lines += _key_lines(given, lines)
+    lines.sort(key=lambda line: (line.data_class == IDENTITY, line.kind == "key", -line.depth, line.store, line.ref))
+    copies = tuple(replace(line, copy_no=number) for number, line in enumerate(lines, start=1))
+    return Plan(
+        owner=given.owner,
+        copies=copies,
+        not_covered=_not_covered(given),
+        coverage=_coverage(given, copies),
+        collateral=_collateral(copies),
+    )
+
+
+def depths_of(artifacts: Sequence[ArtifactFact]) -> dict[int, int]:
+    """How many derivations lie between each artifact and its farthest root among these; cycles share the depth reached.
+
+    Linear in artifacts and edges.
+    """
+    known = {fact.artifact_id for fact in artifacts}
+    parents = {
+        fact.artifact_id: [source.ref for source in fact.sources if source.kind == "a" and source.ref in known]
+        for fact in artifacts
+    }
+    children: dict[int, list[int]] = {}
+    waiting = {}
+    for child, sources in parents.items():
+        waiting[child] = len(sources)
+        for source in sources:
+            children.setdefault(source, []).append(child)
+    depths = {ref: 0 for ref, count in waiting.items() if not count}
+    ready = list(depths)
+    while ready:
+        ref = ready.pop()
+        for child in children.get(ref, ()):
+            depths[child] = max(depths.get(child, 0), depths[ref] + 1)
+            waiting[child] -= 1
+            if not waiting[child]:
+                ready.append(child)
+    # What is in a cycle, or below one, has no order of its own: it goes first, as the deepest.
+    deepest = max(depths.values(), default=0) + 1
+    return {ref: depths[ref] if not waiting[ref] else deepest for ref in parents}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Addendum:
+    """What a second run of the selector found beyond an approved plan."""
+
+    added: tuple[PlanCopy, ...]
+    needs_approval: tuple[str, ...]
+    """Why the additions are of another kind than what was approved; empty where they are not."""
+
+
+def addendum(approved: Iterable[PlanCopy], fresh: Plan) -> Addendum:
+    """The lines that an approved plan lacks. Additions of a class, store and rule already in it need no new approval.
+
+    Source: DESIGN §7.
+    """
+    lines = list(approved)
+    known = {(line.kind, line.ref) for line in lines}
+    shapes = {(line.data_class, line.store, line.rule, line.action) for line in lines}
+    added = [line for line in fresh.copies if (line.kind, line.ref) not in known]
+    strange = sorted(
+        {
+            f"{line.data_class} in {line.store} by {line.rule}: {line.action}"
+            for line in added
+            if (line.data_class, line.store, line.rule, line.action) not in shapes and line.action != "keep"
+        }
+    )
+    first = max((line.copy_no for line in lines), default=0) + 1
+    numbered = tuple(replace(line, copy_no=first + place) for place, line in enumerate(added))
+    return Addendum(added=numbered, needs_approval=tuple(strange))
+
+
+def _artifact_lines(given: PlanInput, depths: Mapping[int, int]) -> list[PlanCopy]:
+    """Roots first, so that a derived item knows which of its sources the plan ends."""
+    ending: set[int] = set()
+    lines = []
+    names = {fact.artifact_id: fact for fact in given.artifacts}
+    for fact in sorted(given.artifacts, key=lambda fact: (depths[fact.artifact_id], fact.artifact_id)):
+        sources = tuple(
+            SourceEnd(source.status, source.ends_at, _ends_in_plan(source, ending)) for source in fact.sources
+        )
+        item = replace(fact.item, sources=sources)
+        known = given.classes.get(item.data_class)
+        decision = _decide(item, None if known is None else known.rules, given)
+        if decision.action in DESTRUCTIVE:
+            ending.add(fact.artifact_id)
+        line = _artifact_line(fact, decision, given, path=_path(fact, names), depth=depths[fact.artifact_id])
+        if _belongs(line, item, given):
+            lines.append(line)
+    return lines
+
+
+def _belongs(line: PlanCopy, item: Item, given: PlanInput) -> bool:
+    """Whether a line is part of the plan: what is asked for or ends; a sweep lists nothing that simply stays."""
+    if line.action in DESTRUCTIVE or line.action == "review":
+        return True
+    return given.claim is not None and concerns(given.claim, item)
+
+
+def _artifact_line(
+    fact: ArtifactFact, decision: Decision, given: PlanInput, *, path: tuple[str, ...], depth: int
+) -> PlanCopy:
+    known = given.classes.get(fact.item.data_class)
+    store = given.stores.get(fact.store)
+    missing = "the store is not registered any more" if store is None else store.not_covered
+    state, detail = _STATES[decision.action], None
+    if known is None and decision.rule == "none":
+        state, detail = CopyState.NOT_COVERED, "no data class of this name is in force"
+    if missing is not None and state is not CopyState.RETAINED:
+        state, detail = CopyState.NOT_COVERED, missing
+    others = len(fact.item.subjects - given.subjects)
+    return PlanCopy(
+        copy_no=0,
+        kind="artifact",
+        ref=fact.name,
+        artifact_id=fact.artifact_id,
+        data_class=fact.item.data_class,
+        store=fact.store,
+        action=decision.action,
+        rule=decision.rule,
+        because=decision.because,
+        until=decision.until,
+        path=path,
+        collateral={"subjects": others} if others and decision.action in DESTRUCTIVE else None,
+        depth=depth,
+        required="L2" if known is None else known.required,
+        state=state,
+        detail=detail,
+    )
+
+
+def _ends_in_plan(source: SourceFact, ending: set[int]) -> bool:
+    return source.about_subjects if source.kind == "e" else source.ref in ending
+
+
+def _decide(item: Item, rules: Rules | None, given: PlanInput) -> Decision:
+    claims = given.claims if given.claim is None else [given.claim, *given.claims]
+    return decide(item, rules, given.holds, given.restrictions, claims, given.now)
+
+
+def _path(fact: ArtifactFact, names: Mapping[int, ArtifactFact]) -> tuple[str, ...]:
+    """Opaque ids from a root to the item's direct source, along first sources; cut at `MAX_PATH`."""
+    path: list[str] = []
+    seen = {fact.artifact_id}
+    current: ArtifactFact | None = fact
+    while current is not None and current.sources and len(path) < MAX_PATH:
+        source = current.sources[0]
+        if source.kind == "a" and source.ref in seen:
+            break
+        seen.add(source.ref)
+        path.append(source.name)
+        current = names.get(source.ref) if source.kind == "a" else None
+    return tuple(reversed(path))
+
+
+def _key_lines(given: PlanInput, artifacts: Sequence[PlanCopy]) -> list[PlanCopy]:
+    keys = [key for key in given.keys if key.item.data_class != IDENTITY]
+    lines = [line for key in keys if _belongs(line := _key_line(key, given), key.item, given)]
+    kept = [line for line in (*artifacts, *lines) if line.state == CopyState.RETAINED]
+    return lines + [_identity_line(key, given, kept) for key in given.keys if key.item.data_class == IDENTITY]
+
+
+def _key_line(key: KeyFact, given: PlanInput) -> PlanCopy:
+    known = given.classes.get(key.item.data_class)
+    rules = None if known is None else known.rules
+    decision = _decide(key.item, rules, given)
+    detail = None
+    if decision.action == "regenerate":
+        # What was recorded is not made anew: a class that regenerates its copies still loses its record.
+        decision = decision._replace(action="erase")
+    if decision.action in DESTRUCTIVE:
+        kept = [(part, _decide(part.item, rules, given)) for part in key.parts]
+        staying = [(part, found) for part, found in kept if found.rule in ("hold", "restriction", "floor", "exemption")]
+        if staying:
+            # Part keys of their own are given by the record; until it offers that, the whole key stays.
+            decision = staying[0][1]
+            detail = f"{len(staying)} parts under this key must stay"
+    return _key_copy(key, decision, detail)
+
+
+def _identity_line(key: KeyFact, given: PlanInput, kept: Sequence[PlanCopy]) -> PlanCopy:
+    decision = _decide(key.item, _IDENTITY_RULES, given)
+    detail = None
+    if decision.action in DESTRUCTIVE and kept:
+        # What stays must be found again when its ground ends, and only the identity key opens where it lies.
+        dated = [line.until for line in kept]
+        until = None if None in dated else max(at for at in dated if at is not None)
+        reason = Because(decision.rule, "keep", f"needed by {len(kept)} retained copies")
+        decision = Decision("keep", kept[0].rule, until, (reason,))  # type: ignore[arg-type]  # a rule by its origin
+        detail = f"needed by {len(kept)} retained copies"
+    return _key_copy(key, decision, detail)
+
+
+def _key_copy(key: KeyFact, decision: Decision, detail: str | None) -> PlanCopy:
+    ends = decision.action in DESTRUCTIVE
+    collateral = {"parts": key.joint_parts, "subjects": key.joint_subjects} if ends and key.joint_parts else None
+    return PlanCopy(
+        copy_no=0,
+        kind="key",
+        ref=key.key_id,
+        key_id=key.key_id,
+        data_class=key.item.data_class,
+        store=VAULT,
+        action=decision.action,
+        rule=decision.rule,
+        because=decision.because,
+        until=decision.until,
+        path=(),
+        collateral=collateral,
+        depth=0,
+        required="key",
+        state=_STATES[decision.action],
+        detail=detail,
+    )
+
+
+def _not_covered(given: PlanInput) -> tuple[Mapping[str, str], ...]:
+    found = [
+        {"store": store.name, "kind": store.kind, "why": store.not_covered}
+        for store in given.stores.values()
+        if store.not_covered is not None
+    ]
+    unknown = {fact.store for fact in given.artifacts} - given.stores.keys()
+    found += [{"store": name, "kind": "unknown", "why": "the store is not registered any more"} for name in unknown]
+    return tuple(sorted(found, key=lambda line: line["store"]))
+
+
+def _coverage(given: PlanInput, copies: Sequence[PlanCopy]) -> tuple[Mapping[str, str], ...]:
+    """Every registered store and class: whether it was examined, and how."""
+    lines: list[Mapping[str, str]] = [
+        {
+            "kind": "store",
+            "name": store.name,
+            "examined": "no" if store.not_covered else "yes",
+            "why": store.not_covered or "registered copies of the person were looked up by id",
+        }
+        for store in sorted(given.stores.values(), key=lambda store: store.name)
+    ]
+    lines.append({"kind": "store", "name": VAULT, "examined": "yes", "why": "keys of the person were looked up"})
+    found = {copy.data_class for copy in copies}
+    lines += [
+        {
+            "kind": "class",
+            "name": name,
+            "examined": "yes",
+            "why": "copies found" if name in found else "no copy of the person is registered",
+        }
+        for name in sorted(given.classes)
+    ]
+    return tuple(lines)
+
+
+def _collateral(copies: Sequence[PlanCopy]) -> dict[str, int]:
+    touched = [copy.collateral for copy in copies if copy.collateral is not None]
+    return {"copies": len(touched), "parts": sum(line.get("parts", 0) for line in touched)} if touched else {}

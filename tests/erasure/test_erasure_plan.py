@@ -1,0 +1,277 @@
+from __future__ import annotations
+
+import json
+import random
+import time
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from erasure.plan import (
+    ArtifactFact,
+    ClassFact,
+    KeyFact,
+    PartFact,
+    PlanInput,
+    SourceFact,
+    StoreFact,
+    addendum,
+    build,
+    depths_of,
+)
+from retention.decide import Claim, Hold, Item, Rules
+
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+ADA, BOB = 1, 2
+
+
+@dataclass(frozen=True)
+class Days:
+    days: int
+
+    def add_to(self, instant: datetime) -> datetime:
+        return instant + timedelta(days=self.days)
+
+
+def a_class(name: str, **rules: object) -> ClassFact:
+    base = Rules(name=name, keep=Days(90), starts="created")
+    return ClassFact(name=name, version=1, required="L2", rules=replace(base, **rules))  # type: ignore[arg-type]
+
+
+CLASSES = {
+    fact.name: fact
+    for fact in (
+        a_class("note"),
+        a_class("summary"),
+        a_class("memory", derived="regenerate"),
+        a_class("index", derived="keep_if_other_sources"),
+        a_class("model", derived="review"),
+        a_class("money", on_request="retain", exempt_basis="tax law", exempt_for=Days(3650)),
+    )
+}
+STORES = {
+    "db": StoreFact(name="db", kind="sql"),
+    "files": StoreFact(name="files", kind="files"),
+    "vectors": StoreFact(name="vectors", kind="qdrant", not_covered="kind qdrant is not built"),
+}
+CLAIM = Claim("req_1", "erasure", frozenset({ADA}), NOW - timedelta(days=1), NOW + timedelta(days=30))
+
+
+def artifact(
+    number: int,
+    data_class: str = "note",
+    store: str = "db",
+    sources: tuple[int, ...] = (),
+    subjects: frozenset[int] = frozenset({ADA}),
+    *,
+    own: bool | None = None,
+) -> ArtifactFact:
+    mine = subjects if (own if own is not None else not sources) else frozenset()
+    return ArtifactFact(
+        artifact_id=number,
+        name=f"art_{number}",
+        store=store,
+        item=Item(
+            item_id=number,
+            data_class=data_class,
+            created=NOW - timedelta(days=5),
+            subjects=subjects,
+            own_subjects=mine,
+        ),
+        sources=tuple(SourceFact(kind="a", ref=ref, name=f"art_{ref}", status="live") for ref in sources),
+    )
+
+
+def key(key_id: str, data_class: str = "note", parts: tuple[PartFact, ...] = (), joint: int = 0) -> KeyFact:
+    item = Item(
+        item_id=0,
+        data_class=data_class,
+        created=NOW - timedelta(days=5),
+        subjects=frozenset({ADA}),
+        own_subjects=frozenset({ADA}),
+    )
+    return KeyFact(key_id=key_id, month="2026-05", item=item, parts=parts, joint_parts=joint, joint_subjects=joint)
+
+
+def inputs(*artifacts: ArtifactFact, keys: tuple[KeyFact, ...] = (), **more: object) -> PlanInput:
+    base = PlanInput(
+        owner="req_1",
+        subjects=frozenset({ADA}),
+        claim=CLAIM,
+        artifacts=artifacts,
+        keys=keys,
+        classes=CLASSES,
+        stores=STORES,
+        now=NOW,
+    )
+    return replace(base, **more)  # type: ignore[arg-type]
+
+
+def test_leaves_go_before_what_they_were_made_from_and_keys_after_them_and_the_identity_last() -> None:
+    plan = build(
+        inputs(
+            artifact(1),
+            artifact(2, "summary", sources=(1,)),
+            artifact(3, "summary", "files", sources=(2,)),
+            keys=(key("k1"), key("k0", "identity")),
+        )
+    )
+    assert [copy.ref for copy in plan.copies] == ["art_3", "art_2", "art_1", "k1", "k0"]
+    assert plan.copies[0].path == ("art_1", "art_2")
+    assert {copy.state for copy in plan.copies} == {"pending"}
+    assert [copy.copy_no for copy in plan.copies] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("data_class", "sources", "action", "state"),
+    [
+        ("summary", (1,), "erase", "pending"),
+        ("memory", (1,), "regenerate", "awaiting_external"),
+        ("model", (1,), "review", "awaiting_human"),
+        ("index", (1, 9), "keep", "retained"),
+        ("index", (1,), "erase", "pending"),
+        ("money", (), "restrict", "retained"),
+        ("unheard_of", (), "keep", "not_covered"),
+    ],
+)
+def test_what_was_derived_follows_the_rule_of_its_class(
+    data_class: str, sources: tuple[int, ...], action: str, state: str
+) -> None:
+    plan = build(inputs(artifact(1), artifact(2, data_class, sources=sources)))
+    line = next(copy for copy in plan.copies if copy.ref == "art_2")
+    assert (line.action, line.state) == (action, state)
+
+
+@pytest.mark.scenario("C1")
+def test_a_copy_in_a_store_that_cannot_be_driven_is_not_covered_and_said_so() -> None:
+    plan = build(inputs(artifact(1, store="vectors"), artifact(2, store="gone")))
+    assert {copy.ref: copy.state for copy in plan.copies} == {"art_1": "not_covered", "art_2": "not_covered"}
+    assert [line["store"] for line in plan.not_covered] == ["gone", "vectors"]
+
+
+def test_a_hold_keeps_copies_keys_and_the_identity_that_finds_them() -> None:
+    hold = Hold("hold_1", artifacts=frozenset({1}))
+    plan = build(inputs(artifact(1), artifact(2), keys=(key("k1"), key("k0", "identity")), holds=(hold,)))
+    states = {copy.ref: copy.state for copy in plan.copies}
+    assert states == {"art_1": "retained", "art_2": "pending", "k1": "pending", "k0": "retained"}
+    identity = plan.copies[-1]
+    assert (identity.rule, identity.until) == ("hold", None)
+
+
+def test_a_part_that_must_stay_keeps_its_key() -> None:
+    held = Item(item_id=0, data_class="note", created=NOW, subjects=frozenset({ADA, BOB}), own_subjects=frozenset())
+    part = PartFact(entry_id="e1", entry_idx=4, part=0, item=held)
+    plan = build(inputs(keys=(key("k1", parts=(part,), joint=1),), holds=(Hold("h", subjects=frozenset({BOB})),)))
+    assert [(copy.action, copy.rule, copy.detail) for copy in plan.copies] == [
+        ("keep", "hold", "1 parts under this key must stay")
+    ]
+
+
+def test_what_others_lose_is_counted_as_collateral() -> None:
+    both = frozenset({ADA, BOB})
+    plan = build(inputs(artifact(1, subjects=both), keys=(key("k1", joint=3),)))
+    assert {copy.ref: copy.collateral for copy in plan.copies} == {
+        "art_1": {"subjects": 1},
+        "k1": {"parts": 3, "subjects": 3},
+    }
+    assert plan.collateral == {"copies": 2, "parts": 3}
+
+
+def test_a_request_for_some_classes_leaves_the_others_out_unless_they_were_made_from_what_ends() -> None:
+    claim = CLAIM._replace(data_classes=frozenset({"summary"}))
+    kept, asked, made = artifact(1), artifact(2, "summary"), artifact(3, sources=(2,))
+    plan = build(inputs(kept, asked, made, keys=(key("k1"), key("k2", "summary")), claim=claim))
+    assert [(copy.ref, copy.action, copy.rule) for copy in plan.copies] == [
+        ("art_3", "erase", "source_end"),
+        ("art_2", "erase", "request"),
+        ("k2", "erase", "request"),
+    ]
+
+
+def test_a_sweep_lists_only_what_its_rules_end() -> None:
+    old = replace(artifact(1), item=replace(artifact(1).item, created=NOW - timedelta(days=400)))
+    plan = build(inputs(old, artifact(2), claim=None))
+    assert [(copy.ref, copy.rule) for copy in plan.copies] == [("art_1", "class_retention")]
+
+
+def test_the_same_values_give_the_same_hash_in_any_order_and_other_values_another() -> None:
+    facts = [artifact(1), artifact(2, "summary", sources=(1,)), artifact(3, store="files")]
+    first = build(inputs(*facts)).hash
+    assert build(inputs(*reversed(facts))).hash == first
+    assert build(inputs(*facts[:2])).hash != first
+    assert build(inputs(*facts, holds=(Hold("h", artifacts=frozenset({3})),))).hash != first
+
+
+def test_the_canonical_plan_holds_opaque_ids_only() -> None:
+    body = json.loads(build(inputs(artifact(1), keys=(key("k1"),))).canonical())
+    assert set(body) == {"schema", "owner", "copies", "not_covered", "collateral"}
+    assert set(body["copies"][0]) == {
+        "copy", "artifact", "data_class", "store", "action", "rule", "because", "until", "path", "collateral",
+        "required",
+    }  # fmt: skip
+
+
+def test_more_of_the_same_is_an_addendum_and_anything_else_needs_approval() -> None:
+    approved = build(inputs(artifact(1))).copies
+    same = addendum(approved, build(inputs(artifact(1), artifact(2))))
+    assert [copy.ref for copy in same.added] == ["art_2"]
+    assert same.added[0].copy_no == 2
+    assert same.needs_approval == ()
+    other = addendum(approved, build(inputs(artifact(1), artifact(2, store="files"))))
+    assert other.needs_approval == ("note in files by request: erase",)
+
+
+@pytest.mark.scenario("C13")
+def test_cycles_and_sources_that_are_gone_do_not_stop_the_walk() -> None:
+    loop = [artifact(1, "summary", sources=(2,)), artifact(2, "summary", sources=(1, 77)), artifact(3, sources=(2,))]
+    plan = build(inputs(*loop))
+    assert len(plan.copies) == 3
+    assert set(depths_of(loop).values()) == {1}
+
+
+_graphs = st.lists(st.lists(st.integers(0, 14), max_size=3), min_size=1, max_size=15)
+
+
+@given(_graphs, st.randoms(use_true_random=False))
+def test_in_a_graph_without_cycles_every_leaf_is_deeper_than_its_sources(
+    graph: list[list[int]], shuffle: random.Random
+) -> None:
+    facts = [
+        artifact(number, "summary", sources=tuple(sorted({ref for ref in sources if ref < number})))
+        for number, sources in enumerate(graph)
+    ]
+    shuffle.shuffle(facts)
+    depths = depths_of(facts)
+    for fact in facts:
+        for source in fact.sources:
+            assert depths[fact.artifact_id] > depths[source.ref]
+    order = [copy.artifact_id for copy in build(inputs(*facts)).copies]
+    for fact in facts:
+        for source in fact.sources:
+            assert order.index(fact.artifact_id) < order.index(source.ref)
+
+
+@given(st.frozensets(st.integers(0, 19)), st.frozensets(st.sampled_from([ADA, BOB])))
+def test_nothing_held_is_ever_planned_to_go(held: frozenset[int], people: frozenset[int]) -> None:
+    facts = [artifact(number, subjects=frozenset({ADA, BOB} if number % 2 else {ADA})) for number in range(20)]
+    holds = (Hold("h", artifacts=held), Hold("g", subjects=people - {ADA}))
+    for copy in build(inputs(*facts, holds=holds)).copies:
+        if copy.artifact_id in held or (BOB in people and (copy.artifact_id or 0) % 2):
+            assert copy.state == "retained"
+
+
+@pytest.mark.scenario("D8")
+def test_a_long_chain_and_many_copies_take_linear_time() -> None:
+    def seconds(count: int) -> float:
+        facts = [artifact(number, "summary", sources=(number - 1,) if number else ()) for number in range(count)]
+        given_ = inputs(*facts)
+        began = time.perf_counter()
+        build(given_)
+        return time.perf_counter() - began
+
+    seconds(500)
+    small, large = seconds(1_000), seconds(8_000)
+    assert large < 8 * small * 3 + 0.1
