@@ -19,12 +19,12 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 class Instant(sa.types.TypeDecorator[datetime]):
-    """An aware UTC instant kept as integer microseconds since 1970, so that both databases compare and sort it alike."""
+    """An aware UTC instant as integer microseconds since 1970, so that both databases compare and sort it alike."""
 
     impl = sa.BigInteger
     cache_ok = True
 
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:  # noqa: ANN401 - SQLAlchemy's signature
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
         """Microseconds since 1970; a naive datetime is refused."""
         del dialect
         if value is None:
@@ -34,7 +34,7 @@ class Instant(sa.types.TypeDecorator[datetime]):
             raise ValueError(message)
         return (value - _EPOCH) // _MICROSECOND
 
-    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:  # noqa: ANN401 - SQLAlchemy's signature
+    def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         """The aware UTC datetime."""
         del dialect
         return None if value is None else _EPOCH + timedelta(microseconds=int(value))

@@ -1,0 +1,258 @@
+"""The head of one log in memory: opened from the database and caught up with the bucket.
+
+Guarantees: after `open_head` the database's index holds every batch that the bucket holds, the tree is that of all of
+them, and nothing in the bucket contradicts it. Otherwise the head is read-only with the reason. A batch that names
+another predecessor, a checkpoint that this tree does not extend, or a bucket that is behind the database stops the log
+(`LogForked`, `LogRolledBack`): never sign over a contradiction. Source: DESIGN §3 steps 5–7, crash table of the ledger.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from datetime import datetime
+from hashlib import sha256
+from typing import Protocol
+
+from sqlmodel import Session
+
+from ledger import index
+from ledger.batches import Batch, batch_key, decode_batch
+from ledger.checkpoint import Checkpoint, parse_checkpoint, verify_note
+from ledger.entry import NO_PREVIOUS, decode_header, header_hash
+from ledger.errors import LogForked, LogRolledBack, ObjectExists, ObjectMissing
+from ledger.merkle import root_of
+from ledger.models import EntryRow, LogState
+from ledger.objects import HotStore, ObjectStore
+from ledger.signing import Signer, verifier_from_vkey
+from ledger.tiles import TILE_WIDTH
+from ledger.tree import Tree, require_equal
+
+
+class Transactions(Protocol):
+    """Opens a database transaction of one tenant; commits at the end, rolls back on an error."""
+
+    def __call__(self, tenant_id: int, *, write: bool = True) -> AbstractContextManager[Session]:
+        """Return the transaction."""
+
+
+class LogSigner(Signer, Protocol):
+    """A signer that knows its own public text form."""
+
+    @property
+    def vkey(self) -> str:
+        """The key in C2SP text form, to pin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogParts:
+    """What a log is made of. `signer` gives the log's key by origin; `lock_end` the end of LOG_TERM from an instant."""
+
+    transactions: Transactions
+    locked: ObjectStore
+    hot: HotStore
+    signer: Callable[[str], LogSigner]
+    lock_end: Callable[[datetime], datetime]
+
+
+@dataclass(slots=True, kw_only=True)
+class Head:
+    """One log's end. Only the holder of `lock` changes it."""
+
+    tenant_id: int
+    log_id: str
+    origin: str
+    tree: Tree
+    signer: LogSigner
+    lock: threading.RLock = field(default_factory=threading.RLock)
+    size: int = 0
+    batch_first: int | None = None
+    batch_count: int = 0
+    batch_digest: bytes = b""
+    previous: bytes = NO_PREVIOUS
+    checkpoint_size: int = 0
+    checkpoint_digest: bytes = b""
+    checkpoint_note: bytes = b""
+    checkpoint_at: datetime | None = None
+    unintegrated: list[bytes] = field(default_factory=list)
+    read_only: str | None = None
+    stale: bool = False
+
+    def key(self, name: str) -> str:
+        """Return the object key of a name below this log's prefix."""
+        return f"{self.log_id}/{name}"
+
+    def become(self, other: Head) -> None:
+        """Take over a newly opened head of the same log, keeping the lock that callers wait for."""
+        for name in ("tree", "size", "batch_first", "batch_count", "batch_digest", "previous", "checkpoint_size",
+                     "checkpoint_digest", "checkpoint_note", "checkpoint_at", "unintegrated", "read_only"):  # fmt: skip
+            setattr(self, name, getattr(other, name))
+        self.stale = False
+
+    def require_writable(self) -> None:
+        """Raises: LogForked when a contradiction was found earlier."""
+        if self.read_only is not None:
+            raise LogForked(f"the log is read-only: {self.read_only}", size=self.size)
+
+    def took(self, batch: Batch, digest: bytes, leaves: Sequence[bytes]) -> None:
+        """Move the end behind a stored batch."""
+        self.size = batch.first + batch.count
+        self.batch_first, self.batch_count, self.batch_digest = batch.first, batch.count, digest
+        self.previous = leaves[-1]
+        self.unintegrated.extend(leaves)
+
+
+def open_head(parts: LogParts, tenant_id: int) -> Head:
+    """Return the caught-up head of a tenant's log.
+
+    Raises: ObjectMissing, LogForked, LogRolledBack, and what store and database raise.
+    """
+    with parts.transactions(tenant_id, write=False) as session:
+        state = index.state_of(session, tenant_id)
+        if state is None:
+            raise ObjectMissing("log_state")
+        head = _from_state(parts, state)
+        last = state.batch_first
+        read_only = state.read_only
+    catch_up(parts, head, after=last)
+    _open_tree(parts, head)
+    _check_newest_checkpoint(parts, head)
+    head.read_only = read_only
+    return head
+
+
+def catch_up(parts: LogParts, head: Head, *, after: int | None) -> int:
+    """Index every batch that the bucket has beyond the head; returns how many entries were added.
+
+    Raises: LogForked when a batch does not continue this log.
+    """
+    added = 0
+    start = head.key(batch_key(after)) if after is not None else None
+    for key in parts.locked.list(head.key("batch/"), after=start):
+        data = parts.locked.get(key)
+        batch, digest = decode_batch(data), sha256(data).digest()
+        require_continues(head, batch)
+        headers = [decode_header(raw) for raw in batch.headers]
+        lines = index.decode_lines(parts.hot.get(head.key(index_key(batch.first, digest))))
+        leaves = [header_hash(raw) for raw in batch.headers]
+        with parts.transactions(head.tenant_id) as session:
+            index.insert(session, head.tenant_id, batch.first, headers, lines)
+            head.took(batch, digest, leaves)
+            save(session, head)
+        added += batch.count
+    return added
+
+
+def require_continues(head: Head, batch: Batch) -> None:
+    """Check that a batch is the next one of this log. Raises: LogForked."""
+    if batch.log_id != head.log_id or batch.first != head.size:
+        raise LogForked(f"batch {batch.first} does not continue a log of size {head.size}", size=head.size)
+    if head.batch_first is not None and (
+        batch.previous_key != batch_key(head.batch_first)
+        or batch.previous_count != head.batch_count
+        or batch.previous_digest != head.batch_digest
+    ):
+        raise LogForked(f"batch {batch.first} names another predecessor", size=head.size)
+
+
+def index_key(first: int, digest: bytes) -> str:
+    """Return the key, in the unlocked store, of what the index knows of a batch beside its headers."""
+    return f"index/{first:020d}-{digest.hex()[:16]}"
+
+
+def save(session: Session, head: Head) -> None:
+    """Write the head's end to the database, in the caller's transaction."""
+    state = session.get(LogState, head.tenant_id, with_for_update=True)
+    if state is None:
+        raise ObjectMissing("log_state")
+    state.size, state.previous = head.size, head.previous
+    state.batch_first, state.batch_count, state.batch_digest = head.batch_first, head.batch_count, head.batch_digest
+    state.checkpoint_size, state.checkpoint_digest = head.checkpoint_size, head.checkpoint_digest
+    state.checkpoint_at = head.checkpoint_at
+    state.read_only = head.read_only
+    session.add(state)
+
+
+def _from_state(parts: LogParts, state: LogState) -> Head:
+    log_id, hot = state.log_id, parts.hot
+
+    def put(path: str, data: bytes) -> None:
+        try:
+            hot.put(f"{log_id}/{path}", data, lock_until=None)
+        except ObjectExists:
+            require_equal(path, data, hot.get(f"{log_id}/{path}"))
+
+    return Head(
+        tenant_id=state.tenant_id,
+        log_id=log_id,
+        origin=state.origin,
+        tree=Tree(put=put, get=lambda path: hot.get(f"{log_id}/{path}")),
+        signer=parts.signer(state.origin),
+        size=state.size,
+        batch_first=state.batch_first,
+        batch_count=state.batch_count,
+        batch_digest=state.batch_digest,
+        previous=state.previous,
+        checkpoint_size=state.checkpoint_size,
+        checkpoint_digest=state.checkpoint_digest,
+        checkpoint_at=state.checkpoint_at,
+    )
+
+
+def _open_tree(parts: LogParts, head: Head) -> None:
+    start = head.checkpoint_size - head.checkpoint_size % TILE_WIDTH
+    leaves = list(_leaves_from(parts, head, start))
+    tail = head.checkpoint_size - start
+    head.tree.open(head.checkpoint_size, leaves[:tail])
+    head.unintegrated = leaves[tail:]
+
+
+def _leaves_from(parts: LogParts, head: Head, start: int) -> Iterator[bytes]:
+    """Yield the leaf hashes from an index to the head's end, read from the batches."""
+    at = start
+    while at < head.size:
+        with parts.transactions(head.tenant_id, write=False) as session:
+            row = session.get(EntryRow, (head.tenant_id, at))
+        if row is None:
+            raise ObjectMissing(head.key(f"entry {at} of the index"))
+        batch = decode_batch(parts.locked.get(head.key(batch_key(row.batch_first))))
+        yield from (header_hash(raw) for raw in batch.headers[at - batch.first :])
+        at = batch.first + batch.count
+
+
+def _check_newest_checkpoint(parts: LogParts, head: Head) -> None:
+    """Check this log against the highest checkpoint in the bucket: never sign behind it, never beside it."""
+    after = head.key(checkpoint_key(head.checkpoint_size - 1)) if head.checkpoint_size else None
+    newest = None
+    for key in parts.locked.list(head.key("checkpoint/"), after=after):
+        newest = key
+    if newest is None:
+        if head.checkpoint_size:
+            raise LogRolledBack(expected=head.checkpoint_size, got=0)
+        return
+    note = parts.locked.get(newest)
+    checkpoint = read_checkpoint(head, note)
+    if checkpoint.size > head.size:
+        raise LogRolledBack(expected=checkpoint.size, got=head.size)
+    if checkpoint.size > head.checkpoint_size:
+        head.tree.append(head.unintegrated[: checkpoint.size - head.checkpoint_size])
+        head.unintegrated = head.unintegrated[checkpoint.size - head.checkpoint_size :]
+    if root_of(checkpoint.size, head.tree.read) != checkpoint.root:
+        raise LogForked(f"the checkpoint of size {checkpoint.size} has another root", size=head.size)
+    head.checkpoint_size, head.checkpoint_note = checkpoint.size, note
+    head.checkpoint_digest = sha256(note).digest()
+
+
+def read_checkpoint(head: Head, note: bytes) -> Checkpoint:
+    """Return the checkpoint in a note that this log's key signed. Raises: BadSignature, MalformedNote, LogForked."""
+    checkpoint = parse_checkpoint(verify_note(note, [verifier_from_vkey(head.signer.vkey)]))
+    if checkpoint.origin != head.origin:
+        raise LogForked(f"a checkpoint of {checkpoint.origin} lies in the bucket of {head.origin}")
+    return checkpoint
+
+
+def checkpoint_key(size: int) -> str:
+    """Return the key of the checkpoint of a size, below the log's prefix."""
+    return f"checkpoint/{size:020d}"

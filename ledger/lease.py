@@ -1,0 +1,78 @@
+"""Who may sequence: one row with a fencing number, taken for five seconds at a time.
+
+Guarantees: `check` passes only while this process's own clock says that the lease it last wrote has not run out; the
+number grows with every change of hands. It does not guarantee that two processes never believe they lead: the
+conditional PUT of the batch does that. Embedded, the data folder's file lock is the lease and `take(force=True)` only
+counts the number up.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import datetime, timedelta
+
+from sqlmodel import Session
+
+from ledger.errors import NotLeader
+from ledger.models import LogLease
+
+_NAME = "sequencer"
+TERM = timedelta(seconds=5)
+_MARGIN_SECONDS = 1.0
+
+
+class Lease:
+    """This process's claim on the sequencer. `owner` is a random id of the process."""
+
+    def __init__(self, *, owner: str, sessions: Callable[[], AbstractContextManager[Session]]) -> None:
+        self._owner = owner
+        self._sessions = sessions
+        self._lock = threading.Lock()
+        self._good_until = 0.0
+        self._forced = False
+        self._fence = 0
+
+    @property
+    def fence(self) -> int:
+        """The fencing number of the lease now held; 0 before the first."""
+        return self._fence
+
+    def take(self, now: datetime, *, force: bool = False) -> bool:
+        """Take or renew the lease; says whether it is held. `force` is for the holder of the data folder's lock."""
+        started = time.monotonic()
+        with self._lock, self._sessions() as session:
+            row = session.get(LogLease, _NAME, with_for_update=True)
+            if row is None:
+                row = LogLease(name=_NAME, owner=self._owner, until=now + TERM, fence=1)
+            elif row.owner == self._owner:
+                row.until = now + TERM
+            elif force or row.until <= now:
+                row.owner, row.until, row.fence = self._owner, now + TERM, row.fence + 1
+            else:
+                return False
+            session.add(row)
+            session.flush()
+            fence = row.fence
+        self._fence = fence
+        self._forced = self._forced or force
+        self._good_until = started + TERM.total_seconds() - _MARGIN_SECONDS
+        return True
+
+    def check(self) -> int:
+        """Return the fencing number while the lease is good. Raises: NotLeader."""
+        if self._fence and (self._forced or time.monotonic() < self._good_until):
+            return self._fence
+        raise NotLeader
+
+    def give_up(self, now: datetime) -> None:
+        """Let another process take over at once."""
+        with self._lock, self._sessions() as session:
+            row = session.get(LogLease, _NAME, with_for_update=True)
+            if row is not None and row.owner == self._owner:
+                row.until = now
+                session.add(row)
+        self._good_until = 0.0
+        self._forced = False

@@ -1,0 +1,110 @@
+"""The growing tree of one log: full tiles in a store, the tails of every level in memory.
+
+Guarantees: a full tile is written once and an existing one must be equal, otherwise `LogForked`. Reading a node touches
+at most one tile. Not here: batches, checkpoints, signatures. Source: RFC 6962 §2.1, c2sp.org/tlog-tiles.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+
+from ledger.errors import BadProof, LogForked
+from ledger.merkle import Frontier, root
+from ledger.tiles import TILE_WIDTH, parse_tile, tile_bytes, tile_path
+
+_TILE_HEIGHT = 8
+_HELD_TILES = 256
+
+
+class Tree:
+    """A tree whose full tiles lie behind `put` (create, or accept an equal one) and `get`."""
+
+    def __init__(self, *, put: Callable[[str, bytes], None], get: Callable[[str], bytes]) -> None:
+        self._put = put
+        self._get = get
+        self._frontier = Frontier()
+        self._tails: list[list[bytes]] = [[]]
+        self._held: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
+
+    @property
+    def size(self) -> int:
+        """The number of leaves."""
+        return self._frontier.size
+
+    def open(self, size: int, tail: Sequence[bytes]) -> None:
+        """Take up the tree of `size` leaves; `tail` are the leaf hashes after its last full tile.
+
+        Raises: BadProof when tiles or tail do not fit the size.
+        """
+        if len(tail) != size % TILE_WIDTH:
+            reason = f"a tree of size {size} has {size % TILE_WIDTH} leaves after its last full tile, got {len(tail)}"
+            raise BadProof(reason)
+        self._tails = [list(tail)]
+        level = 1
+        while count := size >> (_TILE_HEIGHT * level):
+            first = count - count % TILE_WIDTH
+            self._tails.append([root(self._tile(level - 1, n)) for n in range(first, count)])
+            level += 1
+        nodes: list[bytes] = []
+        start = 0
+        for bit in reversed(range(size.bit_length())):
+            if size >> bit & 1:
+                nodes.append(self._node(size, bit, start >> bit))
+                start += 1 << bit
+        self._frontier = Frontier.from_nodes(size, nodes)
+
+    def append(self, leaves: Iterable[bytes]) -> None:
+        """Add leaf hashes and store every tile that becomes full. Raises: LogForked, and what the store raises."""
+        for leaf in leaves:
+            node, level = leaf, 0
+            while True:
+                if level == len(self._tails):
+                    self._tails.append([])
+                tail = self._tails[level]
+                tail.append(node)
+                if len(tail) < TILE_WIDTH:
+                    break
+                number = (self.size + 1 >> (_TILE_HEIGHT * (level + 1))) - 1
+                self._put(tile_path(level, number), tile_bytes(tail))
+                node, level = root(tail), level + 1
+                self._tails[level - 1] = []
+            self._frontier.append(leaf)
+
+    def root(self) -> bytes:
+        """Return the root over all leaves."""
+        return self._frontier.root()
+
+    def nodes(self) -> tuple[bytes, ...]:
+        """Return the frontier's nodes, the largest subtree first."""
+        return self._frontier.nodes()
+
+    def read(self, level: int, index: int) -> bytes:
+        """Return the root of complete subtree `index` at `level`. Raises: BadProof when there is none."""
+        return self._node(self.size, level, index)
+
+    def _node(self, size: int, level: int, index: int) -> bytes:
+        tile_level, within = divmod(level, _TILE_HEIGHT)
+        first = index << within
+        count = size >> (_TILE_HEIGHT * tile_level)
+        if first + (1 << within) > count:
+            reason = f"no complete subtree {index} at level {level} in a tree of size {size}"
+            raise BadProof(reason)
+        number, offset = divmod(first, TILE_WIDTH)
+        hashes = self._tile(tile_level, number) if number < count // TILE_WIDTH else self._tails[tile_level]
+        return root(hashes[offset : offset + (1 << within)])
+
+    def _tile(self, level: int, number: int) -> Sequence[bytes]:
+        path = tile_path(level, number)
+        held = self._held.get(path)
+        if held is None:
+            held = self._held[path] = parse_tile(self._get(path))
+            if len(self._held) > _HELD_TILES:
+                self._held.popitem(last=False)
+        return held
+
+
+def require_equal(path: str, wanted: bytes, found: bytes) -> None:
+    """Check that a tile that is already there is the one about to be written. Raises: LogForked."""
+    if wanted != found:
+        raise LogForked(f"tile {path} is there with other hashes")
