@@ -137,12 +137,12 @@ class Log:
         return mine.answer
 
     def publish(self, tenant_id: int, now: datetime, *, at_least: int = 0) -> bytes:
-        """Integrate what is stored and return the newest signed checkpoint, which covers all of it.
+        """Integrate what is stored and return the newest signed checkpoint over all of it; nothing for an empty log.
 
         `at_least` asks for a size the log must have. Raises: LogForked and goes read-only on a contradiction.
         """
         with self._entered(tenant_id) as head:
-            if head.size == head.checkpoint_size and head.checkpoint_note:
+            if head.size == head.checkpoint_size:
                 return head.checkpoint_note
             if head.size < at_least:
                 raise LogForked(f"expected a log of at least {at_least} entries, it has {head.size}", size=head.size)

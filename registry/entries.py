@@ -1,0 +1,279 @@
+"""What a recorder sends: the strict envelope of an entry, with its bodies kept as the bytes that arrived.
+
+Guarantees: a body is never serialised again. What is odd inside a body (duplicate keys, numbers that not every reader
+holds, lone surrogates) is kept and flagged `noncanonical`; what is odd in the envelope refuses that one item with a
+problem that names the field, never its value. Not here: who may write, which class exists, sealing.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from ledger.entry import uuid7_time
+from ledger.errors import MalformedHeader
+
+MAX_DEPTH = 200
+MAX_SOURCES = 10_000
+MAX_PARTS = 100
+_MAX_NAME = 512
+_MAX_INT = 2**53
+_RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)")
+_PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
+
+
+class MalformedEntry(Exception):
+    """One item of a batch is refused. `pointer` names the field; the message never repeats its value."""
+
+    problem = "invalid-entry"
+
+    def __init__(self, detail: str, *, pointer: str = "", problem: str = "invalid-entry") -> None:
+        super().__init__(detail)
+        self.detail = detail
+        self.pointer = pointer
+        self.problem = problem
+
+
+class PartIn(msgspec.Struct, forbid_unknown_fields=True):
+    """One part as sent; exactly one of `body` and `blob`."""
+
+    name: str
+    subjects: list[str] | None = None
+    data_class: str | None = None
+    body: msgspec.Raw = msgspec.Raw()
+    blob: str | None = None
+    pinned: bool | None = None
+
+
+class EntryIn(msgspec.Struct, forbid_unknown_fields=True):
+    """One entry as sent (API §5)."""
+
+    id: str
+    stream: str
+    kind: str
+    at: str
+    data_class: str
+    subjects: list[str] = []
+    actor: str | None = None
+    body: msgspec.Raw = msgspec.Raw()
+    run: str | None = None
+    agent: str | None = None
+    recorder: str | None = None
+    seq: int | None = None
+    model: str | None = None
+    prompt_version: str | None = None
+    policy: str | None = None
+    sources: list[str] = []
+    parts: list[PartIn] | None = None
+
+
+class _Batch(msgspec.Struct, forbid_unknown_fields=True):
+    entries: list[msgspec.Raw]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParsedPart:
+    """A part with its bytes. `form` is `json` or `blob`; `subjects` None means the entry's."""
+
+    name: str
+    form: str
+    data: bytes
+    subjects: tuple[str, ...] | None
+    data_class: str | None
+    pinned: bool
+    noncanonical: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parsed:
+    """A well-formed entry."""
+
+    sent: EntryIn
+    raw: bytes
+    at: datetime
+    parts: tuple[ParsedPart, ...]
+
+    @property
+    def noncanonical(self) -> bool:
+        """Whether a body is kept that not every reader understands alike."""
+        return any(part.noncanonical for part in self.parts)
+
+
+_BATCH = msgspec.json.Decoder(_Batch)
+_ENTRY = msgspec.json.Decoder(EntryIn)
+
+
+def split_batch(data: bytes) -> list[bytes]:
+    """Return the items of a `{"entries": […]}` body, as sent. Raises: MalformedEntry when it is not one."""
+    try:
+        return [bytes(raw) for raw in _BATCH.decode(data).entries]
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise MalformedEntry("the body is not JSON of the form {“entries”: […]}", problem="malformed") from error
+
+
+def split_lines(data: bytes) -> list[bytes]:
+    """Return the non-empty lines of an NDJSON body, as sent."""
+    return [line for line in data.split(b"\n") if line.strip()]
+
+
+def parse_entry(raw: bytes) -> Parsed:
+    """Return the entry in these bytes. Raises: MalformedEntry naming the field, never its value."""
+    try:
+        raw.decode("utf-8")
+        sent = _ENTRY.decode(raw)
+    except UnicodeDecodeError as error:
+        raise MalformedEntry("the entry is not valid UTF-8") from error
+    except RecursionError as error:
+        raise MalformedEntry(f"the entry is nested deeper than {MAX_DEPTH}") from error
+    except msgspec.ValidationError as error:
+        detail, _, pointer = str(error).partition(" - at `$")
+        raise MalformedEntry(detail, pointer=pointer.rstrip("`").replace(".", "/")) from error
+    except msgspec.DecodeError as error:
+        raise MalformedEntry("the entry is not JSON") from error
+    try:
+        uuid7_time(sent.id)
+    except MalformedHeader as error:
+        raise MalformedEntry("id is not a UUIDv7 in lower case", pointer="/id") from error
+    _require_text(sent)
+    return Parsed(sent=sent, raw=raw, at=parse_instant(sent.at, "/at"), parts=_parts(sent))
+
+
+def parse_instant(text: str, pointer: str) -> datetime:
+    """Return an RFC 3339 instant with a zone, in UTC. Raises: MalformedEntry."""
+    if _RFC3339.fullmatch(text) is None:
+        raise MalformedEntry("not an RFC 3339 time with a zone, such as 2026-01-31T12:00:00Z", pointer=pointer)
+    try:
+        return datetime.fromisoformat(text.upper()).astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise MalformedEntry("not a time of the calendar", pointer=pointer) from error
+
+
+def is_noncanonical(body: bytes) -> bool:
+    """Whether readers may disagree about a JSON body: duplicate keys, numbers beyond a double, lone surrogates."""
+    odd = False
+
+    def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal odd
+        made = dict(items)
+        odd = odd or len(made) != len(items)
+        return made
+
+    def integer(text: str) -> int:
+        nonlocal odd
+        odd = odd or len(text) > 17 or abs(int(text)) >= _MAX_INT  # noqa: PLR2004 (digits of 2**53 and a sign)
+        return 0
+
+    def real(text: str) -> float:
+        nonlocal odd
+        odd = odd or not math.isfinite(float(text))
+        return 0.0
+
+    def constant(_: str) -> float:
+        nonlocal odd
+        odd = True
+        return 0.0
+
+    try:
+        value = json.loads(body, object_pairs_hook=pairs, parse_int=integer, parse_float=real, parse_constant=constant)
+        if b"\\u" in body:
+            json.dumps(value, ensure_ascii=False).encode("utf-8")
+    except (ValueError, RecursionError):
+        return True
+    return odd
+
+
+def depth_of(body: bytes) -> int:
+    """Return an upper bound of the nesting of a JSON text; exact when it is over `MAX_DEPTH`."""
+    bound = body.count(b"[") + body.count(b"{")
+    if bound <= MAX_DEPTH:
+        return bound
+    depth = deepest = 0
+    in_string = escaped = False
+    for byte in body:
+        if in_string:
+            if escaped:
+                escaped = False
+            elif byte == 0x5C:  # noqa: PLR2004 (backslash)
+                escaped = True
+            elif byte == 0x22:  # noqa: PLR2004 (quote)
+                in_string = False
+        elif byte == 0x22:  # noqa: PLR2004
+            in_string = True
+        elif byte in b"[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif byte in b"]}":
+            depth -= 1
+    return deepest
+
+
+def _require_text(sent: EntryIn) -> None:
+    for field in ("stream", "actor", "run", "agent", "recorder", "model", "prompt_version", "policy"):
+        value = getattr(sent, field)
+        if value is not None and not 0 < len(value) <= _MAX_NAME:
+            raise MalformedEntry(f"{field} has 1 to {_MAX_NAME} characters", pointer=f"/{field}")
+    if len(sent.sources) > MAX_SOURCES:
+        raise MalformedEntry(f"at most {MAX_SOURCES} sources, got {len(sent.sources)}", pointer="/sources")
+    for number, source in enumerate(sent.sources):
+        try:
+            uuid7_time(source)
+        except MalformedHeader as error:
+            raise MalformedEntry("a source is the UUIDv7 of an entry", pointer=f"/sources/{number}") from error
+    if sent.seq is not None and not 0 <= sent.seq < _MAX_INT:
+        raise MalformedEntry("seq is a whole number from 0 below 2**53", pointer="/seq")
+
+
+def _parts(sent: EntryIn) -> tuple[ParsedPart, ...]:
+    body = bytes(sent.body)
+    if body and sent.parts is not None:
+        raise MalformedEntry("an entry has body or parts, not both", pointer="/parts")
+    if body:
+        return (_part(PartIn(name="body", body=sent.body), "/body"),)
+    if not sent.parts:
+        raise MalformedEntry("an entry needs body or parts", pointer="/body")
+    if len(sent.parts) > MAX_PARTS:
+        raise MalformedEntry(f"at most {MAX_PARTS} parts, got {len(sent.parts)}", pointer="/parts")
+    names = [part.name for part in sent.parts]
+    if len(set(names)) != len(names):
+        raise MalformedEntry("two parts have one name", pointer="/parts")
+    return tuple(_part(part, f"/parts/{number}") for number, part in enumerate(sent.parts))
+
+
+def _part(part: PartIn, pointer: str) -> ParsedPart:
+    body = bytes(part.body)
+    if bool(body) == (part.blob is not None):
+        raise MalformedEntry("a part has exactly one of body and blob", pointer=pointer)
+    if _PART_NAME.fullmatch(part.name) is None:
+        raise MalformedEntry("a part's name is 1 to 128 letters, digits and _ . : -", pointer=pointer)
+    if part.blob is not None:
+        try:
+            data = base64.b64decode(part.blob, validate=True)
+        except (binascii.Error, ValueError) as error:
+            raise MalformedEntry("blob is not base64", pointer=pointer) from error
+    else:
+        if depth_of(body) > MAX_DEPTH:
+            raise MalformedEntry(f"the body is nested deeper than {MAX_DEPTH}", pointer=pointer)
+        data = body
+    return ParsedPart(
+        name=part.name,
+        form="blob" if part.blob is not None else "json",
+        data=data,
+        subjects=None if part.subjects is None else tuple(part.subjects),
+        data_class=part.data_class,
+        pinned=bool(part.pinned),
+        noncanonical=part.blob is None and is_noncanonical(body),
+    )
+
+
+def unique(values: Sequence[str]) -> tuple[str, ...]:
+    """Return the values without repeats, in their first order."""
+    return tuple(dict.fromkeys(values))

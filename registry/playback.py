@@ -1,0 +1,205 @@
+"""What the record holds, read back: one entry, a stream, a search; each part checked, then opened.
+
+Guarantees: the header comes from the log's batch, never from the index; a part's bytes are compared with the digest in
+that header before a key is used; what cannot be read is named (`erased`, `missing`, `altered`, `withheld`), never
+dropped. Not here: proofs of the tree (`ledger.log`), who may read (`api`), the fold to a transcript (`audit.replay`).
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from hashlib import sha256
+from typing import Any
+from uuid import UUID
+
+import msgspec
+from sqlmodel import Session, col, select
+
+from ledger import index
+from ledger.entry import Header, Part, decode_header
+from ledger.errors import ObjectHidden, ObjectMissing
+from ledger.log import Log
+from ledger.models import EntryRow
+from registry.models import SubjectSetMember
+from registry.sealing import Keyring, Opened
+from vault.errors import KeyDestroyed
+from vault.vault import Vault
+
+SKELETON_ROLE = "skeleton"
+ACTOR_ROLE = "actor"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadPart:
+    """One part as read. `name`, `form` and `data_class` come from the skeleton; `state` is an integrity verdict."""
+
+    role: str
+    name: str
+    form: str
+    data_class: str
+    state: str
+    data: bytes | None
+    because: str | None
+    destroyed: KeyDestroyed | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadEntry:
+    """One entry as read: its header bytes from the log, the skeleton's facts, its parts."""
+
+    row: EntryRow
+    raw_header: bytes
+    header: Header
+    skeleton: dict[str, Any]
+    actor: str | None
+    parts: tuple[ReadPart, ...]
+
+    @property
+    def erased(self) -> bool:
+        """Whether no part that held content can be read because its key was destroyed."""
+        return bool(self.parts) and all(part.state == "erased" for part in self.parts)
+
+
+def read_entries(
+    session: Session,
+    vault: Vault,
+    log: Log,
+    tenant_id: int,
+    rows: Sequence[EntryRow],
+    *,
+    may_see: frozenset[str] | None = None,
+) -> list[ReadEntry]:
+    """Return entries in the order of the rows. `may_see` names the classes whose content may be opened (None: all)."""
+    if not rows:
+        return []
+    log_id = log.head(tenant_id).log_id
+    indexes = [row.idx for row in rows]
+    raws = log.headers(tenant_id, indexes)
+    keys = index.keys_of(session, tenant_id, indexes)
+    ring = Keyring(vault, session, tenant_id)
+    ring.load(keys.values())
+    made = []
+    for row, raw in zip(rows, raws, strict=True):
+        header = decode_header(raw)
+        opened = {
+            part.role: _open(
+                log, ring, tenant_id, part, entry=(entry_name(row), number, log_id, keys.get((row.idx, number), []))
+            )
+            for number, part in enumerate(header.parts)
+        }
+        made.append(_entry(row, raw, header, opened, may_see))
+    return made
+
+
+def stream_rows(
+    session: Session, tenant_id: int, stream_no: int, *, size: int | None, after: int, limit: int | None
+) -> list[EntryRow]:
+    """Return a stream's rows after a position, below a tree size."""
+    return index.stream_entries(session, tenant_id, stream_no, after=after, limit=limit, before=size)
+
+
+def search(
+    session: Session,
+    tenant_id: int,
+    *,
+    kind: str | None = None,
+    data_class: str | None = None,
+    subject_no: int | None = None,
+    run_no: int | None = None,
+    since: datetime | None = None,
+    until: datetime | None = None,
+    after: int = -1,
+    limit: int = 50,
+) -> list[EntryRow]:
+    """Return rows of callers' entries by index, ascending; all given conditions hold."""
+    query = select(EntryRow).where(EntryRow.tenant_id == tenant_id, EntryRow.idx > after)
+    if kind is not None:
+        query = query.where(EntryRow.kind == kind)
+    if data_class is not None:
+        query = query.where(EntryRow.data_class == data_class)
+    if run_no is not None:
+        query = query.where(EntryRow.run_no == run_no)
+    if since is not None:
+        query = query.where(EntryRow.at >= since)
+    if until is not None:
+        query = query.where(EntryRow.at < until)
+    if subject_no is not None:
+        sets = select(SubjectSetMember.set_id).where(
+            SubjectSetMember.tenant_id == tenant_id, SubjectSetMember.subject_no == subject_no
+        )
+        query = query.where(col(EntryRow.set_id).in_(sets))
+    return list(session.exec(query.where(EntryRow.stream_no != 0).order_by(col(EntryRow.idx)).limit(limit)))
+
+
+def entry_name(row: EntryRow) -> str:
+    """Return the entry's id in text form."""
+    return str(UUID(bytes=row.entry_id))
+
+
+def _open(
+    log: Log, ring: Keyring, tenant_id: int, part: Part, *, entry: tuple[str, int, str, Sequence[str]]
+) -> tuple[str, Opened]:
+    name, number, log_id, keys = entry
+    try:
+        ciphertext = log.ciphertext(tenant_id, part)
+    except ObjectMissing:
+        return "missing", Opened(fault="the payload object is gone")
+    except ObjectHidden:
+        return "hidden", Opened(fault="a delete marker lies over the payload object")
+    if not hmac.compare_digest(sha256(ciphertext).digest(), part.sha256):
+        return "altered", Opened(fault="the stored bytes have not the digest in the header")
+    opened = ring.read(part, ciphertext, entry_id=name, number=number, log_id=log_id, keys=keys)
+    if opened.data is not None:
+        return "verified", opened
+    return ("erased" if opened.destroyed is not None else "unreadable"), opened
+
+
+def _entry(
+    row: EntryRow,
+    raw: bytes,
+    header: Header,
+    opened: dict[str, tuple[str, Opened]],
+    may_see: frozenset[str] | None,
+) -> ReadEntry:
+    facts: dict[str, Any] = {}
+    _, skeleton = opened.get(SKELETON_ROLE, ("missing", Opened()))
+    if skeleton.data is not None:
+        facts = msgspec.json.decode(skeleton.data)
+    named = {part["role"]: part for part in facts.get("parts", [])}
+    parts = []
+    for part in header.parts:
+        if part.role in (SKELETON_ROLE, ACTOR_ROLE):
+            continue
+        about = named.get(part.role, {})
+        state, result = opened[part.role]
+        data_class = about.get("class", header.data_class)
+        data = result.data
+        because = result.fault
+        if state == "verified" and may_see is not None and data_class not in may_see:
+            state, data, because = "withheld", None, "the reader may not see this class"
+        if result.destroyed is not None:
+            because = f"its key was destroyed by {result.destroyed.request}"
+        parts.append(
+            ReadPart(
+                role=part.role,
+                name=about.get("name", part.role),
+                form=about.get("form", "json"),
+                data_class=data_class,
+                state=state,
+                data=data,
+                because=because,
+                destroyed=result.destroyed,
+            )
+        )
+    _, actor = opened.get(ACTOR_ROLE, ("missing", Opened()))
+    return ReadEntry(
+        row=row,
+        raw_header=raw,
+        header=header,
+        skeleton=facts,
+        actor=actor.data.decode() if actor.data is not None else facts.get("actor"),
+        parts=tuple(parts),
+    )
