@@ -22,6 +22,7 @@ from vault.envelope import seal_small, unseal_small
 from vault.errors import KeyDestroyed, KeyFenced
 from vault.models import DataKey
 from vault.vault import Vault
+from vault.wrapping import KeySpec
 
 IDENTITY_CLASS = "identity"
 NO_MONTH = "0000-00"
@@ -111,6 +112,19 @@ class Seals:
             ).all()
             opened = self._vault.open_keys(self._session, self._tenant_id, [row.key_id for row in rows])
             self._keys.update({row.subject_id: opened[row.key_id] for row in rows})
+
+    def prepare(self, subject_nos: Iterable[int]) -> None:
+        """Get or make the identity keys of many people in one go, to seal with."""
+        wanted = sorted(set(subject_nos) - self._keys.keys())
+        specs = {
+            subject_no: KeySpec(subject_id=subject_no, data_class=IDENTITY_CLASS, month=NO_MONTH)
+            for subject_no in wanted
+        }
+        try:
+            handles = self._vault.keys_for(self._session, self._tenant_id, specs.values())
+        except (KeyDestroyed, KeyFenced):
+            return  # one of them is closed; each is then asked for alone
+        self._keys.update({subject_no: handles[spec].key32 for subject_no, spec in specs.items()})
 
     def holder(self, candidates: Iterable[int]) -> int:
         """The first person whose identity key can seal; the tenant itself when there is none."""

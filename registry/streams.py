@@ -22,7 +22,7 @@ from registry.classes import in_force
 from registry.errors import MalformedSubject, UnknownClass, UnknownRun, UnknownStream
 from registry.identifiers import Identifier, parse_subject
 from registry.ids import new_id, random_hex
-from registry.keyed import Lookups, Seals, canonical_json, chunks, hold_writer
+from registry.keyed import NOBODY, Lookups, Seals, canonical_json, chunks, hold_writer
 from registry.models import RecorderRow, RunRow, StreamRow
 from registry.reading import Faults, Reader
 from registry.sets import intern_sets, members
@@ -94,7 +94,7 @@ def streams_for(
     seals = Seals(session, vault, tenant_id)
     found: dict[str, StreamRef] = {}
     new = {lookup for lookup in hashes if lookup not in rows}
-    seals.load(number for lookup in new for number in everyone[lookup] - closed)
+    seals.prepare({min(everyone[lookup] - closed, default=NOBODY) for lookup in new})
     for lookup, name in hashes.items():
         row = rows.get(lookup)
         if row is None:
@@ -144,7 +144,7 @@ def runs_for(
         named = frozenset[int]().union(*new.values())
         closed = frozenset(fenced(session, tenant_id, named))
         seals = Seals(session, vault, tenant_id)
-        seals.load(named - closed)
+        seals.prepare({min(owners - closed, default=NOBODY) for owners in new.values()})
         for lookup, owners in new.items():
             holder = seals.holder(sorted(owners - closed))
             run_id = random_hex()

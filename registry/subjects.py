@@ -23,7 +23,8 @@ from registry.ids import new_id, random_hex
 from registry.keyed import IDENTITY_CLASS, NO_MONTH, Lookups, Seals, canonical_json, chunks, hold_writer
 from registry.models import Artifact, Subject, SubjectIdentifier
 from registry.sets import intern_set, intern_sets, members, sets_of
-from vault.vault import KeyHandle, Vault
+from vault.vault import Vault
+from vault.wrapping import KeyHandle
 
 __all__ = [
     "Fence",
@@ -369,6 +370,7 @@ def _make(
         ],
     )
     seals = Seals(session, vault, tenant_id)
+    seals.prepare(made.values())
     rows = []
     for lookup, one in wanted.items():
         content = {"value": one.value, "given": one.given, **({"basis": basis} if basis else {})}
