@@ -138,7 +138,8 @@ class SubjectSetMember(SQLModel, table=True):
 class Artifact(SQLModel, table=True):
     """One copy of data at one place in a store.
 
-    `status`: live, erasing, erased, retained, quarantined, revoked. `sealed` holds the locator and what else the caller
+    `status`: live, erasing, erased, retained, quarantined, revoked. `request_id` names the request or sweep that removes
+    or removed it. `sealed` holds the locator and what else the caller
     said in free form (scope, source reference, run, owner token), under the identity key of `holder_no` (0: nobody's).
     """
 
@@ -166,9 +167,17 @@ class Artifact(SQLModel, table=True):
     expires_at: datetime | None = Field(default=None, sa_type=Instant)
     ends_at: datetime | None = Field(default=None, sa_type=Instant)
     registered_by: str = Field(max_length=32)
+    request_id: str | None = Field(default=None, max_length=40)
     __table_args__ = (
         sa.UniqueConstraint("tenant_id", "store", "locator_hash"),
         sa.Index("ix_artifact_set", "tenant_id", "set_id"),
+        sa.Index(
+            "ix_artifact_erasing",
+            "tenant_id",
+            "id",
+            sqlite_where=sa.text("status = 'erasing'"),
+            postgresql_where=sa.text("status = 'erasing'"),
+        ),
         sa.Index("ix_artifact_ends", "tenant_id", "ends_at"),
         sa.Index("ix_artifact_given", "tenant_id", "given_id", unique=True),
     )
@@ -254,3 +263,20 @@ class Tombstone(SQLModel, table=True):
     locator_hash: bytes = Field(primary_key=True, sa_type=_bytes)
     request_id: str = Field(max_length=40)
     at: datetime = Field(sa_type=Instant)
+
+
+class ReviewRow(SQLModel, table=True):
+    """A repeat of a registration that would change whose an item is, its class or its end: a human decides.
+
+    `wanted` holds only codes, dates and subject numbers of ours.
+    """
+
+    __tablename__ = "registration_review"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    id: int = Field(primary_key=True, sa_type=_big)
+    artifact_id: int = Field(sa_type=_big)
+    wanted: dict[str, Any] = Field(sa_type=_json)
+    token_id: str = Field(max_length=32)
+    at: datetime = Field(sa_type=Instant)
+    decided_at: datetime | None = Field(default=None, sa_type=Instant)
+    __table_args__ = (sa.Index("ix_review_artifact", "tenant_id", "artifact_id"),)
