@@ -324,7 +324,7 @@ class FilesConnector(Connector):
     def _erase_lines(
         self, place: Place, found: os.stat_result, keys: list[LineKey], forms: frozenset[str], limit: Deadline
     ) -> list[Answer]:
-        """Take the lines of several keys out by one rewrite; a key with a doubtful or foreign line keeps all its own."""
+        """Take the lines of several keys out by one rewrite; a key with a doubtful or foreign line keeps all."""
         if found.st_nlink > 1:
             others = found.st_nlink - 1
             return [(Outcome.FAILED, f"the shared file has {others} other names that a rewrite would leave")] * len(

@@ -1,0 +1,604 @@
+"""Kind `sql`: rows of SQLite and PostgreSQL tables.
+
+Config: `{"url": "sqlite:////absolute/file.db" | "postgresql+psycopg://…", "owner_field"?: column, "children"?:
+"refuse" | "delete"}`, for PostgreSQL also `statement_timeout` and `wal_retention` (seconds or P7D). Locator:
+`{"table", "key": {column: value}}` with exactly the columns of one unique key.
+
+Guarantees, beyond the contract of `base`: a batch is one transaction that selects by key, checks the owner, deletes and
+reads again; a batch that the database refuses is halved until the refused rows stand alone; rows that reference an
+erased row stop it unless `children` is "delete" or the schema cascades, and are counted in the receipt either way.
+Details of each database are in `sql_sqlite` and `sql_postgres`; what they leave behind is said there and in docs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import secrets
+from collections import defaultdict
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal
+
+import sqlalchemy as sa
+from typing_extensions import override
+
+from connectors.base import (
+    Capabilities,
+    CheckReport,
+    Connector,
+    Deadline,
+    FenceReport,
+    Finding,
+    Item,
+    Level,
+    Locator,
+    Outcome,
+    Receipt,
+    ReclaimReport,
+    Residue,
+    Selector,
+    owner_forms,
+)
+from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector, Timeout
+from connectors.residue import samples
+from connectors.sql_catalog import Catalog, Key, Table, key_of, owner_column
+from connectors.sql_database import Database, Refused, options_of
+from connectors.sql_postgres import PostgresDatabase
+from connectors.sql_rows import Batch, Rows
+from connectors.sql_sqlite import SqliteDatabase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from datetime import datetime
+
+BATCH = 500
+Answer = tuple[Outcome, str]
+
+
+@dataclass(slots=True)
+class _Open:
+    """One open connection and what was read of its catalog."""
+
+    connection: sa.Connection
+    catalog: Catalog
+    rows: Rows
+
+
+def open_store(config: Mapping[str, Any], *, read_only: bool) -> SqlConnector:
+    """Return the connector of a database. Raises: BadConfig."""
+    owner, children = config.get("owner_field"), config.get("children", "refuse")
+    if owner is not None and (not isinstance(owner, str) or not owner):
+        raise BadConfig("owner_field is a column name")
+    if children not in {"refuse", "delete"}:
+        raise BadConfig('children is "refuse" or "delete"')
+    try:
+        url = sa.make_url(config["url"])
+    except (KeyError, sa.exc.ArgumentError):
+        raise BadConfig("url is a database address") from None
+    database: Database
+    if url.get_backend_name() == "sqlite" and url.drivername in {"sqlite", "sqlite+pysqlite"} and not url.query:
+        database = SqliteDatabase(url.database or "", options_of(config))
+    elif url.drivername in {"postgresql", "postgresql+psycopg"}:
+        database = PostgresDatabase(url.set(drivername="postgresql+psycopg"), options_of(config))
+    else:
+        raise BadConfig("url is of sqlite:////absolute/path or postgresql+psycopg://")
+    return SqlConnector(database, owner_field=owner, delete_children=children == "delete", read_only=read_only)
+
+
+class SqlConnector(Connector):
+    """Drives one database."""
+
+    def __init__(self, database: Database, *, owner_field: str | None, delete_children: bool, read_only: bool) -> None:
+        self._database = database
+        self._owner_field = owner_field
+        self._delete_children = delete_children
+        self._read_only = read_only
+        self._writer: _Open | None = None
+        self._reader: _Open | None = None
+        self._touched: dict[str, Table] = {}
+
+    @override
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            kind="sql",
+            erase_level=Level.L1,
+            reclaim_level=Level.L2,
+            verify_level=Level.L2,
+            batch_size=BATCH,
+            locks=self._database.locks,
+            fence=False,
+            search=False,
+            owner_check=self._owner_field is not None,
+            discover=self._owner_field is not None,
+            read_only=self._read_only,
+        )
+
+    @override
+    def check_locator(self, locator: Locator) -> None:
+        with self._session(Deadline("check_locator", 10), read_only=True) as now_open:
+            table = now_open.catalog.table(locator.get("table"))
+            key_of(table, locator)
+            owner_column(table, self._owner_field)
+
+    @contextmanager
+    def _session(self, limit: Deadline, *, read_only: bool) -> Iterator[_Open]:
+        """Give the open connection, bounded by the limit; drop it when anything goes wrong. Raises: ConnectorError."""
+        current = self._reader if read_only else self._writer
+        try:
+            if current is None:
+                connection = self._database.connect(limit, read_only=read_only)
+                with self._database.guard(connection, limit):
+                    catalog = Catalog(connection)
+                current = _Open(connection, catalog, Rows(self._database, connection, catalog))
+                if read_only:
+                    self._reader = current
+                else:
+                    self._writer = current
+            with self._database.guard(current.connection, limit):
+                self._database.arm(current.connection, limit)
+                yield current
+        except sa.exc.DBAPIError as error:
+            self._drop(current)
+            problem = self._database.explain(error, limit)
+            raise (BadLocator(problem.reason) if isinstance(problem, Refused) else problem) from None
+        except BaseException:
+            # Whatever was begun is rolled back with the connection; the next call opens a new one.
+            self._drop(current)
+            raise
+
+    def _drop(self, current: _Open | None) -> None:
+        if current is None:
+            return
+        current.connection.invalidate()
+        current.connection.close()
+        if self._writer is current:
+            self._writer = None
+        if self._reader is current:
+            self._reader = None
+
+    @override
+    def discover(self, selector: Selector, *, deadline: float) -> Iterator[dict[str, Any]]:
+        limit = Deadline("discover", deadline)
+        if self._owner_field is None:
+            raise BadConfig("discover needs owner_field")
+        forms = sorted(owner_forms(selector.identifiers))
+        with self._session(limit, read_only=True) as now_open:
+            owned = [table for table in now_open.catalog.tables() if self._owner_field in table.columns]
+            for table in owned:
+                if not table.primary:
+                    raise BadLocator(
+                        f"{table.label} has the owner column and no unique key, so its rows cannot be named"
+                    )
+                if self._database.hides_rows(now_open.connection, table):
+                    raise BadLocator(f"row security hides rows of {table.label} from this role")
+        for table in owned if forms else ():
+            yield from self._discover_table(table, forms, limit)
+
+    def _discover_table(self, table: Table, forms: list[str], limit: Deadline) -> Iterator[dict[str, Any]]:
+        """Page through one table by its key, so that no snapshot stays open between pages."""
+        after: Key | None = None
+        while True:
+            with self._session(limit, read_only=True) as now_open:
+                page = now_open.rows.page(table, str(self._owner_field), forms, after, limit=1000)
+            for key in page:
+                values = {name: _plain_key(value) for name, value in zip(table.primary, key, strict=True)}
+                yield {"table": table.label, "key": values}
+            if len(page) < 1000:  # noqa: PLR2004 -- the page size above
+                return
+            after = page[-1]
+
+    @override
+    def capture(self, items: Sequence[Item], *, deadline: float) -> dict[str, list[bytes]]:
+        limit = Deadline("capture", deadline)
+        held: dict[str, list[bytes]] = {item.copy_id: [] for item in items}
+        with self._session(limit, read_only=True) as now_open:
+            for batches in self._by_table(now_open, items, refuse=True):
+                candidates: list[tuple[str, bytes]] = []
+                for numbers, batch in batches:
+                    self._database.arm(now_open.connection, limit)
+                    for number, row in now_open.rows.select(batch, list(batch.table.columns)):
+                        pieces = [piece for value in row for text in _texts(value) for piece in samples(text)]
+                        candidates += [(items[numbers[number]].copy_id, piece) for piece in dict.fromkeys(pieces)]
+                shared = now_open.rows.shared([batch for _, batch in batches], [each for _, each in candidates], limit)
+                for position, (copy_id, canary) in enumerate(candidates):
+                    if position not in shared:
+                        held[copy_id].append(canary)
+        return held
+
+    @override
+    def export(self, items: Sequence[Item], *, deadline: float) -> Iterator[tuple[str, bytes | None]]:
+        limit = Deadline("export", deadline)
+        with self._session(limit, read_only=True) as now_open:
+            batches = [each for group in self._by_table(now_open, items, refuse=True) for each in group]
+        for numbers, batch in batches:
+            names = list(batch.table.columns)
+            with self._session(limit, read_only=True) as now_open:
+                found = dict(now_open.rows.select(batch, names))
+            for position, number in enumerate(numbers):
+                row = found.get(position)
+                content = None if row is None else json.dumps(dict(zip(names, row, strict=True)), default=_json_value)
+                yield items[number].copy_id, None if content is None else content.encode()
+
+    @override
+    def fence(self, scope: Locator) -> FenceReport:
+        return FenceReport(held=False, detail="a table cannot refuse writes of a scope; late rows must be looked for")
+
+    def _by_table(
+        self, now_open: _Open, items: Sequence[Item], *, refuse: bool, bad: dict[int, str] | None = None
+    ) -> list[list[tuple[list[int], Batch]]]:
+        """Return the items' batches by table. Raises: BadLocator when `refuse`, else fills `bad`."""
+        groups: defaultdict[tuple[str, tuple[str, ...]], list[tuple[int, Key]]] = defaultdict(list)
+        tables: dict[str, Table] = {}
+        for number, item in enumerate(items):
+            try:
+                table = now_open.catalog.table(item.locator.get("table"))
+                columns, values = key_of(table, item.locator)
+            except BadLocator as problem:
+                if refuse:
+                    raise
+                if bad is not None:
+                    bad[number] = problem.detail
+                continue
+            tables[table.label] = table
+            groups[table.label, columns].append((number, values))
+        found: dict[str, list[tuple[list[int], Batch]]] = {}
+        for (label, columns), members in groups.items():
+            for start in range(0, len(members), BATCH):
+                part = members[start : start + BATCH]
+                batch = Batch(table=tables[label], columns=columns, keys=tuple(key for _, key in part))
+                found.setdefault(label, []).append(([number for number, _ in part], batch))
+        return list(found.values())
+
+    @override
+    def erase(
+        self, items: Sequence[Item], *, owner_identifiers: Sequence[str], now: datetime, deadline: float
+    ) -> list[Receipt]:
+        if self._read_only:
+            raise ReadOnlyConnector("erase")
+        limit = Deadline("erase", deadline)
+        forms = owner_forms(owner_identifiers)
+        answers: dict[int, Answer] = {}
+        bad: dict[int, str] = {}
+        with self._session(limit, read_only=False) as now_open:
+            batches = [each for group in self._by_table(now_open, items, refuse=False, bad=bad) for each in group]
+            for numbers, batch in batches:
+                given = self._erase_batch(now_open, batch, forms, limit)
+                answers |= dict(zip(numbers, given, strict=True))
+        answers |= {number: (Outcome.FAILED, detail) for number, detail in bad.items()}
+        at = now + timedelta(seconds=limit.spent())
+        return [_receipt(item, answers[number], at) for number, item in enumerate(items)]
+
+    def _erase_batch(self, now_open: _Open, batch: Batch, forms: frozenset[str], limit: Deadline) -> list[Answer]:
+        """Erase a batch in one transaction; halve it when the database refuses, until the refused rows stand alone."""
+        size = len(batch.keys)
+        try:
+            self._database.arm(now_open.connection, limit)
+            return self._transact(now_open, batch, forms)
+        except Timeout:
+            self._roll_back(now_open)
+            return [(Outcome.FAILED, "not finished before the deadline")] * size
+        except Refused as refused:
+            self._roll_back(now_open)
+            if size == 1:
+                return [(Outcome.FAILED, refused.reason)]
+        except sa.exc.DBAPIError as error:
+            problem = self._database.explain(error, limit)
+            if not isinstance(problem, Refused | Timeout):
+                raise problem from None
+            self._roll_back(now_open)
+            if isinstance(problem, Timeout):
+                return [(Outcome.FAILED, "not finished before the deadline")] * size
+            if size == 1:
+                return [(Outcome.FAILED, problem.reason)]
+        half = size // 2
+        first, second = batch.only(range(half)), batch.only(range(half, size))
+        return [
+            *self._erase_batch(now_open, first, forms, limit),
+            *self._erase_batch(now_open, second, forms, limit),
+        ]
+
+    @staticmethod
+    def _roll_back(now_open: _Open) -> None:
+        try:
+            now_open.connection.exec_driver_sql("ROLLBACK")
+        except sa.exc.DBAPIError:
+            # The database has ended the transaction itself, or the connection: then nothing was committed either.
+            return
+
+    def _transact(self, now_open: _Open, batch: Batch, forms: frozenset[str]) -> list[Answer]:
+        """Select, check, delete and read again in one transaction. Raises: Refused, DBAPIError: then nothing changed.
+
+        1. lock the rows by key; 2. compare owners; 3. treat the rows that reference them; 4. delete by key; 5. read
+        again by key; 6. commit. A crash before 6 changes nothing, after 6 the next call finds the rows absent.
+        """
+        run, rows = now_open.connection.exec_driver_sql, now_open.rows
+        try:
+            owner = owner_column(batch.table, self._owner_field)
+        except BadLocator as problem:
+            return [(Outcome.FAILED, problem.detail)] * len(batch.keys)
+        run(self._database.begin)
+        if self._database.hides_rows(now_open.connection, batch.table):
+            raise Refused("row security hides rows of the table from this role, so absence cannot be read")
+        found = dict(rows.select(batch, [owner] if owner else [], lock=True))  # 1
+        answers: dict[int, Answer] = {}
+        wanted: list[int] = []
+        for number in range(len(batch.keys)):
+            if number not in found:
+                answers[number] = (Outcome.ALREADY_ABSENT, "read by key")
+            elif owner and str(found[number][0]) not in forms:  # 2
+                answers[number] = (Outcome.OWNER_MISMATCH, "the row names another owner, or none")
+            else:
+                wanted.append(number)
+        self._touch(now_open, batch.table, with_children=len(found) < len(batch.keys))
+        answers |= self._delete(now_open, batch, wanted, forms)
+        run("COMMIT")  # 6
+        return [answers[number] for number in range(len(batch.keys))]
+
+    def _delete(self, now_open: _Open, batch: Batch, wanted: list[int], forms: frozenset[str]) -> dict[int, Answer]:
+        """Steps 3 to 5: answers for the wanted items of a batch. Raises: Refused."""
+        if not wanted:
+            return {}
+        rows = now_open.rows
+        refused, note = self._treat_children(now_open, batch.only(wanted), forms)  # 3
+        answers: dict[int, Answer] = {wanted[place]: (Outcome.FAILED, why) for place, why in refused.items()}
+        going = [number for place, number in enumerate(wanted) if place not in refused]
+        if going:
+            part = batch.only(going)
+            if rows.delete(part) > len(set(part.keys)):  # 4
+                raise Refused("the delete hit more rows than were named")
+            left = {number for number, _ in rows.select(part, [])}  # 5
+            for place, number in enumerate(going):
+                gone: Answer = (Outcome.ERASED, f"deleted by key and read again{note}")
+                kept: Answer = (Outcome.FAILED, "still there after the delete: a trigger or rule keeps the row")
+                answers[number] = kept if place in left else gone
+        return answers
+
+    def _treat_children(self, now_open: _Open, batch: Batch, forms: frozenset[str]) -> tuple[dict[int, str], str]:
+        """Return which items other rows stop, and what happens to referencing rows. Raises: Refused."""
+        if self._delete_children and now_open.catalog.children(batch.table):
+            self._touch(now_open, batch.table, with_children=True)
+            counts = now_open.rows.delete_children(batch, self._owner_field, forms)
+            listed = ", ".join(f"{count} of {label}" for label, count in sorted(counts.items()))
+            return {}, f"; referencing rows of the batch deleted: {listed}" if listed else ""
+        refused: dict[int, str] = {}
+        notes = []
+        for child in now_open.catalog.children(batch.table):
+            found = now_open.rows.referencing(batch, child)
+            if not found:
+                continue
+            if child.blocks:
+                for number, keys in found.items():
+                    refused[number] = f"{len(keys)} rows of {child.table.label} reference the row; erase them first"
+                continue
+            self._touch(now_open, child.table, with_children=True)
+            total = sum(len(keys) for keys in found.values())
+            notes.append(f"{total} rows of {child.table.label} by {child.on_delete}")
+        return refused, f"; in the batch also {', '.join(notes)}" if notes else ""
+
+    def _touch(self, now_open: _Open, table: Table, *, with_children: bool) -> None:
+        """Remember what `reclaim` has to rewrite; children too where rows of them went, or may have before a crash."""
+        waiting = [table]
+        seen: set[str] = set()
+        while waiting:
+            each = waiting.pop()
+            if each.label in seen:
+                continue
+            seen.add(each.label)
+            self._touched[each.label] = each
+            if with_children:
+                waiting += [child.table for child in now_open.catalog.children(each)]
+
+    @override
+    def await_done(self, *, deadline: float) -> bool:
+        return True
+
+    @override
+    def reclaim(self, level: Level, *, now: datetime, deadline: float) -> ReclaimReport:
+        if self._read_only:
+            raise ReadOnlyConnector("reclaim")
+        limit = Deadline("reclaim", deadline)
+        with self._session(limit, read_only=False) as now_open:
+            return self._database.reclaim(now_open.connection, self._touched, level, now, limit)
+
+    @override
+    def verify(
+        self, items: Sequence[Item], level: Level, *, deadline: float, reclaimed: ReclaimReport | None = None
+    ) -> list[Finding]:
+        limit = Deadline("verify", deadline)
+        findings: dict[int, Finding] = {}
+        bad: dict[int, str] = {}
+        with self._session(limit, read_only=True) as now_open:
+            for group in self._by_table(now_open, items, refuse=False, bad=bad):
+                absent = []
+                for numbers, batch in group:
+                    self._database.arm(now_open.connection, limit)
+                    hidden = self._database.hides_rows(now_open.connection, batch.table)
+                    here = {number for number, _ in now_open.rows.select(batch, [])}
+                    for place, number in enumerate(numbers):
+                        findings[number] = _by_key(items[number], is_present=place in here, is_hidden=hidden)
+                        absent += [number] if findings[number].present is False else []
+                if level >= Level.L2 and absent:
+                    table = group[0][1].table
+                    gone = {number: items[number] for number in absent}
+                    findings |= self._look(now_open, table, gone, level=level, reclaimed=reclaimed, limit=limit)
+        for number, why in bad.items():
+            item = items[number]
+            findings[number] = Finding(copy_id=item.copy_id, level=None, present=None, how="none", could_not_check=why)
+        return [findings[number] for number in range(len(items))]
+
+    def _look(
+        self,
+        now_open: _Open,
+        table: Table,
+        items: Mapping[int, Item],
+        *,
+        level: Level,
+        reclaimed: ReclaimReport | None,
+        limit: Deadline,
+    ) -> dict[int, Finding]:
+        """Return the findings of absent rows of one table at L2: of those with canaries, then of those without."""
+        findings = {}
+        for group in (
+            {n: i for n, i in items.items() if i.canaries},
+            {n: i for n, i in items.items() if not i.canaries},
+        ):
+            if not group:
+                continue
+            pairs = [(number, canary) for number, item in group.items() for canary in item.canaries]
+            seen = self._database.look(now_open.connection, [table], [each for _, each in pairs], reclaimed, limit)
+            dirty = {pairs[position][0] for position in seen.found}
+            for number, item in group.items():
+                findings[number] = _in_files(item, level, seen.how, seen.could_not_check, is_dirty=number in dirty)
+        return findings
+
+    @override
+    def residue(self, canaries: Sequence[bytes], *, deadline: float) -> list[Residue]:
+        limit = Deadline("residue", deadline)
+        with self._session(limit, read_only=True) as now_open:
+            tables = now_open.catalog.tables()
+            return self._database.residue(now_open.connection, tables, canaries, limit) if canaries else []
+
+    @override
+    def check(self, *, now: datetime, deadline: float) -> CheckReport:
+        limit = Deadline("check", deadline)
+        name = f"muniment_check_{secrets.token_hex(8)}"
+        owner = self._owner_field or "owner"
+        try:
+            with self._session(limit, read_only=False) as now_open:
+                quoted = now_open.catalog.quote(owner)
+                run = now_open.connection.exec_driver_sql
+                run(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY, canary TEXT NOT NULL, {quoted} TEXT NOT NULL)")
+                run(f"INSERT INTO {name} VALUES (1, 'muniment canary {secrets.token_hex(16)}', 'check:self')")
+        except (ConnectorError, BadLocator) as problem:
+            reachable = isinstance(problem, BadLocator) or self._answers(limit)
+            return _check_report(limit, now, reachable=reachable, problems=(str(problem),))
+        try:
+            with SqlConnector(
+                self._database, owner_field=self._owner_field, delete_children=False, read_only=False
+            ) as probe:
+                return probe.check_table(name, limit, now)
+        except ConnectorError as problem:
+            return _check_report(limit, now, reachable=True, problems=(str(problem),))
+        finally:
+            with self._session(Deadline("check", 10), read_only=False) as now_open:
+                now_open.connection.exec_driver_sql(f"DROP TABLE {name}")
+
+    def _answers(self, limit: Deadline) -> bool:
+        try:
+            with self._session(limit, read_only=True):
+                return True
+        except ConnectorError:
+            return False
+
+    def check_table(self, name: str, limit: Deadline, now: datetime) -> CheckReport:
+        """Erase, reclaim and look for the canary of a scratch table; used by `check` on a connector of its own."""
+        item = Item(copy_id="check", locator={"table": name, "key": {"id": 1}})
+        item = Item(
+            copy_id="check",
+            locator=item.locator,
+            canaries=tuple(self.capture([item], deadline=limit.left())["check"]),
+        )
+        owner_check: Literal["enforced", "not_configured", "failed"] = "not_configured"
+        if self._owner_field is not None:
+            foreign = self.erase([item], owner_identifiers=["check:other"], now=now, deadline=limit.left())[0]
+            owner_check = "enforced" if foreign.outcome is Outcome.OWNER_MISMATCH else "failed"
+        erased = self.erase([item], owner_identifiers=["check:self"], now=now, deadline=limit.left())[0]
+        report = self.reclaim(Level.L2, now=now, deadline=limit.left())
+        finding = self.verify([item], Level.L2, deadline=limit.left(), reclaimed=report)[0]
+        problems = [] if erased.outcome is Outcome.ERASED else [erased.detail]
+        if report.level < Level.L2:
+            problems.append(report.detail)
+        if finding.present is not False:
+            problems.append(finding.could_not_check or f"the canary is still there: {finding.how}")
+        can_erase = erased.outcome is Outcome.ERASED
+        return _check_report(
+            limit, now, reachable=True, can_erase=can_erase, level=finding.level, owner=owner_check, problems=problems
+        )
+
+    @override
+    def close(self) -> None:
+        self._drop(self._writer)
+        self._drop(self._reader)
+
+
+def _check_report(
+    limit: Deadline,
+    now: datetime,
+    *,
+    reachable: bool,
+    problems: Sequence[str],
+    can_erase: bool = False,
+    level: Level | None = None,
+    owner: Literal["enforced", "not_configured", "failed"] = "not_configured",
+) -> CheckReport:
+    return CheckReport(
+        reachable=reachable,
+        can_erase=can_erase,
+        level_reached=level,
+        owner_check=owner,
+        took_ms=int(limit.spent() * 1000),
+        findings=tuple(problems),
+        checked_at=now,
+    )
+
+
+def _receipt(item: Item, answer: Answer, at: datetime) -> Receipt:
+    outcome, detail = answer
+    reached = Level.L1 if outcome in {Outcome.ERASED, Outcome.ALREADY_ABSENT} else None
+    return Receipt(
+        copy_id=item.copy_id, outcome=outcome, level=reached, method="DELETE by unique key", detail=detail, at=at
+    )
+
+
+def _by_key(item: Item, *, is_present: bool, is_hidden: bool) -> Finding:
+    how = "read by unique key on a connection that cannot write"
+    if is_present:
+        return Finding(copy_id=item.copy_id, level=None, present=True, how=how)
+    if is_hidden:
+        why = "row security hides rows from this role"
+        return Finding(copy_id=item.copy_id, level=None, present=None, how=how, could_not_check=why)
+    return Finding(copy_id=item.copy_id, level=Level.L1, present=False, how=how)
+
+
+def _in_files(item: Item, level: Level, how: str, could_not_check: str | None, *, is_dirty: bool) -> Finding:
+    how = f"read by unique key; {how}"
+    if is_dirty:
+        return Finding(copy_id=item.copy_id, level=Level.L1, present=True, how=how)
+    if could_not_check is not None:
+        return Finding(copy_id=item.copy_id, level=Level.L1, present=None, how=how, could_not_check=could_not_check)
+    if level is Level.L3:
+        why = "logs, replicas and backups cannot be read here"
+        return Finding(copy_id=item.copy_id, level=Level.L2, present=None, how=how, could_not_check=why)
+    return Finding(copy_id=item.copy_id, level=Level.L2, present=False, how=how)
+
+
+def _texts(value: object) -> Iterator[bytes]:
+    """Yield the texts and byte strings of a column's value, also from inside a JSON document."""
+    if isinstance(value, str):
+        yield value.encode(errors="surrogateescape")
+    elif isinstance(value, bytes | memoryview):
+        yield bytes(value)
+    elif isinstance(value, dict):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from _texts(each)
+
+
+def _json_value(value: object) -> object:
+    """Return what JSON can hold of a driver's value."""
+    if isinstance(value, bytes | memoryview):
+        return {"base64": base64.b64encode(bytes(value)).decode()}
+    return str(value)
+
+
+def _plain_key(value: object) -> str | int:
+    """Return a key value as a locator holds it. Raises: BadLocator."""
+    if isinstance(value, str | int):
+        return value
+    if isinstance(value, bytes | memoryview | float) or value is None:
+        raise BadLocator("a row of the owner has a key that no locator can hold")
+    return str(value)

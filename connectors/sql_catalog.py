@@ -1,0 +1,208 @@
+"""What a database's own catalog says of a table: columns, unique keys, children that reference it.
+
+Guarantees: SQL is built only from names that the catalog returned, quoted by the dialect; a locator whose columns are
+not exactly one unique key is refused, so that it names one row or none. Read once per connector and table; a foreign
+key added later is still caught, by the database itself, when it refuses the delete.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import sqlalchemy as sa
+
+from connectors.errors import BadLocator
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from sqlalchemy.engine.reflection import Inspector
+
+Scalar = str | int
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One table of the catalog; `quoted` is safe to put into SQL."""
+
+    schema: str | None
+    name: str
+    quoted: str
+    columns: Mapping[str, sa.types.TypeEngine[Any]] = field(repr=False)
+    keys: frozenset[frozenset[str]]
+    primary: tuple[str, ...]
+    """The columns that name a row: the primary key, else the first unique key, else nothing."""
+
+    @property
+    def label(self) -> str:
+        """Return the name for details and reports."""
+        return f"{self.schema}.{self.name}" if self.schema else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Child:
+    """A foreign key that points at a table: whose rows, by which columns, and what the database does on delete."""
+
+    table: Table
+    columns: tuple[str, ...]
+    parent_columns: tuple[str, ...]
+    on_delete: str
+    """CASCADE, SET NULL, SET DEFAULT, RESTRICT or NO ACTION."""
+
+    @property
+    def blocks(self) -> bool:
+        """Tell whether the database refuses to delete a parent that has such rows."""
+        return self.on_delete in {"NO ACTION", "RESTRICT"}
+
+
+class Catalog:
+    """The catalog of one connection."""
+
+    def __init__(self, connection: sa.Connection) -> None:
+        self._inspector: Inspector = sa.inspect(connection)
+        self._quote = connection.dialect.identifier_preparer
+        self._is_sqlite = connection.dialect.name == "sqlite"
+        self._tables: dict[tuple[str | None, str], Table] = {}
+        self._children: dict[tuple[str | None, str], tuple[Child, ...]] | None = None
+
+    def quote(self, name: str) -> str:
+        """Return an identifier quoted for this database and for its driver's parameter marks."""
+        quoted = self._quote.quote_identifier(name)
+        return quoted if self._is_sqlite else quoted.replace("%", "%%")
+
+    def schemas(self) -> list[str | None]:
+        """Return every schema that may hold an application's tables."""
+        if self._is_sqlite:
+            return [None]
+        return [
+            name for name in self._inspector.get_schema_names() if not name.startswith(("pg_", "information_schema"))
+        ]
+
+    def tables(self) -> list[Table]:
+        """Return every base table."""
+        return [
+            self.table(name if schema is None else f"{schema}.{name}")
+            for schema in self.schemas()
+            for name in self._inspector.get_table_names(schema=schema)
+        ]
+
+    def table(self, written: object) -> Table:
+        """Return the table of a locator, written `table` or `schema.table`. Raises: BadLocator."""
+        if not isinstance(written, str) or not written:
+            raise BadLocator("table is a name")
+        schema, name = self._find(written)
+        if (schema, name) not in self._tables:
+            self._tables[schema, name] = self._reflect(schema, name)
+        return self._tables[schema, name]
+
+    def _find(self, written: str) -> tuple[str | None, str]:
+        """Match the written name with the catalog, so that a dot inside a name cannot mislead. Raises: BadLocator."""
+        found = self._candidates(written)
+        if not found:
+            # It may have been created since the catalog was read.
+            self._inspector.clear_cache()
+            found = self._candidates(written)
+        if len(found) != 1:
+            raise BadLocator("there is no such table" if not found else "the table name is ambiguous")
+        return found[0]
+
+    def _candidates(self, written: str) -> list[tuple[str | None, str]]:
+        default = None if self._is_sqlite else self._inspector.default_schema_name
+        schema, dot, name = written.partition(".")
+        candidates = [(default, written)]
+        if dot and not self._is_sqlite and schema in self.schemas():
+            candidates.append((schema, name))
+        if dot and self._is_sqlite and schema == "main":
+            candidates.append((None, name))
+        return [each for each in candidates if each[1] in self._inspector.get_table_names(schema=each[0])]
+
+    def _reflect(self, schema: str | None, name: str) -> Table:
+        columns = {column["name"]: column["type"] for column in self._inspector.get_columns(name, schema=schema)}
+        primary = tuple(self._inspector.get_pk_constraint(name, schema=schema)["constrained_columns"])
+        unique = [tuple(each["column_names"]) for each in self._inspector.get_unique_constraints(name, schema=schema)]
+        for index in self._inspector.get_indexes(name, schema=schema):
+            names = index["column_names"]
+            partial = any(key.endswith("_where") for key in index.get("dialect_options", {}))
+            if index["unique"] and not partial and not index.get("expressions"):
+                unique.append(tuple(each for each in names if each is not None))
+        keys = [key for key in (primary, *unique) if key]
+        quoted = self.quote(name) if schema is None else f"{self.quote(schema)}.{self.quote(name)}"
+        return Table(
+            schema=schema,
+            name=name,
+            quoted=quoted,
+            columns=columns,
+            keys=frozenset(frozenset(key) for key in keys),
+            primary=keys[0] if keys else (),
+        )
+
+    def children(self, table: Table) -> tuple[Child, ...]:
+        """Return every foreign key that points at the table."""
+        if self._children is None:
+            self._children = self._read_children()
+        return self._children.get(self._identity(table.schema, table.name), ())
+
+    def _identity(self, schema: str | None, name: str) -> tuple[str | None, str]:
+        return (schema, name.casefold()) if self._is_sqlite else (schema, name)
+
+    def _read_children(self) -> dict[tuple[str | None, str], tuple[Child, ...]]:
+        found: dict[tuple[str | None, str], tuple[Child, ...]] = {}
+        default = None if self._is_sqlite else self._inspector.default_schema_name
+        for schema in self.schemas():
+            for (_, name), keys in self._inspector.get_multi_foreign_keys(schema=schema).items():
+                for key in keys:
+                    target = self._identity(key["referred_schema"] or default, key["referred_table"])
+                    child = Child(
+                        table=self.table(name if schema is None else f"{schema}.{name}"),
+                        columns=tuple(key["constrained_columns"]),
+                        parent_columns=tuple(key["referred_columns"]),
+                        on_delete=str(key.get("options", {}).get("ondelete") or "NO ACTION").upper(),
+                    )
+                    found[target] = (*found.get(target, ()), child)
+        return found
+
+
+def key_of(table: Table, locator: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[Scalar, ...]]:
+    """Return the key columns, sorted, and the values of a locator. Raises: BadLocator."""
+    key = locator.get("key")
+    if set(locator) != {"table", "key"} or not isinstance(key, dict) or not key:
+        raise BadLocator("an sql locator is {table, key: {column: value}}")
+    if not table.keys:
+        raise BadLocator("the table has no unique key, so no row of it can be named")
+    if not set(key) <= set(table.columns):
+        raise BadLocator("a key column is not in the table")
+    if frozenset(key) not in table.keys:
+        raise BadLocator("the key columns are not exactly one unique key of the table")
+    columns = tuple(sorted(key))
+    for column in columns:
+        _check_value(table.columns[column], key[column])
+    return columns, tuple(key[column] for column in columns)
+
+
+def _check_value(kind: sa.types.TypeEngine[Any], value: object) -> None:
+    """Refuse what a cast would bend until it names another row: 1.5, true for 1, null. Raises: BadLocator."""
+    is_truth = isinstance(kind, sa.Boolean)
+    if isinstance(value, bool) != is_truth or not isinstance(value, str | int):
+        raise BadLocator("key values are texts or whole numbers, true or false for truth columns")
+    if isinstance(value, str) and "\0" in value:
+        raise BadLocator("a key value holds a zero byte")
+    if isinstance(kind, sa.Integer) and isinstance(value, str) and not value.lstrip("-").isdigit():
+        raise BadLocator("the value of a whole-number key is no number")
+    if isinstance(kind, sa.String) and not isinstance(value, str):
+        raise BadLocator("the value of a text key is no text")
+
+
+def owner_column(table: Table, owner_field: str | None) -> str | None:
+    """Return the column that says whose row it is, None when none is configured. Raises: BadLocator."""
+    if owner_field is None:
+        return None
+    if owner_field not in table.columns:
+        raise BadLocator("the table has no owner_field column, so ownership cannot be checked")
+    return owner_field
+
+
+def placeholders(rows: int, columns: Sequence[str]) -> str:
+    """Return `(m, m), (m, m)` for a VALUES list of rows with these parameter marks."""
+    return ", ".join(["(" + ", ".join(columns) + ")"] * rows)

@@ -1,0 +1,91 @@
+"""The port between the `sql` connector and one kind of database, and the errors drivers raise.
+
+Guarantees: whatever a driver says becomes one of our errors without its text, since drivers print row values and
+connection strings. The port has the few things that differ; everything else of `sql.py` is the same for both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from datetime import datetime
+
+    import sqlalchemy as sa
+
+    from connectors.base import Deadline, Level, ReclaimReport, Residue
+    from connectors.errors import ConnectorError
+    from connectors.sql_catalog import Table
+
+
+class Refused(Exception):
+    """The database refused a statement because of the data; `reason` names the kind of refusal, never the values."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bytes:
+    """What a look at the files showed: canaries found, or why nobody could look, and in which way it was looked."""
+
+    found: frozenset[int]
+    how: str
+    could_not_check: str | None = None
+
+
+class Database(Protocol):
+    """One database. Connections are in autocommit; transactions are begun by hand."""
+
+    kind: str
+    locks: str
+    row_lock: str
+    """What a SELECT appends so that nobody changes the rows until the transaction ends."""
+    begin: str
+
+    def connect(self, limit: Deadline, *, read_only: bool) -> sa.Connection:
+        """Return an open connection. Raises: StoreUnreachable, WrongCredentials, Timeout."""
+
+    def arm(self, connection: sa.Connection, limit: Deadline) -> None:
+        """Bound every statement until the next call by what is left. Raises: Timeout."""
+
+    def marks(self, table: Table, columns: Sequence[str], connection: sa.Connection) -> list[str]:
+        """Return the parameter marks for values of these columns, with the casts they need."""
+
+    def explain(self, error: sa.exc.DBAPIError, limit: Deadline) -> ConnectorError | Refused:
+        """Return what a driver's error means, without its text."""
+
+    def guard(self, connection: sa.Connection, limit: Deadline) -> AbstractContextManager[None]:
+        """Cut the connection when the database itself stops answering past the limit."""
+
+    def hides_rows(self, connection: sa.Connection, table: Table) -> bool:
+        """Tell whether rows may exist that this connection cannot see."""
+
+    def reclaim(
+        self, connection: sa.Connection, tables: Mapping[str, Table], level: Level, now: datetime, limit: Deadline
+    ) -> ReclaimReport:
+        """Remove freed bytes of these tables."""
+
+    def look(
+        self,
+        connection: sa.Connection,
+        tables: Sequence[Table],
+        canaries: Sequence[bytes],
+        reclaimed: ReclaimReport | None,
+        limit: Deadline,
+    ) -> Bytes:
+        """Look for canaries in the files that hold these tables. Raises: Timeout."""
+
+    def residue(
+        self, connection: sa.Connection, tables: Sequence[Table], canaries: Sequence[bytes], limit: Deadline
+    ) -> list[Residue]:
+        """Look for canaries in all files of the database. Raises: Timeout."""
+
+
+def options_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a configuration that concerns the database itself."""
+    return {name: value for name, value in config.items() if name not in {"url", "owner_field", "children"}}
