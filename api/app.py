@@ -32,6 +32,7 @@ ROUTERS = (
     "kinds",
     "controller",
     "record",
+    "log",
     "requests",
     "retention",
     "audit",

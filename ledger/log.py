@@ -108,7 +108,7 @@ class Log:
                 head.stale = True
 
     @contextmanager
-    def _entered(self, tenant_id: int) -> Iterator[Head]:
+    def entered(self, tenant_id: int) -> Iterator[Head]:
         """Hold the tenant's head, opened afresh if the last use of it failed."""
         head = self.head(tenant_id)
         with head.lock:
@@ -127,7 +127,7 @@ class Log:
         mine = _Waiting(drafts=drafts)
         with queue.lock:
             queue.waiting.append(mine)
-        with self._entered(tenant_id) as head:
+        with self.entered(tenant_id) as head:
             if not mine.done:
                 self._lead(head, queue, now, admit)
         if mine.problem is not None:
@@ -141,7 +141,7 @@ class Log:
 
         `at_least` asks for a size the log must have. Raises: LogForked and goes read-only on a contradiction.
         """
-        with self._entered(tenant_id) as head:
+        with self.entered(tenant_id) as head:
             if head.size == head.checkpoint_size:
                 return head.checkpoint_note
             if head.size < at_least:
@@ -156,7 +156,7 @@ class Log:
 
     def proofs(self, tenant_id: int, indexes: Sequence[int], now: datetime) -> list[Proof]:
         """Return the proofs of entries, all against one checkpoint of one tree, which is extended over them first."""
-        with self._entered(tenant_id) as head:
+        with self.entered(tenant_id) as head:
             if indexes and max(indexes) >= head.checkpoint_size:
                 self.publish(tenant_id, now, at_least=max(indexes) + 1)
             note, size = head.checkpoint_note.decode(), head.checkpoint_size
@@ -169,7 +169,7 @@ class Log:
 
     def consistency(self, tenant_id: int, size1: int, size2: int) -> tuple[bytes, ...]:
         """Return the consistency proof between two published sizes. Raises: BadProof."""
-        with self._entered(tenant_id) as head:
+        with self.entered(tenant_id) as head:
             return consistency_proof(size1, size2, head.tree.read)
 
     def headers(self, tenant_id: int, indexes: Sequence[int]) -> list[bytes]:
