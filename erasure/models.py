@@ -80,6 +80,7 @@ class CopyRow(SQLModel, table=True):
     owner: str = Field(primary_key=True, max_length=40)
     copy_no: int = Field(primary_key=True)
     kind: str = Field(max_length=16)
+    ref: str = Field(max_length=64)
     artifact_id: int | None = Field(default=None, sa_type=_big)
     key_id: str | None = Field(default=None, max_length=32)
     entry_idx: int | None = Field(default=None, sa_type=_big)

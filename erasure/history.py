@@ -1,0 +1,249 @@
+"""Rows of requests, their history and their copies: read, locked, written, shown.
+
+Guarantees: a change of state and its line of history share the caller's transaction. Views show opaque ids, counts and
+dates only; what a person said stays sealed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from erasure.errors import UnknownRequest
+from erasure.models import CopyRow, RequestEvent, RequestRow
+from erasure.plan import PlanCopy, instant_text
+from erasure.request import WAITING, CopyFact
+from retention.decide import Because
+
+INSERT_CHUNK = 1_000
+
+
+def load(session: Session, tenant_id: int, request_id: str, *, lock: bool = False) -> RequestRow:
+    """The request's row, locked against other writers where asked. Raises: UnknownRequest."""
+    row = session.get(RequestRow, (tenant_id, request_id), with_for_update=True if lock else None)
+    if row is None:
+        raise UnknownRequest("request", request_id)
+    return row
+
+
+def add_event(
+    session: Session,
+    row: RequestRow,
+    *,
+    event: str,
+    actor: str,
+    now: datetime,
+    detail: Mapping[str, Any] | None = None,
+    entry_id: str | None = None,
+) -> None:
+    """One more line of the request's history. `detail` holds codes, counts and ids only."""
+    last = session.scalar(
+        sa.select(sa.func.max(RequestEvent.n)).where(
+            col(RequestEvent.tenant_id) == row.tenant_id, col(RequestEvent.request_id) == row.request_id
+        )
+    )
+    session.add(
+        RequestEvent(
+            tenant_id=row.tenant_id,
+            request_id=row.request_id,
+            n=(last or 0) + 1,
+            at=now,
+            event=event,
+            actor=actor,
+            detail=dict(detail or {}),
+            entry_id=entry_id,
+        )
+    )
+    session.flush()
+
+
+def events_of(session: Session, tenant_id: int, request_id: str) -> list[RequestEvent]:
+    """The history in its order."""
+    return list(
+        session.exec(
+            select(RequestEvent)
+            .where(RequestEvent.tenant_id == tenant_id, RequestEvent.request_id == request_id)
+            .order_by(col(RequestEvent.n))
+        )
+    )
+
+
+def copies_of(session: Session, tenant_id: int, owner: str, *states: str) -> list[CopyRow]:
+    """The copies of a request or sweep in their order, all or those in some states."""
+    query = select(CopyRow).where(CopyRow.tenant_id == tenant_id, CopyRow.owner == owner)
+    if states:
+        query = query.where(col(CopyRow.state).in_(states))
+    return list(session.exec(query.order_by(col(CopyRow.copy_no))))
+
+
+def counts_of(session: Session, tenant_id: int, owner: str) -> dict[str, int]:
+    """How many copies stand in each state."""
+    rows = session.execute(
+        sa.select(col(CopyRow.state), sa.func.count())
+        .where(col(CopyRow.tenant_id) == tenant_id, col(CopyRow.owner) == owner)
+        .group_by(col(CopyRow.state))
+    )
+    return {str(row[0]): int(row[1]) for row in sorted(tuple(row) for row in rows)}
+
+
+def fact_of(row: CopyRow) -> CopyFact:
+    """What completion must know about a copy."""
+    return CopyFact(
+        copy_no=row.copy_no,
+        state=row.state,
+        required=row.required,
+        level=row.level,
+        key_state=row.key_state,
+        verified=row.verified_at is not None,
+    )
+
+
+def put_copies(
+    session: Session, tenant_id: int, owner: str, copies: Sequence[PlanCopy], sealed: Mapping[str, bytes]
+) -> None:
+    """Insert lines of a plan; `sealed` are the captures by public id."""
+    rows = [
+        {
+            "tenant_id": tenant_id,
+            "owner": owner,
+            "copy_no": copy.copy_no,
+            "kind": copy.kind,
+            "ref": copy.ref,
+            "artifact_id": copy.artifact_id,
+            "key_id": copy.key_id,
+            "entry_idx": copy.entry_idx,
+            "data_class": copy.data_class,
+            "store": copy.store,
+            "action": copy.action,
+            "rule": copy.rule,
+            "because": [reason._asdict() for reason in copy.because],
+            "until": copy.until,
+            "path": list(copy.path),
+            "collateral": None if copy.collateral is None else dict(copy.collateral),
+            "depth": copy.depth,
+            "required": copy.required,
+            "sealed": sealed.get(copy.ref),
+            "state": copy.state,
+            "key_state": "live" if copy.kind == "key" else None,
+            "detail": copy.detail,
+            "attempts": 0,
+        }
+        for copy in copies
+    ]
+    for start in range(0, len(rows), INSERT_CHUNK):
+        session.connection().execute(sa.insert(CopyRow), rows[start : start + INSERT_CHUNK])
+
+
+def drop_copies(session: Session, tenant_id: int, owner: str) -> None:
+    """Remove the lines of a plan that is being replaced; never called after approval."""
+    session.connection().execute(
+        sa.delete(CopyRow).where(col(CopyRow.tenant_id) == tenant_id, col(CopyRow.owner) == owner)
+    )
+    session.expire_all()
+
+
+def plan_copy_of(row: CopyRow) -> PlanCopy:
+    """The plan's line that a row was made from."""
+    return PlanCopy(
+        copy_no=row.copy_no,
+        kind=row.kind,
+        ref=ref_of(row),
+        artifact_id=row.artifact_id,
+        key_id=row.key_id,
+        entry_idx=row.entry_idx,
+        data_class=row.data_class,
+        store=row.store,
+        action=row.action,
+        rule=row.rule,
+        because=becauses_of(row),
+        until=row.until,
+        path=tuple(row.path),
+        collateral=row.collateral,
+        depth=row.depth,
+        required=row.required,
+        state=row.state,
+        detail=row.detail,
+    )
+
+
+def becauses_of(row: CopyRow) -> tuple[Because, ...]:
+    """The reasons of a copy's action, as they were decided."""
+    return tuple(Because(reason["rule"], reason["result"], reason["detail"]) for reason in row.because)
+
+
+def ref_of(row: CopyRow) -> str:
+    """The public id of a copy as it was planned: an artifact's name, a key's or an entry's id."""
+    return row.ref
+
+
+def view_of(session: Session, row: RequestRow) -> dict[str, Any]:
+    """The request as the contract shows it. Source: API §6."""
+    counts = counts_of(session, row.tenant_id, row.request_id)
+    view: dict[str, Any] = {
+        "id": row.request_id,
+        "state": row.state,
+        "right": row.right,
+        "regulation": row.regulation,
+        "jurisdiction": row.jurisdiction,
+        "timezone": row.timezone,
+        "received_at": instant_text(row.received_at),
+        "due_at": instant_text(row.extended_until or row.due_at),
+        "acknowledge_by": _text(row.acknowledge_by),
+        "extended": row.extended_until is not None,
+        "answered_at": _text(row.answered_at),
+        "completed_at": _text(row.completed_at),
+        "final_due_at": _text(row.final_due_at),
+        "plan_hash": row.plan_hash,
+        "duplicate_of": row.duplicate_of,
+        "created_by": row.created_by,
+        "approvals": row.approvals,
+        "paused": "paused_at" in row.details,
+        "counts": counts,
+        "waiting_for": {state: count for state, count in counts.items() if state in WAITING},
+        "history": [
+            {
+                "at": instant_text(line.at),
+                "event": line.event,
+                "actor": line.actor,
+                "detail": line.detail,
+                "entry": line.entry_id,
+            }
+            for line in events_of(session, row.tenant_id, row.request_id)
+        ],
+    }
+    if "statement" in row.details:
+        view["statement"] = row.details["statement"]
+    return view
+
+
+def copy_view(row: CopyRow) -> dict[str, Any]:
+    """A copy as the contract shows it. Source: API §6."""
+    return {
+        "copy": row.copy_no,
+        row.kind: ref_of(row),
+        "data_class": row.data_class,
+        "store": row.store,
+        "action": row.action,
+        "rule": row.rule,
+        "because": [reason._asdict() for reason in becauses_of(row)],
+        "until": _text(row.until),
+        "path": list(row.path),
+        "collateral": row.collateral,
+        "state": row.state,
+        "level": row.level,
+        "key_state": row.key_state,
+        "required": row.required,
+        "residual_until": row.residual_until,
+        "attempts": row.attempts,
+        "detail": row.detail,
+        "verified_at": _text(row.verified_at),
+        "evidence": [entry for entry in (row.evidence, row.verify_evidence) if entry],
+    }
+
+
+def _text(at: datetime | None) -> str | None:
+    return None if at is None else instant_text(at)

@@ -1,0 +1,83 @@
+"""What the verbs of this folder work with: vault, record, transactions, connectors and the desk's few settings.
+
+Guarantees: a value, built once by the wiring; nothing here reads a clock, the environment or HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Protocol
+
+from sqlmodel import Session
+
+from connectors.base import Connector
+from ledger.checkpoint import Signer
+from ledger.entry import Kind
+from ledger.head import Transactions
+from registry.models import StoreRow
+from registry.record import Evidence
+from vault.vault import Vault
+
+
+class RecordPort(Protocol):
+    """The record, as far as a desk needs it; `registry.record.Record` is the one there is."""
+
+    def event(self, tenant_id: int, kind: Kind, body: Mapping[str, Any], now: datetime) -> str:
+        """Store a binding event and return its entry id; never inside a transaction."""
+        ...
+
+    def announce(self, session: Session, tenant_id: int, kind: Kind, body: Mapping[str, Any], now: datetime) -> str:
+        """Write an announcing event in the caller's transaction and return its entry id."""
+        ...
+
+    def ship_outbox(self, tenant_id: int, now: datetime) -> int:
+        """Append what waits in the outbox."""
+        ...
+
+    def evidence(self, tenant_id: int, entry_ids: Sequence[str], now: datetime) -> Evidence:
+        """Prove and disclose events against one checkpoint."""
+        ...
+
+    def log_vkey(self, tenant_id: int) -> str:
+        """The log's public key."""
+        ...
+
+
+class CertificateSigner(Signer, Protocol):
+    """A signer that knows its own public text form."""
+
+    @property
+    def vkey(self) -> str:
+        """The key in C2SP text form."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenant:
+    """Whose requests these are."""
+
+    tenant_id: int
+    name: str
+    log_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Everything outside this folder. `connect(store, read_only)` opens a registered store's connector."""
+
+    vault: Vault
+    record: RecordPort
+    transactions: Transactions
+    connect: Callable[[StoreRow, bool], Connector]
+    signer: Callable[[str], CertificateSigner]
+    """The certificate key of a log id; another key than the log's."""
+    approval: str = "dual"
+    quiet_period: timedelta = timedelta(days=1)
+    kek_grace: timedelta = timedelta(days=7)
+    store_seconds: float = 120.0
+    """The time limit of one call to a store."""
+    max_attempts: int = 3
+    truncate_log: Callable[[], bool] = lambda: True
+    """Empties the database's own write-ahead log of old pages."""

@@ -1,0 +1,84 @@
+"""What a person said and what a plan captured, sealed under the request's own key.
+
+Guarantees: identifiers, notes, locators and canaries of a request are readable only while its key lives; the key goes
+with the request's footprint. A sweep of retention has no person's words: its captures are sealed under the tenant's own
+key. Not here: how long the key lives.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlmodel import Session
+
+from connectors.base import Item
+from registry.keyed import NO_MONTH, canonical_json
+from vault.envelope import seal_small, unseal_small
+from vault.vault import Vault
+
+REQUEST_CLASS = "request"
+SWEEP_KEY = 0
+"""The key owner of sweeps: the tenant itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """What later steps need of one copy, read while it was still there."""
+
+    locator: Mapping[str, Any] = field(repr=False)
+    canaries: tuple[bytes, ...] = field(repr=False, default=())
+    captured: bool = False
+    """Whether the store was asked for canaries; False where it could not be."""
+
+    def item(self, copy_no: int) -> Item:
+        """The connector's view of the copy."""
+        return Item(copy_id=str(copy_no), locator=self.locator, canaries=self.canaries)
+
+
+class RequestSeal:
+    """Seals and opens the texts of one request; lives as long as one transaction."""
+
+    __slots__ = ("_key", "_owner", "_tenant")
+
+    def __init__(self, session: Session, vault: Vault, tenant_id: int, *, owner: str, key_no: int) -> None:
+        handle = vault.key_for(session, tenant_id, key_no, REQUEST_CLASS, NO_MONTH)
+        self._key = handle.key32
+        self._owner = owner
+        self._tenant = str(tenant_id)
+
+    def seal(self, name: str, value: Mapping[str, Any]) -> bytes:
+        """The ciphertext of a JSON value, bound to the owner and the name."""
+        return self._seal(name, canonical_json(value))
+
+    def open(self, name: str, sealed: bytes | None) -> dict[str, Any]:
+        """The value that was sealed under this name; empty where there is none."""
+        if sealed is None:
+            return {}
+        found: dict[str, Any] = json.loads(
+            unseal_small(self._key, sealed, tenant=self._tenant, label=REQUEST_CLASS, name=f"{self._owner}/{name}")
+        )
+        return found
+
+    def seal_capture(self, capture: Capture, ref: str) -> bytes:
+        """The ciphertext of a copy's capture, bound to the copy's public id."""
+        canaries = [b64encode(canary).decode("ascii") for canary in capture.canaries]
+        body = {"locator": dict(capture.locator), "canaries": canaries, "captured": capture.captured}
+        return self._seal(f"copy/{ref}", json.dumps(body, ensure_ascii=False, sort_keys=True).encode())
+
+    def open_capture(self, sealed: bytes | None, ref: str) -> Capture | None:
+        """The capture of a copy; None where nothing was captured yet."""
+        if sealed is None:
+            return None
+        body = self.open(f"copy/{ref}", sealed)
+        return Capture(
+            locator=body["locator"],
+            canaries=tuple(b64decode(text) for text in body["canaries"]),
+            captured=bool(body["captured"]),
+        )
+
+    def _seal(self, name: str, data: bytes) -> bytes:
+        return seal_small(self._key, data, tenant=self._tenant, label=REQUEST_CLASS, name=f"{self._owner}/{name}")

@@ -1,0 +1,138 @@
+"""What is in force for everybody: classes as rules, stores, holds, restrictions, open requests for an export.
+
+Guarantees: read in the caller's transaction, so that a decision made there sees every hold that was committed before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from connectors.base import built_kinds
+from erasure.models import RequestRow
+from erasure.plan import ClassFact, StoreFact
+from erasure.request import OPEN, Right
+from registry import classes as registered
+from registry import stores
+from registry.declaration import DataClass
+from registry.duration import Duration
+from registry.models import StoreRow, Subject
+from retention.decide import Claim, Hold, Restriction, Rules
+from retention.models import HoldRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """What is in force now, whoever is asked about: rules, stores, holds, restrictions, open requests."""
+
+    classes: Mapping[str, ClassFact]
+    stores: Mapping[str, StoreFact]
+    holds: tuple[Hold, ...]
+    restrictions: tuple[Restriction, ...]
+    claims: tuple[Claim, ...]
+
+
+def standing(session: Session, tenant_id: int) -> Standing:
+    """The tenant's rules and stops as they are in this transaction."""
+    return Standing(
+        classes={name: class_fact(spec) for name, spec in registered.in_force(session, tenant_id).items()},
+        stores={name: store_fact(row) for name, row in stores.in_force(session, tenant_id).items()},
+        holds=holds_in_force(session, tenant_id),
+        restrictions=_restrictions(session, tenant_id),
+        claims=_claims(session, tenant_id),
+    )
+
+
+def holds_in_force(session: Session, tenant_id: int) -> tuple[Hold, ...]:
+    """Every hold that was not released."""
+    rows = session.exec(select(HoldRow).where(HoldRow.tenant_id == tenant_id, col(HoldRow.released_at).is_(None)))
+    return tuple(
+        Hold(
+            row.hold_id,
+            frozenset(row.subjects),
+            frozenset(row.data_classes),
+            frozenset(row.scopes),
+            frozenset(row.artifacts),
+        )
+        for row in rows
+    )
+
+
+def claim_of(row: RequestRow) -> Claim:
+    """A request as decisions see it. Its class filter is kept in `details`."""
+    wanted = row.details.get("data_classes")
+    return Claim(
+        row.request_id,
+        row.right,
+        frozenset(row.subjects),
+        row.received_at,
+        row.extended_until or row.due_at,
+        None if wanted is None else frozenset(wanted),
+    )
+
+
+def class_fact(spec: DataClass) -> ClassFact:
+    """A declared class as rules."""
+    floor = spec.floor
+    until = spec.until
+    return ClassFact(
+        name=spec.name,
+        version=spec.version,
+        required=spec.required,
+        rules=Rules(
+            name=spec.name,
+            keep=spec.keep,
+            starts=spec.keep_from,
+            latest=spec.latest,
+            then=spec.then,  # type: ignore[arg-type]  # checked by the declaration
+            floor_for=None if floor is None else floor.keep,
+            floor_basis=None if floor is None else floor.basis,
+            floor_covers="content" if floor is not None and floor.covers == "content" else "skeleton",
+            on_request=spec.on_request,  # type: ignore[arg-type]
+            exempt_basis=spec.basis,
+            exempt_for=until if isinstance(until, Duration) else None,
+            exempt_until=until if isinstance(until, datetime) else None,
+            derived=spec.derived_default,  # type: ignore[arg-type]
+            may_outlive_source=spec.may_outlive_source,
+        ),
+    )
+
+
+def store_fact(row: StoreRow) -> StoreFact:
+    """A registered store, and whether this version can erase there."""
+    reason = None if row.kind in built_kinds() else f"stores of kind {row.kind} are not built in this version"
+    if row.config.get("enabled") is False:
+        reason = "the store is disabled"
+    return StoreFact(name=row.name, kind=row.kind, not_covered=reason, checks_owner=bool(row.config.get("owner_field")))
+
+
+def _restrictions(session: Session, tenant_id: int) -> tuple[Restriction, ...]:
+    rows = session.execute(
+        sa.select(col(Subject.subject_no), col(Subject.restricted_by), col(RequestRow.received_at))
+        .join(
+            RequestRow,
+            sa.and_(
+                col(RequestRow.tenant_id) == col(Subject.tenant_id),
+                col(RequestRow.request_id) == col(Subject.restricted_by),
+            ),
+        )
+        .where(col(Subject.tenant_id) == tenant_id, col(Subject.restricted_by).is_not(None))
+    )
+    return tuple(Restriction(request_id, subject_no, since) for subject_no, request_id, since in rows)
+
+
+def _claims(session: Session, tenant_id: int) -> tuple[Claim, ...]:
+    """Open requests for an export: retention waits for them."""
+    rows = session.exec(
+        select(RequestRow).where(
+            RequestRow.tenant_id == tenant_id,
+            col(RequestRow.right).in_((Right.ACCESS, Right.PORTABILITY)),
+            col(RequestRow.state).in_(sorted(OPEN)),
+            col(RequestRow.answered_at).is_(None),
+        )
+    )
+    return tuple(claim_of(row) for row in rows if row.subjects)
