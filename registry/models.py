@@ -138,9 +138,9 @@ class SubjectSetMember(SQLModel, table=True):
 class Artifact(SQLModel, table=True):
     """One copy of data at one place in a store.
 
-    `status`: live, erasing, erased, retained, quarantined, revoked. `request_id` names the request or sweep that removes
-    or removed it. `sealed` holds the locator and what else the caller
-    said in free form (scope, source reference, run, owner token), under the identity key of `holder_no` (0: nobody's).
+    `status`: live, erasing, erased, retained, quarantined, revoked. `request_id` names the request or sweep that
+    removes or removed it. `sealed` holds the locator and what else the caller said in free form (scope, source
+    reference, run, model, versions), under the identity key of `holder_no` (0: nobody's).
     """
 
     __tablename__ = "artifact"
