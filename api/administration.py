@@ -7,16 +7,18 @@ revoked is an entry of the record. A token takes effect only after its event is 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from api.wiring import Services
 from ledger.entry import Kind
 from ledger.log import Log
-from registry import tokens
+from registry import tenants, tokens
 from registry.acting import Acting
 from registry.classes import STARTER_CLASSES, put_class
+from registry.errors import NameTaken, UnknownTenant
 from registry.models import Token
-from registry.tenants import create
+from registry.tenants import get_tenant
 
 DEFAULT_TENANT = "default"
 FIRST_TOKENS: dict[str, str] = {
@@ -52,26 +54,24 @@ class NewTenant:
 def create_tenant(services: Services, name: str) -> NewTenant:
     """Makes a tenant with its log, keys, starter classes and first tokens. Raises NameTaken or InvalidDeclaration."""
     now = services.clock.now()
-    with services.database.unscoped() as session:
-        tenant = create(session, name, now, persist=False)
-    acting = Acting.system(tenant_id=tenant.id, tenant=tenant.name, log_id=tenant.log_id)
+    with services.database.unscoped() as session, suppress(UnknownTenant):
+        get_tenant(session, name)
+        raise NameTaken("tenant", name)
     secrets: dict[str, str] = {}
-    with services.database.transaction(tenant.id) as session:
-        session.add(tenant)
-        session.flush()
+    with services.database.founding() as session:
+        tenant = tenants.create_tenant(session, name, now)
+        acting = Acting.system(tenant_id=tenant.id, tenant=tenant.name, log_id=tenant.log_id)
         Log.create(session, tenant.id, tenant.log_id)
         for class_name, spec in STARTER_CLASSES.items():
             put_class(session, acting, class_name, spec, now)
         for principal, role in FIRST_TOKENS.items():
-            secrets[principal], _ = tokens.mint(
-                session, tenant.id, principal=principal, roles=[role], stores=["*"], classes=["*"], now=now
-            )
-        services.record.announce(session, tenant.id, Kind.TENANT_CREATED, {"classes": len(STARTER_CLASSES)}, now)
+            secrets[principal], _ = tokens.mint(session, tenant.id, principal, [role], now=now)
+        services.record.announce(session, tenant.id, Kind.TENANT_CREATED, {"tokens": len(secrets)}, now)
     return NewTenant(
-        tenant=tenant.name,
+        tenant=acting.tenant,
         tokens=secrets,
-        log_key=services.log.vkey(tenant.id),
-        certificate_key=services.certificate_signer(tenant.log_id).vkey,
+        log_key=services.log.vkey(acting.tenant_id),
+        certificate_key=services.certificate_signer(acting.log_id).vkey,
     )
 
 
@@ -84,20 +84,21 @@ def mint_token(
     stores: Sequence[str],
     classes: Sequence[str],
 ) -> tuple[str, Token]:
-    """Returns the secret, to be shown once, and the token's row. Raises InvalidDeclaration."""
+    """Returns the secret, to be shown once, and the token's row. Raises InvalidDeclaration.
+
+    1. Make the row and take it back: it is valid, and its id is known. 2. Store the event. 3. Keep the row. A crash
+    after 2 leaves an event about a token that nobody has.
+    """
     now = services.clock.now()
-    tokens.check(principal=principal, roles=roles, stores=stores, classes=classes)
-    services.record.event(tenant_id, Kind.TOKEN_MINTED, {"principal": principal, "roles": sorted(roles)}, now)
     with services.database.transaction(tenant_id) as session:
-        return tokens.mint(
-            session,
-            tenant_id,
-            principal=principal,
-            roles=list(roles),
-            stores=list(stores),
-            classes=list(classes),
-            now=now,
-        )
+        secret, row = tokens.mint(session, tenant_id, principal, roles, stores=stores, classes=classes, now=now)
+        values = row.model_dump()
+        session.rollback()
+    services.record.event(tenant_id, Kind.TOKEN_MINTED, {"token": values["token_id"], "roles": values["roles"]}, now)
+    with services.database.transaction(tenant_id) as session:
+        kept = Token(**values)
+        session.add(kept)
+    return secret, kept
 
 
 def revoke_token(services: Services, tenant_id: int, token_id: str) -> None:

@@ -33,6 +33,8 @@ ROUTERS = (
     "controller",
     "record",
     "log",
+    "actions",
+    "log",
     "requests",
     "retention",
     "audit",

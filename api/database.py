@@ -20,6 +20,8 @@ from sqlalchemy import event
 from sqlalchemy.orm import SessionTransaction
 from sqlmodel import Session
 
+from registry.models import Tenant
+
 APP_ROLE = "muniment_app"
 AUTH_ROLE = "muniment_auth"
 _BEGIN = "muniment_begin"
@@ -33,6 +35,7 @@ _PRAGMAS = (
     "temp_store = MEMORY",
 )
 _NO_TENANT = 0
+_SET_TENANT = sa.text("SELECT set_config('muniment.tenant', :tenant, true)")
 
 
 class NestedTransaction(Exception):
@@ -84,6 +87,23 @@ class Database:
             else self._session(self.engine, AUTH_ROLE, _NO_TENANT)
         )
         yield from _run(session, commit=False)
+
+    @contextmanager
+    def founding(self) -> Iterator[Session]:
+        """Yields a session in which one tenant is made: its rows are that tenant's as soon as it is flushed."""
+        if self.on_sqlite:
+            with self.transaction(_NO_TENANT) as session:
+                yield session
+            return
+        session = self._session(self.engine, APP_ROLE, _NO_TENANT)
+
+        @event.listens_for(session, "before_flush")
+        def scope(flushing: Session, *_: object) -> None:
+            for row in flushing.new:
+                if isinstance(row, Tenant):
+                    flushing.connection().execute(_SET_TENANT, {"tenant": str(row.id)})
+
+        yield from _run(session, commit=True)
 
     @contextmanager
     def shared(self, *, write: bool = True) -> Iterator[Session]:

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 
 from api.settings import EnvironmentSecret
+from registry.stores import secret_prefix
 
 MAX_SECRET_BYTES = 64 * 1024
 _ENV_NAME = re.compile(r"[A-Z0-9][A-Z0-9_]*")
@@ -24,11 +25,6 @@ class SecretRefused(Exception):
         super().__init__(f"secret {reference}: {detail}")
         self.reference = reference
         self.detail = detail
-
-
-def env_prefix(tenant: str) -> str:
-    """The prefix of a tenant's variables. `-` becomes `__`, so that no tenant's prefix begins another's."""
-    return f"MUNIMENT_SECRET_{tenant.upper().replace('-', '__')}_"
 
 
 class Secrets:
@@ -48,7 +44,7 @@ class Secrets:
         raise SecretRefused(scheme, "write env:NAME or file:PATH")
 
     def _from_environment(self, tenant: str, reference: str, name: str) -> str:
-        prefix = env_prefix(tenant)
+        prefix = secret_prefix(tenant)
         if not name.startswith(prefix) or not _ENV_NAME.fullmatch(name.removeprefix(prefix)):
             raise SecretRefused(reference, f"this tenant's variables are named {prefix}…")
         value = self._environment(name)

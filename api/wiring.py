@@ -8,6 +8,7 @@ Does not migrate the database (`api.migrate`) and does not lock the data folder 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -45,6 +46,7 @@ LEASE_EVERY = timedelta(seconds=1)
 OUTBOX_EVERY = timedelta(seconds=1)
 CHECKPOINT_EVERY = timedelta(seconds=5)
 DAY = timedelta(days=1)
+_REFERENCE = re.compile(r"(env:|file:(?!/)).*", re.DOTALL)
 CERTIFICATE_NAME = "muniment/{log_id}/certificate"
 """The name of a tenant's certificate key, another one than its log's."""
 
@@ -81,13 +83,13 @@ class Services:
     def connect(self, store: StoreRow, read_only: bool = False) -> Connector:  # noqa: FBT001, FBT002 - the seam erasure calls
         """Opens the connector of a registered store. Raises TargetNotAllowed, SecretRefused or ConnectorError."""
         tenant = self.tenant(store.tenant_id).tenant
-        self.check_target(store.kind, store.config)
-        return open_connector(
-            store.kind,
-            store.config,
-            secrets=lambda reference: self.secrets.resolve(tenant, reference),
-            read_only=read_only,
-        )
+
+        def secret(reference: str) -> str:
+            return self.secrets.resolve(tenant, reference)
+
+        # The list may have changed since the store was registered, and an address kept as a secret is known only now.
+        self.check_target(store.kind, {name: _plain(value, secret) for name, value in store.config.items()})
+        return open_connector(store.kind, store.config, secrets=secret, read_only=read_only)
 
     def check_target(self, kind: str, config: Mapping[str, Any]) -> None:
         """Returns when the operator allows the target. Raises TargetNotAllowed."""
@@ -109,6 +111,10 @@ class Services:
         self.database.close()
 
 
+def _plain(value: object, secret: Callable[[str], str]) -> object:
+    return secret(value) if isinstance(value, str) and _REFERENCE.fullmatch(value) else value
+
+
 def signer_of(keks: KekStore, name: str) -> Ed25519Signer:
     """The signer of that name, from a seed in the key folder that is made once."""
     return Ed25519Signer.from_seed(name, keks.signing_seed(name))
@@ -124,7 +130,7 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
     telemetry = telemetry or telemetry_module.build(otlp_endpoint=settings.otlp_endpoint, level=settings.log_level)
     database = Database(settings.database)
     keks = KekStore(_folder("KMS", settings.key_root), open_root(settings.key_root, clock=clock.now))
-    vault = Vault(keks)
+    vault = Vault(keks, clock=clock.now)
     locked, hot = _object_store(settings, clock), _hot_store(settings, clock)
     lease = Lease(owner=random_hex(), sessions=database.shared)
     log = Log(_log_parts(settings, database, keks, locked, hot), lease)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated
 
-from fastapi import Path, Response
+from fastapi import Depends, Path, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from api import administration, migrate
-from api.auth import Admin, Parts
+from api.auth import Admin, Anyone, Parts
 from api.database import DatabaseUnavailable
 from api.errors import Problem
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, Page, paged, read_cursor
@@ -18,18 +18,20 @@ from api.problems import PROBLEMS, page
 from api.requests import Body, make_router
 from api.wiring import Services
 from ledger.errors import LedgerError
-from registry import tokens
+from registry import tenants, tokens
+from registry.acting import Acting
 from registry.models import Token
 
 router = make_router("operations")
-_CODE = r"^[A-Za-z0-9][A-Za-z0-9_.@-]{0,127}$"
 
 
 class NewToken(Body):
     """Whom a new token names and what it may use."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"principal": "refund-bot", "roles": ["writer"]}]})
-    principal: str = Field(pattern=_CODE, description="A person or a service; duties are separated by it.")
+    principal: str = Field(
+        min_length=1, max_length=128, description="A person or a service; duties are separated by it."
+    )
     roles: list[str] = Field(min_length=1, max_length=8)
     stores: list[str] = Field(default_factory=lambda: ["*"], max_length=1000)
     classes: list[str] = Field(default_factory=lambda: ["*"], max_length=1000)
@@ -134,14 +136,87 @@ def problem_page(name: Annotated[str, Path(examples=["legal-hold"])]) -> str:
     return page(name)
 
 
+class NewTenant(Body):
+    """The name of a new tenant."""
+
+    name: str = Field(pattern=r"^[a-z0-9-]{1,32}$", examples=["acme"])
+
+
+class TenantView(BaseModel):
+    """A tenant by name."""
+
+    name: str
+    created_at: datetime
+
+
+class MintedTenant(BaseModel):
+    """A new tenant with its first tokens, which are shown here and never again."""
+
+    tenant: str
+    tokens: dict[str, str]
+    log_key: str
+    certificate_key: str
+
+
+class Caller(BaseModel):
+    """Who a token speaks for."""
+
+    tenant: str
+    principal: str
+    roles: list[str]
+
+
+def _operator(acting: Admin) -> Acting:
+    """The deployment's operator: an admin of the first tenant. Everybody else sees one tenant only."""
+    if acting.tenant != administration.DEFAULT_TENANT:
+        raise Problem("forbidden", f"tenants are administered by an admin of tenant {administration.DEFAULT_TENANT}")
+    return acting
+
+
+Operator = Annotated[Acting, Depends(_operator)]
+
+
+@router.get("/v1/tenants")
+def list_tenants(
+    acting: Operator, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+) -> Page[TenantView]:
+    """The tenants of this deployment, by name."""
+    del acting
+    after = read_cursor(cursor, str)
+    with parts.database.unscoped() as session:
+        rows = [row for row in tenants.list_tenants(session) if after is None or row.name > after[0]]
+    rows, next_cursor = paged(rows[: limit + 1], limit, lambda row: (row.name,))
+    return Page(items=[TenantView(name=r.name, created_at=r.created_at) for r in rows], next_cursor=next_cursor)
+
+
+@router.post("/v1/tenants", status_code=201)
+def create_tenant(body: NewTenant, acting: Operator, parts: Parts) -> MintedTenant:
+    """A new tenant with its log, keys, starter classes and tokens."""
+    del acting
+    made = administration.create_tenant(parts, body.name)
+    return MintedTenant(
+        tenant=made.tenant, tokens=made.tokens, log_key=made.log_key, certificate_key=made.certificate_key
+    )
+
+
+@router.get("/v1/tokens/self")
+def caller(acting: Anyone) -> Caller:
+    """Who the token of this request speaks for."""
+    return Caller(tenant=acting.tenant, principal=acting.principal, roles=sorted(acting.roles))
+
+
 @router.get("/v1/tokens")
 def list_tokens(acting: Admin, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Page[TokenView]:
     """The tenant's tokens, revoked ones too, oldest first."""
-    after = read_cursor(cursor, int, str)
+    after = read_cursor(cursor, str, str)
     with parts.database.transaction(acting.tenant_id, write=False) as session:
-        rows = tokens.list_tokens(session, acting.tenant_id, after=after, limit=limit + 1)
-    page_rows, next_cursor = paged(rows, limit, tokens.sort_key)
-    return Page(items=[_view(row) for row in page_rows], next_cursor=next_cursor)
+        rows = [row for row in tokens.list_tokens(session, acting.tenant_id) if after is None or _key(row) > after]
+    rows, next_cursor = paged(rows[: limit + 1], limit, _key)
+    return Page(items=[_view(row) for row in rows], next_cursor=next_cursor)
+
+
+def _key(row: Token) -> tuple[str, str]:
+    return row.created_at.isoformat(timespec="microseconds"), row.token_id
 
 
 @router.post("/v1/tokens", status_code=201)

@@ -29,6 +29,7 @@ TENANTED = {
     "outbox": "tenant_id",
     "part_ref": "tenant_id",
     "recorder": "tenant_id",
+    "registration_review": "tenant_id",
     "request": "tenant_id",
     "request_event": "tenant_id",
     "retention_event": "tenant_id",
@@ -97,10 +98,19 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("expires_at", sa.BigInteger(), nullable=True),
         sa.Column("ends_at", sa.BigInteger(), nullable=True),
         sa.Column("registered_by", sa.String(length=32), nullable=False),
+        sa.Column("request_id", sa.String(length=40), nullable=True),
         sa.PrimaryKeyConstraint("tenant_id", "id"),
         sa.UniqueConstraint("tenant_id", "store", "locator_hash"),
     )
     op.create_index("ix_artifact_ends", "artifact", ["tenant_id", "ends_at"], unique=False)
+    op.create_index(
+        "ix_artifact_erasing",
+        "artifact",
+        ["tenant_id", "id"],
+        unique=False,
+        sqlite_where=sa.text("status = 'erasing'"),
+        postgresql_where=sa.text("status = 'erasing'"),
+    )
     op.create_index("ix_artifact_given", "artifact", ["tenant_id", "given_id"], unique=True)
     op.create_index("ix_artifact_set", "artifact", ["tenant_id", "set_id"], unique=False)
     op.create_table(
@@ -119,6 +129,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("owner", sa.String(length=40), nullable=False),
         sa.Column("copy_no", sa.Integer(), nullable=False),
         sa.Column("kind", sa.String(length=16), nullable=False),
+        sa.Column("ref", sa.String(length=64), nullable=False),
         sa.Column("artifact_id", sa.BigInteger(), nullable=True),
         sa.Column("key_id", sa.String(length=32), nullable=True),
         sa.Column("entry_idx", sa.BigInteger(), nullable=True),
@@ -290,6 +301,18 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("last_seq", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("tenant_id", "lookup"),
     )
+    op.create_table(
+        "registration_review",
+        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
+        sa.Column("id", sa.BigInteger(), nullable=False),
+        sa.Column("artifact_id", sa.BigInteger(), nullable=False),
+        sa.Column("wanted", sa.JSON(), nullable=False),
+        sa.Column("token_id", sa.String(length=32), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.Column("decided_at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("tenant_id", "id"),
+    )
+    op.create_index("ix_review_artifact", "registration_review", ["tenant_id", "artifact_id"], unique=False)
     op.create_table(
         "request",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),

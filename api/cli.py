@@ -1,0 +1,108 @@
+"""The command `muniment`: names every command, imports one only when it runs, and turns errors into one clear line.
+
+Guarantees: `--help` imports none of the server. Exit codes: 0 done and sound, 1 a proven fault or a refused action,
+2 could not check or could not run.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+import click
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "init": ("initialise", "Make the data folder, keys, tenant, classes and tokens."),
+    "serve": ("serve", "Run the service on a data folder."),
+    "demo": ("demo", "Run the main job end to end in a temporary folder."),
+    "tenant": ("tenants", "Create and list tenants."),
+    "token": ("tokens", "Create, list and revoke tokens."),
+    "classes": ("declarations", "Apply data classes from files."),
+    "stores": ("declarations", "Apply stores from files."),
+    "import": ("imports", "Bring real transcripts into the record."),
+    "scan": ("later", "Look at what an existing store holds."),
+    "request": ("requests", "File a rights request."),
+    "approve": ("requests", "Approve a planned request."),
+    "report": ("requests", "Fetch a request's certificate."),
+    "replay": ("reading", "Show a stream with its proof state."),
+    "explain": ("reading", "Show where a remembered fact came from."),
+    "retention": ("retention", "See what is due and let retention run."),
+    "verify": ("verify", "Check the record against its checkpoints."),
+    "verify-report": ("verify_report", "Check a certificate offline."),
+    "verify-bundle": ("later", "Check an evidence bundle offline."),
+    "key": ("later", "Rotate keys."),
+    "anchor": ("later", "Offer the checkpoint to the anchors."),
+    "witness": ("later", "Witness somebody else's log."),
+    "rebuild": ("later", "Rebuild the index from object storage."),
+    "restore-check": ("later", "Re-apply erasures after a restore."),
+    "doctor": ("doctor", "Check configuration, schema, stores, locks and keys."),
+}
+"""Command → (module below `api.commands`, help). Each module lists its commands in `COMMANDS`."""
+
+
+class Lazy(click.Group):
+    """A group that knows its commands by name and imports the one that runs."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands in the order of the documentation."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported now."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = f"api.commands.{COMMANDS[cmd_name][0]}"
+        if find_spec(module) is None:
+            module = "api.commands.later"
+        commands: dict[str, click.Command] = import_module(module).COMMANDS
+        return commands[cmd_name]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the list without importing any of it."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+def muniment() -> None:
+    """A provable record of what AI agents did, and erasure with evidence."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs the command line and exits with its code."""
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """Runs the command line and returns its exit code; an error becomes one line on stderr."""
+    try:
+        result: Any = muniment.main(args=arguments, prog_name="muniment", standalone_mode=False)
+    except click.exceptions.Abort:
+        return _say("stopped", 2)
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except BrokenPipeError:
+        return 0
+    except Exception as error:  # noqa: BLE001 - the last place that can still explain
+        return _say(*_explained(error))
+    return result if isinstance(result, int) else 0
+
+
+def _explained(error: Exception) -> tuple[str, int]:
+    from api.commands.failures import explain
+
+    return explain(error)
+
+
+def _say(line: str, code: int) -> int:
+    click.echo(f"muniment: {line}", err=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Opening a data folder in this process: lock, settings, keys, schema, parts.
+
+Guarantees: one process at a time; keys that should be there and are not are never made anew, because everything sealed
+under the old ones would silently be lost; a newer schema is refused and an older one brought up before anything runs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from api import folder, migrate, settings
+from api.commands.options import CannotRun
+from api.wiring import Services, build
+
+
+@contextmanager
+def opened(data: Path, *, create: bool = False, **overrides: object) -> Iterator[Services]:
+    """Yields the services of a folder whose lock is held; `create` makes what is missing.
+
+    Raises:
+        FolderMissing, FolderLocked, CannotRun, SettingRefused, NewerSchema.
+    """
+    chosen = settings.load(data, **overrides)
+    if create:
+        folder.make(chosen.data)
+    os.umask(0o077)
+    with folder.lock(chosen.data):
+        if not create and not folder.is_initialised(chosen.data):
+            raise folder.FolderMissing(chosen.data)
+        if folder.is_initialised(chosen.data):
+            require_keys(chosen)
+        services = build(chosen)
+        try:
+            migrate.upgrade(services.database)
+            services.lease.take(services.clock.now(), force=True)
+            yield services
+        finally:
+            services.close()
+
+
+def require_keys(chosen: settings.Settings) -> None:
+    """Returns when the key folder of an initialised data folder is there. Raises CannotRun."""
+    parts = urlsplit(chosen.key_root)
+    if parts.scheme == "file" and not Path(unquote(parts.netloc + parts.path)).is_dir():
+        message = (
+            f"the keys of {chosen.data} are missing ({chosen.key_root}): bring them back before anything is served"
+        )
+        raise CannotRun(message)

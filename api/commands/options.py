@@ -1,0 +1,74 @@
+"""What every command shares: its options, the client of the running server, and the services of a folder.
+
+Guarantees: a command that talks to the server finds it by `--url` or by the data folder, and acts as the principal of
+`--token`; it never opens the database beside a running server.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from muniment.registry import Client
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+data_option = click.option(
+    "--data", type=click.Path(path_type=Path), envvar="MUNIMENT_DATA", default=Path(".muniment"), help="Data folder."
+)
+tenant_option = click.option("--tenant", default=None, help="The tenant; must be the token's.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
+
+
+class CannotRun(Exception):
+    """The command cannot do its work here; the message says what to do."""
+
+
+def local(command: Command) -> Command:
+    """Adds the options of a command that reads the folder: `--data`, `--tenant`, `--json`."""
+    return data_option(tenant_option(json_option(command)))
+
+
+def remote(command: Command) -> Command:
+    """Adds the options of a command that talks to the server: also `--url` and `--token`."""
+    token = click.option("--token", envvar="MUNIMENT_TOKEN", default=None, help="Bearer token (MUNIMENT_TOKEN).")
+    url = click.option("--url", envvar="MUNIMENT_URL", default=None, help="Address of the server.")
+    return local(token(url(command)))
+
+
+@contextmanager
+def client_of(*, data: Path, url: str | None, token: str | None, tenant: str | None = None) -> Iterator[Client]:
+    """Yields a client of the running server. Raises CannotRun, ServerNotRunning, FolderMissing, ApiProblem."""
+    from api.folder import running_server  # noqa: PLC0415 - needs POSIX locks, which --help does not
+
+    if not token:
+        message = "no token: pass --token or set MUNIMENT_TOKEN (muniment init printed them)"
+        raise CannotRun(message)
+    address = url or running_server(data.expanduser().absolute()).url
+    with Client(address, token, timeout=120.0) as client:
+        if tenant is not None:
+            mine = client.request("GET", "/v1/tokens/self")["tenant"]
+            if mine != tenant:
+                message = f"the token belongs to tenant {mine}, not {tenant}"
+                raise CannotRun(message)
+        yield client
+
+
+def show(value: Any, *, as_json: bool, lines: Sequence[str]) -> None:
+    """Prints one JSON document, or lines for a reader."""
+    if as_json:
+        click.echo(json.dumps(value, ensure_ascii=False))
+        return
+    for line in lines:
+        click.echo(line)
+
+
+def progress(length: int, label: str) -> Any:
+    """A progress bar on stderr; silent where stderr is no terminal."""
+    return click.progressbar(length=length, label=label, file=sys.stderr, show_pos=True)

@@ -1,0 +1,101 @@
+"""Streams and runs: what agents declare of a conversation and of one execution. Read by `registry.streams`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import Body as BodyOf
+from fastapi import Response
+from pydantic import BaseModel
+
+from api.auth import Parts, Writer
+from api.errors import Problem
+from api.requests import Body, make_router
+from registry import streams
+from registry.models import RunRow, StreamRow
+
+router = make_router("streams and runs")
+StreamSpec = Annotated[
+    dict[str, Any],
+    BodyOf(examples=[{"stream": "conv_71", "owner": "user:user_18", "channel": "chat", "data_class": "transcript"}]),
+]
+RunSpec = Annotated[
+    dict[str, Any],
+    BodyOf(
+        examples=[{"run": "run_482", "stream": "conv_71", "workflow": "refund", "status": "running", "step": "check"}]
+    ),
+]
+
+
+class StreamView(BaseModel):
+    """A stream under its opaque id; the name the caller gave is not repeated."""
+
+    id: str
+    data_class: str | None
+    created_at: datetime
+    last_activity_at: datetime
+
+
+class RunView(BaseModel):
+    """A run under its opaque id."""
+
+    id: str
+    status: str | None
+    created_at: datetime
+    ended_at: datetime | None
+
+
+class WhichStream(Body):
+    """A stream by the caller's name."""
+
+    stream: str
+
+
+def _stream(row: StreamRow) -> StreamView:
+    return StreamView(
+        id=row.stream_id, data_class=row.data_class, created_at=row.created_at, last_activity_at=row.last_activity_at
+    )
+
+
+def _run(row: RunRow) -> RunView:
+    return RunView(id=row.run_id, status=row.status, created_at=row.created_at, ended_at=row.ended_at)
+
+
+@router.post("/v1/streams", responses={201: {"description": "The stream is new."}})
+def put_stream(spec: StreamSpec, acting: Writer, parts: Parts, response: Response) -> StreamView:
+    """Declares a stream; the same name again adds to it."""
+    with parts.database.transaction(acting.tenant_id) as session:
+        row, created = streams.put_stream(session, parts.vault, acting, spec, parts.clock.now())
+        response.status_code = 201 if created else 200
+        return _stream(row)
+
+
+@router.patch("/v1/streams/{stream_id}")
+def patch_stream(stream_id: str, spec: StreamSpec, acting: Writer, parts: Parts) -> StreamView:
+    """Changes some declared fields; `stream_id` is the opaque id of the POST."""
+    with parts.database.transaction(acting.tenant_id) as session:
+        return _stream(streams.patch_stream(session, parts.vault, acting, stream_id, spec, now=parts.clock.now()))
+
+
+@router.post("/v1/streams:allowed-tools")
+def allowed_tools(body: WhichStream, acting: Writer) -> None:
+    """Which tools the stream's machine allows now. Machines are a later feature: refused by name."""
+    del body, acting
+    raise Problem("not-built", "machines (phases, transitions, allowed tools) are not built in this version")
+
+
+@router.post("/v1/runs", responses={201: {"description": "The run is new."}})
+def put_run(spec: RunSpec, acting: Writer, parts: Parts, response: Response) -> RunView:
+    """Declares a run; the same name again adds to it."""
+    with parts.database.transaction(acting.tenant_id) as session:
+        row, created = streams.put_run(session, parts.vault, acting, spec, parts.clock.now())
+        response.status_code = 201 if created else 200
+        return _run(row)
+
+
+@router.patch("/v1/runs/{run_id}")
+def patch_run(run_id: str, spec: RunSpec, acting: Writer, parts: Parts) -> RunView:
+    """Changes some declared fields; `run_id` is the opaque id of the POST."""
+    with parts.database.transaction(acting.tenant_id) as session:
+        return _run(streams.patch_run(session, parts.vault, acting, run_id, spec, now=parts.clock.now()))
