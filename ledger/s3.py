@@ -27,7 +27,8 @@ from urllib.parse import urlsplit
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
+from botocore.exceptions import ConnectionError as NoConnection
 
 from ledger.errors import (
     LedgerError,
@@ -313,7 +314,7 @@ class S3Store:
                 raise _NoAnswer from error
             marker = str(answer.get("HTTPHeaders", {}).get("x-amz-delete-marker", "")).lower() == "true"
             raise _Refused(status, marker=marker) from error
-        except HTTPClientError as error:
+        except (HTTPClientError, NoConnection, IncompleteReadError) as error:
             raise _NoAnswer from error
         except BotoCoreError as error:
             # No credentials, a bad endpoint, a parameter botocore refuses: nothing was sent.
