@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from connectors.errors import BadLocator
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from sqlalchemy.engine.reflection import Inspector
 
@@ -61,6 +61,7 @@ class Catalog:
     """The catalog of one connection."""
 
     def __init__(self, connection: sa.Connection) -> None:
+        self._connection = connection
         self._inspector: Inspector = sa.inspect(connection)
         self._quote = connection.dialect.identifier_preparer
         self._is_sqlite = connection.dialect.name == "sqlite"
@@ -149,19 +150,41 @@ class Catalog:
 
     def _read_children(self) -> dict[tuple[str | None, str], tuple[Child, ...]]:
         found: dict[tuple[str | None, str], tuple[Child, ...]] = {}
-        default = None if self._is_sqlite else self._inspector.default_schema_name
+        for target, child in self._pragma_keys() if self._is_sqlite else self._reflected_keys():
+            found[target] = (*found.get(target, ()), child)
+        return found
+
+    def _reflected_keys(self) -> Iterator[tuple[tuple[str | None, str], Child]]:
+        default = self._inspector.default_schema_name
         for schema in self.schemas():
             for (_, name), keys in self._inspector.get_multi_foreign_keys(schema=schema).items():
                 for key in keys:
-                    target = self._identity(key["referred_schema"] or default, key["referred_table"])
-                    child = Child(
-                        table=self.table(name if schema is None else f"{schema}.{name}"),
-                        columns=tuple(key["constrained_columns"]),
-                        parent_columns=tuple(key["referred_columns"]),
-                        on_delete=str(key.get("options", {}).get("ondelete") or "NO ACTION").upper(),
+                    yield (
+                        (key["referred_schema"] or default, key["referred_table"]),
+                        Child(
+                            table=self.table(f"{schema}.{name}"),
+                            columns=tuple(key["constrained_columns"]),
+                            parent_columns=tuple(key["referred_columns"]),
+                            on_delete=str(key.get("options", {}).get("ondelete") or "NO ACTION").upper(),
+                        ),
                     )
-                    found[target] = (*found.get(target, ()), child)
-        return found
+
+    def _pragma_keys(self) -> Iterator[tuple[tuple[str | None, str], Child]]:
+        """Yield what SQLite itself enforces; reflection reads the action only of keys written as table constraints."""
+        for table in self.tables():
+            rows = self._connection.exec_driver_sql(f"PRAGMA foreign_key_list({table.quoted})").fetchall()
+            for number in dict.fromkeys(row[0] for row in rows):
+                parts = sorted((row for row in rows if row[0] == number), key=lambda row: row[1])
+                target, action = parts[0][2], parts[0][6]
+                named = tuple(row[4] for row in parts)
+                if None in named:
+                    # `REFERENCES parent` without columns means the parent's primary key.
+                    known = [each for each in self.tables() if each.name.casefold() == target.casefold()]
+                    named = known[0].primary if known else ()
+                columns = tuple(row[3] for row in parts)
+                child = Child(table=table, columns=columns, parent_columns=named, on_delete=str(action).upper())
+                if named:
+                    yield self._identity(None, target), child
 
 
 def key_of(table: Table, locator: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[Scalar, ...]]:
