@@ -37,7 +37,8 @@ _LOCKS = ".lock"
 _INCOMING = ".incoming"
 _GUARD = ".guard"
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
-_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+_MISPLACED = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+_ABSENT = _MISPLACED | {errno.ENOENT}
 
 
 class FileStore:
@@ -148,7 +149,7 @@ class FileStore:
     def _walk(self, folder: str, prefix: str, after: str) -> Iterator[str]:
         """Yield the keys below a folder; folders sort by their name with the slash, as keys do."""
         try:
-            with _translated(), os.scandir(self._root / folder) as found:
+            with _translated(folder), os.scandir(self._root / folder) as found:
                 names = sorted(
                     f"{folder}{item.name}/" if item.is_dir(follow_symlinks=False) else f"{folder}{item.name}"
                     for item in found
@@ -277,15 +278,19 @@ class FileStore:
 
 @contextlib.contextmanager
 def _translated(key: str | None = None) -> Iterator[None]:
-    """Turn an error of the operating system into one of ours; its text may hold paths and is dropped."""
+    """Turn an error of the operating system into one of ours; its text may hold paths and is dropped.
+
+    Absence is an answer only to a question about `key`.
+    """
     try:
         yield
     except LedgerError:
         raise
     except OSError as error:
         name = errno.errorcode.get(error.errno or 0, "an unknown error")
-        if error.errno in _ABSENT:
-            raise ObjectMissing(key or "(folder)") from error
-        if error.errno in _DENIED:
+        if error.errno in _ABSENT and key is not None:
+            raise ObjectMissing(key) from error
+        # Written to a key that is a folder of another, or below one that is an object.
+        if error.errno in _DENIED or error.errno in _MISPLACED:
             raise StoreDenied(name) from error
         raise StoreUnavailable(name) from error

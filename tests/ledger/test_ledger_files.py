@@ -204,3 +204,18 @@ def test_objects_are_readable_by_the_owner_only(tmp_path: Path) -> None:
     store.put("payload/a", b"data", lock_until=UNTIL)
     assert (tmp_path / "store" / "payload" / "a").stat().st_mode & 0o777 == 0o400
     assert (tmp_path / "store" / "payload").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_key_that_would_be_a_folder_and_an_object_is_refused(tmp_path: Path) -> None:
+    locked, hot = FileStore(tmp_path / "locked", clock), FileStore(tmp_path / "hot", clock, locked=False)
+    for store in (locked, hot):
+        store.put("a/b", b"x", lock_until=None)
+    locked.put("c", b"x", lock_until=None)
+    with pytest.raises(StoreDenied):
+        locked.put("c/d", b"x", lock_until=UNTIL)
+    with pytest.raises(ObjectExists):
+        locked.put("a", b"x", lock_until=None)
+    with pytest.raises(StoreDenied):
+        hot.replace("a", b"x")
+    assert list(locked.list("")) == ["a/b", "c"]
+    assert list(hot.list("")) == ["a/b"]
