@@ -35,6 +35,7 @@ ROUTERS = (
     "log",
     "actions",
     "log",
+    "actions",
     "requests",
     "retention",
     "audit",

@@ -1,0 +1,151 @@
+"""The ledger of side effects: claimed before they are tried, settled after.
+
+Guarantees: one action id has at most one open claim; a claim whose lease ended without an outcome is `unknown` and says
+`ask_provider`, never `safe`; a claim binds the digest of what was proposed, so that another amount under the same id is
+refused. It does not know whether the effect happened: only who said so. The caller commits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from enum import StrEnum
+
+from sqlmodel import Session
+
+from ledger.errors import LedgerError
+from ledger.models import ActionRow
+
+
+class ActionState(StrEnum):
+    """What is known of an action."""
+
+    CLAIMED = "claimed"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    UNKNOWN = "unknown"
+
+
+class Retry(StrEnum):
+    """Whether doing it again is harmless."""
+
+    SAFE = "safe"
+    UNSAFE = "unsafe"
+    ASK_PROVIDER = "ask_provider"
+
+
+class ProposalChanged(LedgerError):
+    """The action was claimed for another proposal; what changed needs an approval and an action id of its own."""
+
+    problem = "proposal-changed"
+
+    def __init__(self) -> None:
+        super().__init__("this action id is bound to another proposal digest")
+
+
+class ActionSettled(LedgerError):
+    """The action has another outcome already."""
+
+    problem = "action-settled"
+
+    def __init__(self, state: str) -> None:
+        super().__init__(f"the action is {state} already")
+        self.state = state
+
+
+class UnknownAction(LedgerError):
+    """Nobody claimed an action of this id."""
+
+    problem = "not-found"
+
+    def __init__(self) -> None:
+        super().__init__("no action of this id was claimed in this tenant")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """What somebody wants to do; `lookup` is the keyed digest of the action's id, `digest` 64 hexadecimal digits."""
+
+    lookup: bytes
+    kind: str
+    owner: str
+    digest: str | None
+    approval: str | None
+    lease: timedelta
+    stream_no: int | None = None
+
+
+def claim(session: Session, tenant_id: int, wanted: Claim, now: datetime) -> tuple[ActionRow, bool]:
+    """Return the action and whether this call claimed it.
+
+    A failed one may be claimed again; a running, succeeded or unknown one is returned as it is known.
+    Raises: ProposalChanged.
+    """
+    row = session.get(ActionRow, (tenant_id, wanted.lookup), with_for_update=True)
+    if row is None:
+        row = ActionRow(
+            tenant_id=tenant_id,
+            lookup=wanted.lookup,
+            kind=wanted.kind,
+            owner=wanted.owner,
+            state=ActionState.CLAIMED,
+            lease_until=now + wanted.lease,
+            proposal_digest=wanted.digest,
+            approval=wanted.approval,
+            stream_no=wanted.stream_no,
+            created_at=now,
+            updated_at=now,
+        )
+        session.add(row)
+        session.flush()
+        return row, True
+    if row.proposal_digest != wanted.digest:
+        raise ProposalChanged
+    if state_at(row, now) is not ActionState.FAILED:
+        return row, False
+    row.state, row.owner, row.approval = ActionState.CLAIMED, wanted.owner, wanted.approval
+    row.lease_until, row.updated_at = now + wanted.lease, now
+    session.add(row)
+    session.flush()
+    return row, True
+
+
+def settle(
+    session: Session, tenant_id: int, lookup: bytes, state: ActionState, provider_ref: bytes | None, now: datetime
+) -> ActionRow:
+    """Record the outcome; the same outcome again changes nothing. Raises: UnknownAction, ActionSettled."""
+    row = session.get(ActionRow, (tenant_id, lookup), with_for_update=True)
+    if row is None:
+        raise UnknownAction
+    if row.state in (ActionState.SUCCEEDED, ActionState.FAILED):
+        if row.state != state:
+            raise ActionSettled(row.state)
+        return row
+    row.state, row.provider_ref, row.updated_at = state, provider_ref, now
+    session.add(row)
+    return row
+
+
+def find(session: Session, tenant_id: int, lookup: bytes) -> ActionRow:
+    """Return an action. Raises: UnknownAction."""
+    row = session.get(ActionRow, (tenant_id, lookup))
+    if row is None:
+        raise UnknownAction
+    return row
+
+
+def state_at(row: ActionRow, now: datetime) -> ActionState:
+    """Return what is known now: a claim without outcome past its lease is unknown."""
+    if row.state == ActionState.CLAIMED and row.lease_until <= now:
+        return ActionState.UNKNOWN
+    return ActionState(row.state)
+
+
+def retry_of(state: ActionState) -> Retry:
+    """Return whether doing it again is harmless in this state."""
+    return {
+        ActionState.FAILED: Retry.SAFE,
+        ActionState.SUCCEEDED: Retry.UNSAFE,
+        ActionState.CLAIMED: Retry.UNSAFE,
+        ActionState.UNKNOWN: Retry.ASK_PROVIDER,
+    }[state]
