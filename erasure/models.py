@@ -54,6 +54,15 @@ class RequestRow(SQLModel, table=True):
     __table_args__ = (sa.Index("ix_request_state", "tenant_id", "state", "due_at"),)
 
 
+class RequestSubject(SQLModel, table=True):
+    """Which requests name a person: by keyed look-up only, so that the desk finds them before identity is verified."""
+
+    __tablename__ = "request_subject"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    lookup: bytes = Field(primary_key=True, sa_type=_bytes)
+    request_id: str = Field(primary_key=True, max_length=40)
+
+
 class RequestEvent(SQLModel, table=True):
     """One line of a request's history. `entry_id` is its entry in the record."""
 

@@ -1,0 +1,364 @@
+"""The legal desk: what people do to a request, and what they see of it.
+
+Guarantees: every verb goes through `erasure.request.move`, writes its line of history in the same transaction and tells
+the record. What a person said is sealed before it is stored. Approval and planning are in `erasure.planning`; nothing
+here destroys anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from sqlmodel import Session, col, select
+
+from erasure import history
+from erasure.errors import IllegalMove, InvalidRequest, UnknownRequest
+from erasure.intake import parse
+from erasure.models import CopyRow, RequestRow, RequestSubject
+from erasure.parts import Parts
+from erasure.plan import instant_text
+from erasure.request import (
+    NOTICE_KINDS,
+    OPEN,
+    CopyState,
+    Extent,
+    Facts,
+    Move,
+    State,
+    is_contained,
+    move,
+)
+from erasure.sealed import RequestSeal
+from ledger.entry import Kind
+from registry import subjects
+from registry.acting import Acting
+from registry.errors import MalformedSubject
+from registry.identifiers import parse_subject
+from registry.ids import new_id, random_hex
+from registry.models import Tenant as TenantRow
+from retention.calendar import deadlines, paused_due_at
+
+_SETTLEMENTS = {
+    "erase": CopyState.PENDING,
+    "erased": CopyState.ERASED_LOGICAL,
+    "retained": CopyState.RETAINED,
+    "failed": CopyState.FAILED,
+}
+"""What a human can say of a copy; `erased` is a claim that `confirm` still has to see."""
+_BROKEN = (CopyState.FAILED, CopyState.UNREACHABLE, CopyState.NOT_COVERED)
+
+
+class Desk:
+    """The verbs of API §6 but plan and approve."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def create(self, acting: Acting, spec: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+        """The new request, whether or not anybody is known. Raises: InvalidRequest, NotBuilt, calendar errors."""
+        with self._parts.transactions(acting.tenant_id) as session:
+            tenant = session.get(TenantRow, acting.tenant_id)
+            controller = {} if tenant is None else tenant.controller
+            intake = parse(
+                spec,
+                now,
+                timezone=str(controller.get("timezone") or "UTC"),
+                jurisdiction=controller.get("jurisdiction"),
+            )
+            row = RequestRow(
+                tenant_id=acting.tenant_id,
+                request_id=f"req_{random_hex()}",
+                request_no=new_id(now),
+                right=intake.right,
+                regulation=intake.regulation,
+                jurisdiction=intake.jurisdiction,
+                timezone=intake.timezone,
+                state=State.RECEIVED,
+                received_at=intake.received_at,
+                due_at=intake.dates.due_at,
+                acknowledge_by=intake.dates.acknowledge_by,
+                created_by=acting.principal,
+                created_at=now,
+            )
+            said = {
+                "subjects": [{"text": one.text, "given": one.given} for one in intake.identifiers],
+                "channel": intake.channel,
+                "note": intake.note,
+                "corrections": intake.corrections,
+                "identity": [],
+            }
+            row.sealed = self._seal(session, row).seal("said", said)
+            session.add(row)
+            for one in intake.identifiers:
+                lookup = subjects.lookup_of(self._parts.vault, acting.tenant_id, one)
+                session.add(RequestSubject(tenant_id=acting.tenant_id, lookup=lookup, request_id=row.request_id))
+            session.flush()
+            body = {
+                "request": row.request_id,
+                "right": row.right,
+                "regulation": row.regulation,
+                "received_at": instant_text(row.received_at),
+                "due_at": instant_text(row.due_at),
+                "subjects": len(intake.identifiers),
+            }
+            self._tell(session, row, acting, now, event="received", kind=Kind.REQUEST_RECEIVED, body=body)
+            return history.view_of(session, row)
+
+    def verify_identity(
+        self, acting: Acting, request_id: str, *, identifier: str, method: str, evidence: str | None, now: datetime
+    ) -> dict[str, Any]:
+        """The request after one of its identifiers was checked; unverified ones stay out of every plan."""
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            seal = self._seal(session, row)
+            said = seal.open("said", row.sealed)
+            texts = [one["text"] for one in said["subjects"]]
+            try:
+                wanted = parse_subject(identifier)
+            except MalformedSubject as error:
+                raise InvalidRequest("/identifier", error.detail) from error
+            if wanted.text not in texts:
+                raise InvalidRequest("/identifier", "the request does not name this identifier")
+            state = move(State(row.state), Move.VERIFY, self._facts(row, acting, now))
+            number = texts.index(wanted.text)
+            said["identity"].append(
+                {"subject": number, "method": method, "evidence": evidence, "by": acting.principal,
+                 "at": instant_text(now)}
+            )  # fmt: skip
+            row.sealed = seal.seal("said", said)
+            verified = sorted({line["subject"] for line in said["identity"]})
+            known = subjects.find(
+                session, self._parts.vault, acting, [parse_subject(texts[place]) for place in verified]
+            )
+            row.subjects = sorted(set(known.values()))
+            row.identity_by = sorted({*row.identity_by, acting.principal})
+            row.plan_hash = None
+            row.state = state
+            body = {"request": request_id, "identifier": number, "of": len(texts), "verified": len(verified)}
+            self._tell(session, row, acting, now, event="identity", kind=Kind.REQUEST_IDENTITY, body=body)
+            if len(verified) == len(texts):
+                self.find_duplicate(session, row, acting, now)
+            return history.view_of(session, row)
+
+    def find_duplicate(self, session: Session, row: RequestRow, acting: Acting, now: datetime) -> bool:
+        """Whether the request asks for nothing beyond an earlier verified one that is still open; it then ends so."""
+        rows = session.exec(
+            select(RequestRow).where(
+                RequestRow.tenant_id == row.tenant_id,
+                RequestRow.right == row.right,
+                col(RequestRow.state).in_(sorted(OPEN - {State.RECEIVED, State.IDENTITY_PENDING})),
+                RequestRow.request_id != row.request_id,
+                col(RequestRow.created_at) <= row.created_at,
+            )
+        )
+        for earlier in rows:
+            first = (earlier.created_at, earlier.request_id) < (row.created_at, row.request_id)
+            if first and is_contained(_extent(row), _extent(earlier)):
+                row.state = move(State(row.state), Move.FIND_DUPLICATE, self._facts(row, acting, now))
+                row.duplicate_of = earlier.request_id
+                self._state(session, row, acting, now, event="duplicate", detail={"of": earlier.request_id})
+                return True
+        return False
+
+    def refuse(self, acting: Acting, request_id: str, *, ground: str, now: datetime) -> dict[str, Any]:
+        """The request refused on a ground of its regulation."""
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            row.state = move(State(row.state), Move.REFUSE, self._facts(row, acting, now, ground=ground))
+            row.details = {**row.details, "ground": ground}
+            self._state(session, row, acting, now, event="refused", detail={"ground": ground})
+            return history.view_of(session, row)
+
+    def extend(self, acting: Acting, request_id: str, *, reason: str, now: datetime) -> dict[str, Any]:
+        """The request with its second date. Raises: TooLate after the first one, IllegalMove for a second time."""
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            move(State(row.state), Move.EXTEND, self._facts(row, acting, now))
+            dates = deadlines(row.regulation, row.received_at, timezone=row.timezone, jurisdiction=row.jurisdiction)
+            row.extended_until = dates.extended_due_at
+            self._note(session, row, acting, now, name="extend", text=reason)
+            self._state(
+                session, row, acting, now, event="extended", detail={"due_at": instant_text(dates.extended_due_at)}
+            )
+            return history.view_of(session, row)
+
+    def pause(self, acting: Acting, request_id: str, *, reason: str, now: datetime) -> dict[str, Any]:
+        """The request with a clock that stands still, for a reason of its regulation. Raises: ClockCannotPause."""
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            row.state = move(State(row.state), Move.PAUSE, self._facts(row, acting, now, ground=reason))
+            row.details = {**row.details, "paused_at": instant_text(now), "pause_reason": reason}
+            self._state(session, row, acting, now, event="paused", detail={"reason": reason})
+            return history.view_of(session, row)
+
+    def resume(self, acting: Acting, request_id: str, *, now: datetime) -> dict[str, Any]:
+        """The request with its clock running again, later by the days it stood still."""
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            row.state = move(State(row.state), Move.RESUME, self._facts(row, acting, now))
+            details = dict(row.details)
+            stood = now - datetime.fromisoformat(details.pop("paused_at"))
+            details.pop("pause_reason", None)
+            row.details = details
+            moved = paused_due_at(
+                row.extended_until or row.due_at, stood, timezone=row.timezone, jurisdiction=row.jurisdiction
+            )
+            if row.extended_until is None:
+                row.due_at = moved
+            else:
+                row.extended_until = moved
+            self._state(session, row, acting, now, event="resumed", detail={"due_at": instant_text(moved)})
+            return history.view_of(session, row)
+
+    def cancel(self, acting: Acting, request_id: str, *, now: datetime) -> dict[str, Any]:
+        """The request cancelled, its fence lifted. Raises: TooLate after the first destructive step."""
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            row.state = move(State(row.state), Move.CANCEL, self._facts(row, acting, now))
+            if subjects.lift_fence(session, acting.tenant_id, row.subjects, request_id):
+                self._parts.record.announce(session, acting.tenant_id, Kind.FENCE_LIFTED, {"request": request_id}, now)
+            row.fence_at = None
+            self._state(session, row, acting, now, event="cancelled", detail={})
+            return history.view_of(session, row)
+
+    def retry(self, acting: Acting, request_id: str, *, now: datetime) -> dict[str, Any]:
+        """The request executing again, with everything that failed pending and its attempts counted anew."""
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            row.state = move(State(row.state), Move.RETRY, self._facts(row, acting, now))
+            copies = history.copies_of(session, acting.tenant_id, request_id, *_BROKEN)
+            for copy in copies:
+                copy.state, copy.attempts, copy.detail = CopyState.PENDING, 0, None
+                session.add(copy)
+            self._state(session, row, acting, now, event="retried", detail={"copies": len(copies)})
+            return history.view_of(session, row)
+
+    def accept_exceptions(self, acting: Acting, request_id: str, *, reason: str, now: datetime) -> dict[str, Any]:
+        """The request ended with what failed, accepted by a second person with a reason."""
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            row.state = move(State(row.state), Move.ACCEPT_EXCEPTIONS, self._facts(row, acting, now))
+            copies = history.copies_of(session, acting.tenant_id, request_id, *_BROKEN)
+            accepted = {"by": acting.principal, "at": instant_text(now), "copies": [copy.copy_no for copy in copies]}
+            row.details = {**row.details, "exceptions": accepted}
+            row.completed_at = now
+            self._note(session, row, acting, now, name="exceptions", text=reason)
+            self._state(session, row, acting, now, event="exceptions_accepted", detail={"copies": len(copies)})
+            return history.view_of(session, row)
+
+    def settle_copy(
+        self, acting: Acting, request_id: str, copy_no: int, *, outcome: str, comment: str, now: datetime
+    ) -> dict[str, Any]:
+        """A copy after a human's word on it: erase, erased (still to be seen by confirm), retained, failed."""
+        if outcome not in _SETTLEMENTS:
+            raise InvalidRequest("/outcome", f"expected one of {', '.join(_SETTLEMENTS)}")
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            copy = session.get(CopyRow, (acting.tenant_id, request_id, copy_no), with_for_update=True)
+            if copy is None:
+                raise UnknownRequest("copy", str(copy_no))
+            if copy.state not in (CopyState.AWAITING_HUMAN, CopyState.AWAITING_EXTERNAL):
+                raise IllegalMove(copy.state, "be settled by hand")
+            copy.state, copy.level, copy.verified_at = _SETTLEMENTS[outcome], None, None
+            copy.method, copy.detail = "by hand", f"settled by {acting.principal}"
+            session.add(copy)
+            self._note(session, row, acting, now, name=f"copy/{copy_no}", text=comment)
+            detail = {"copy": copy_no, "state": copy.state}
+            body = {"request": request_id, **detail}
+            self._tell(session, row, acting, now, event="copy_settled", kind=Kind.COPY_STATE, body=body, detail=detail)
+            return history.copy_view(copy)
+
+    def notice(
+        self, acting: Acting, request_id: str, *, kind: str, channel: str, sent_at: datetime, now: datetime
+    ) -> dict[str, Any]:
+        """The request after the person was told something; `answered` is what stops the legal clock."""
+        if kind not in NOTICE_KINDS:
+            raise InvalidRequest("/kind", f"expected one of {', '.join(NOTICE_KINDS)}")
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            if not row.received_at <= sent_at <= now:
+                raise InvalidRequest("/sent_at", "lies before receipt or in the future")
+            if kind == "answered" and row.answered_at is None:
+                row.answered_at = sent_at
+            session.add(row)
+            detail = {"kind": kind, "sent_at": instant_text(sent_at)}
+            self._note(session, row, acting, now, name=f"notice/{kind}", text=channel)
+            body = {"request": request_id, **detail}
+            self._tell(session, row, acting, now, event="notice", kind=Kind.REQUEST_NOTICE, body=body, detail=detail)
+            return history.view_of(session, row)
+
+    # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _facts(self, row: RequestRow, acting: Acting, now: datetime, *, ground: str = "") -> Facts:
+        return facts_of(row, acting.principal, now, approval=self._parts.approval, ground=ground)
+
+    def _seal(self, session: Session, row: RequestRow) -> RequestSeal:
+        return RequestSeal(session, self._parts.vault, row.tenant_id, owner=row.request_id, key_no=row.request_no)
+
+    def _note(self, session: Session, row: RequestRow, acting: Acting, now: datetime, *, name: str, text: str) -> None:
+        """Keep free text beside what the person said, under the same key."""
+        seal = self._seal(session, row)
+        said = seal.open("said", row.sealed)
+        said.setdefault("notes", []).append(
+            {"name": name, "text": text, "by": acting.principal, "at": instant_text(now)}
+        )
+        row.sealed = seal.seal("said", said)
+        session.add(row)
+
+    def _state(
+        self, session: Session, row: RequestRow, acting: Acting, now: datetime, *, event: str, detail: dict[str, Any]
+    ) -> None:
+        body = {"request": row.request_id, "state": row.state, "event": event, **detail}
+        self._tell(session, row, acting, now, event=event, kind=Kind.REQUEST_STATE, body=body, detail=detail)
+
+    def _tell(
+        self,
+        session: Session,
+        row: RequestRow,
+        acting: Acting,
+        now: datetime,
+        *,
+        event: str,
+        kind: Kind,
+        body: Mapping[str, Any],
+        detail: Mapping[str, Any] | None = None,
+    ) -> None:
+        session.add(row)
+        entry_id = self._parts.record.announce(session, row.tenant_id, kind, body, now)
+        history.add_event(
+            session,
+            row,
+            event=event,
+            actor=acting.principal,
+            now=now,
+            detail={"state": row.state, **(detail or {})},
+            entry_id=entry_id,
+        )
+
+
+def facts_of(
+    row: RequestRow, actor: str, now: datetime, *, approval: str = "dual", ground: str = "", given_hash: str = ""
+) -> Facts:
+    """What the rules of moves need of a row."""
+    return Facts(
+        actor=actor,
+        now=now,
+        created_by=row.created_by,
+        identity_by=frozenset(row.identity_by),
+        approval=approval,
+        approved_by=frozenset(str(line["by"]) for line in row.approvals),
+        regulation=row.regulation,
+        due_at=row.due_at,
+        extended=row.extended_until is not None,
+        paused="paused_at" in row.details,
+        destructive=bool(row.details.get("destructive")),
+        plan_hash=row.plan_hash,
+        given_hash=given_hash,
+        ground=ground,
+    )
+
+
+def _extent(row: RequestRow) -> Extent:
+    return Extent(subjects=frozenset(row.subjects), right=row.right, regulation=row.regulation)

@@ -1,0 +1,111 @@
+"""What the desk and the auditor see: requests, plans, copies, certificates. Changes nothing.
+
+Guarantees: opaque ids, counts, codes and dates; what a person said stays sealed.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlmodel import col, select
+
+from erasure import history
+from erasure.errors import IllegalMove, ReportNotReady, UnknownRequest
+from erasure.models import CertificateRow, CopyRow, RequestRow, RequestSubject
+from erasure.parts import Parts
+from registry import subjects
+from registry.acting import Acting
+from registry.identifiers import parse_subject
+
+
+class Reader:
+    """The reading verbs of API §6."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def get(self, acting: Acting, request_id: str) -> dict[str, Any]:
+        """The request as it stands. Raises: UnknownRequest."""
+        with self._parts.transactions(acting.tenant_id, write=False) as session:
+            return history.view_of(session, history.load(session, acting.tenant_id, request_id))
+
+    def requests(
+        self,
+        acting: Acting,
+        *,
+        state: str | None = None,
+        right: str | None = None,
+        due_before: datetime | None = None,
+        after: str | None = None,
+        limit: int = 50,
+    ) -> list[dict[str, Any]]:
+        """Requests in the order of their ids, those after a given one."""
+        query = select(RequestRow).where(RequestRow.tenant_id == acting.tenant_id)
+        if state is not None:
+            query = query.where(RequestRow.state == state)
+        if right is not None:
+            query = query.where(RequestRow.right == right)
+        if due_before is not None:
+            query = query.where(col(RequestRow.due_at) < due_before)
+        if after is not None:
+            query = query.where(col(RequestRow.request_id) > after)
+        with self._parts.transactions(acting.tenant_id, write=False) as session:
+            rows = session.exec(query.order_by(col(RequestRow.request_id)).limit(limit))
+            return [history.view_of(session, row) for row in rows]
+
+    def search(self, acting: Acting, subject: str) -> list[dict[str, Any]]:
+        """Requests that name a person, verified or not."""
+        one = parse_subject(subject)
+        with self._parts.transactions(acting.tenant_id, write=False) as session:
+            lookup = subjects.lookup_of(self._parts.vault, acting.tenant_id, one)
+            found = session.exec(
+                select(RequestSubject.request_id).where(
+                    RequestSubject.tenant_id == acting.tenant_id, RequestSubject.lookup == lookup
+                )
+            ).all()
+            return [history.view_of(session, history.load(session, acting.tenant_id, name)) for name in sorted(found)]
+
+    def plan_view(self, acting: Acting, request_id: str) -> dict[str, Any]:
+        """The plan as the contract shows it. Raises: IllegalMove while there is none."""
+        with self._parts.transactions(acting.tenant_id, write=False) as session:
+            row = history.load(session, acting.tenant_id, request_id)
+            if row.plan_hash is None:
+                raise IllegalMove(row.state, "show a plan", "it was not planned yet")
+            copies = [history.copy_view(copy) for copy in history.copies_of(session, acting.tenant_id, request_id)]
+            planned = row.details.get("plan", {})
+            return {"hash": row.plan_hash, "copies": copies, "not_covered": planned.get("not_covered", []),
+                    "collateral": planned.get("collateral", {})}  # fmt: skip
+
+    def copies(
+        self, acting: Acting, request_id: str, *, state: str | None = None, after: int = 0, limit: int = 1000
+    ) -> list[dict[str, Any]]:
+        """Copies in their order, those after a number, all or those in a state."""
+        query = select(CopyRow).where(
+            CopyRow.tenant_id == acting.tenant_id, CopyRow.owner == request_id, col(CopyRow.copy_no) > after
+        )
+        if state is not None:
+            query = query.where(CopyRow.state == state)
+        with self._parts.transactions(acting.tenant_id, write=False) as session:
+            history.load(session, acting.tenant_id, request_id)
+            return [history.copy_view(row) for row in session.exec(query.order_by(col(CopyRow.copy_no)).limit(limit))]
+
+    def certificate(self, acting: Acting, request_id: str, version: str | None = None) -> bytes:
+        """The newest certificate as it was signed, or the newest of a version.
+
+        Raises: UnknownRequest; ReportNotReady, for `final` with the date from which it can be issued.
+        """
+        if version not in (None, "interim", "final"):
+            raise UnknownRequest("certificate version", str(version))
+        query = select(CertificateRow).where(
+            CertificateRow.tenant_id == acting.tenant_id, CertificateRow.request_id == request_id
+        )
+        if version is not None:
+            query = query.where(CertificateRow.version == version)
+        with self._parts.transactions(acting.tenant_id, write=False) as session:
+            row = history.load(session, acting.tenant_id, request_id)
+            found = session.exec(query.order_by(col(CertificateRow.number).desc()).limit(1)).first()
+            if found is not None:
+                return found.body
+            wanted = version or "interim"
+            raise ReportNotReady(wanted, row.final_due_at if wanted == "final" else None, f"the request is {row.state}")
