@@ -11,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 import sqlalchemy as sa
 from sqlmodel import Session, col
 
+from ledger.models import Instant
 from registry.declaration import DataClass
 from registry.duration import Duration
 from registry.models import Artifact
@@ -25,13 +26,14 @@ def due_under(session: Session, tenant_id: int, one: DataClass, now: datetime) -
         return None
     created = col(Artifact.created_at)
     starts = created if one.keep_from == "created" else sa.func.coalesce(col(Artifact.observed_at), created)
-    count = sa.select(sa.func.count()).select_from(Artifact)
     found = session.scalar(
-        count.where(
+        sa.select(sa.func.count())
+        .select_from(Artifact)
+        .where(
             col(Artifact.tenant_id) == tenant_id,
             col(Artifact.data_class) == one.name,
             col(Artifact.status) != "erased",
-            starts <= sa.literal(newest_start(one.keep, now), created.type),
+            starts <= sa.literal(newest_start(one.keep, now), Instant()),
         )
     )
     return int(found or 0)

@@ -161,7 +161,7 @@ class RequestLog:
             status=status,
             ms=round(seconds * 1000, 2),
             tenant=getattr(acting, "tenant", None),
-            principal=getattr(acting, "principal", None),
+            token=getattr(acting, "token_id", None),
         )
 
 

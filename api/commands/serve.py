@@ -66,6 +66,9 @@ def serve(data: Path, tenant: str | None, host: str | None, port: int | None, ro
             timeout_graceful_shutdown=10,
             lifespan="on",
         )
+        # The server ends gracefully on these and then raises them again: ours lets what follows it happen.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: None)
         services.start(sole=True, roles=roles)
         with folder.announced(services.settings.data, url):
             _Server(config, url).run(sockets=[bound])

@@ -22,7 +22,15 @@ def tenant() -> None:
 @tenant.command("create")
 @click.argument("name")
 @remote
-def create(name: str, data: Path, tenant: str | None, token: str | None, url: str | None, *, as_json: bool) -> int:
+def create(
+    *,
+    name: str,
+    data: Path,
+    tenant: str | None,
+    token: str | None,
+    url: str | None,
+    as_json: bool,
+) -> int:
     """Makes a tenant with its log, keys, classes and tokens; prints the tokens once."""
     if url or folder.is_locked(data.expanduser().absolute()):
         with client_of(data=data, url=url, token=token, tenant=tenant) as client:

@@ -24,6 +24,7 @@ def token() -> None:
 @click.option("--class", "classes", multiple=True, default=("*",), help="Class the token may use (default all).")
 @remote
 def create(
+    *,
     roles: tuple[str, ...],
     principal: str,
     stores: tuple[str, ...],
@@ -32,7 +33,6 @@ def create(
     tenant: str | None,
     token: str | None,
     url: str | None,
-    *,
     as_json: bool,
 ) -> int:
     """Mints a token and prints it once."""
@@ -42,13 +42,21 @@ def create(
             answer = client.request("POST", "/v1/tokens", wanted)
         made = {"tenant": tenant, "id": answer["id"], "principal": principal, "token": answer["token"]}
     else:
-        made = _create_here(data, tenant or DEFAULT_TENANT, principal, roles, stores, classes)
+        made = _create_here(
+            data=data, tenant=tenant or DEFAULT_TENANT, principal=principal, roles=roles, stores=stores, classes=classes
+        )
     show(made, as_json=as_json, lines=[f"token of {principal}, shown this once: {made['token']}"])
     return 0
 
 
 def _create_here(
-    data: Path, tenant: str, principal: str, roles: tuple[str, ...], stores: tuple[str, ...], classes: tuple[str, ...]
+    *,
+    data: Path,
+    tenant: str,
+    principal: str,
+    roles: tuple[str, ...],
+    stores: tuple[str, ...],
+    classes: tuple[str, ...],
 ) -> dict[str, str | None]:
     with opened(data) as services:
         known = {acting.tenant: acting for acting in services.tenants()}
@@ -78,7 +86,15 @@ def list_(data: Path, tenant: str | None, token: str | None, url: str | None, *,
 @token.command("revoke")
 @click.argument("token_id")
 @remote
-def revoke(token_id: str, data: Path, tenant: str | None, token: str | None, url: str | None, *, as_json: bool) -> int:
+def revoke(
+    *,
+    token_id: str,
+    data: Path,
+    tenant: str | None,
+    token: str | None,
+    url: str | None,
+    as_json: bool,
+) -> int:
     """Ends a token at once."""
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         client.request("DELETE", f"/v1/tokens/{token_id}")

@@ -1,0 +1,79 @@
+"""`muniment replay` and `muniment explain`: what happened in a stream, and where a fact came from."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import click
+
+from api.commands.options import client_of, remote, show
+
+_FAULTS = frozenset({"altered", "missing", "hidden"})
+_WIDTH = 160
+
+
+@click.command("replay")
+@click.argument("stream")
+@click.option("--purpose", default=None, help="Purpose code of the class, such as dispute[;case=7].")
+@click.option("--at", default=None, help="As it was at this instant (RFC 3339).")
+@remote
+def replay(
+    *,
+    stream: str,
+    purpose: str | None,
+    at: str | None,
+    data: Path,
+    tenant: str | None,
+    token: str | None,
+    url: str | None,
+    as_json: bool,
+) -> int:
+    """Shows a stream entry by entry with its proof state; exits 1 when one is altered, missing or hidden."""
+    body = {"stream": stream} | ({"at": at} if at else {})
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        found = client.request("POST", "/v1/replay", body, purpose=purpose)
+    lines = [_entry_line(entry) for entry in found["entries"]]
+    lines += [f"gap: {gap}" for gap in found.get("gaps", [])]
+    lines.append("complete" if found.get("complete") else "not complete")
+    show(found, as_json=as_json, lines=lines)
+    return 1 if any(entry["integrity"] in _FAULTS for entry in found["entries"]) else 0
+
+
+def _entry_line(entry: dict[str, Any]) -> str:
+    text = (
+        json.dumps(entry["body"], ensure_ascii=False) if "body" in entry else f"({entry.get('because') or 'no body'})"
+    )
+    line = f"{entry['position']:>4}  {entry['integrity']:<10} {entry['at']}  {entry['kind']:<14} {text}"
+    return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
+
+
+@click.command("explain")
+@click.argument("artifact")
+@remote
+def explain(
+    *,
+    artifact: str,
+    data: Path,
+    tenant: str | None,
+    token: str | None,
+    url: str | None,
+    as_json: bool,
+) -> int:
+    """Shows where a remembered fact came from, step by step."""
+    path = f"/v1/artifacts/{quote(artifact, safe='')}/provenance"
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        found = client.request("GET", path)
+    known = ("source_type", "source_ref", "observed_at", "verification", "confidence_now")
+    lines = [f"{name}: {found[name]}" for name in known if found.get(name) is not None]
+    for step in found.get("chain", []):
+        what = step.get("artifact") or step.get("entry")
+        activity = step.get("activity") or {}
+        lines.append(f"  from {what} by {activity.get('kind', 'unknown') if isinstance(activity, dict) else activity}")
+    show(found, as_json=as_json, lines=lines or ["nothing is known about its origin"])
+    return 0
+
+
+COMMANDS = {"replay": replay, "explain": explain}

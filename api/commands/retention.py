@@ -1,0 +1,87 @@
+"""`muniment retention due|run|explain`: what reaches its end, letting it, and why one item has the end it has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from urllib.parse import quote
+
+import click
+
+from api.commands.options import client_of, remote, show
+
+
+@click.group()
+def retention() -> None:
+    """What is due, and letting it end."""
+
+
+@retention.command("due")
+@click.option("--before", default=None, help="Due before this instant (default now).")
+@remote
+def due(*, before: str | None, data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool) -> int:  # fmt: skip
+    """Lists what is due."""
+    query = f"?before={quote(before, safe='')}" if before else ""
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        found = client.request("GET", f"/v1/retention/due{query}")
+    items = found.get("items", [])
+    lines = [
+        f"{item.get('ends_at') or '-':<28} {item.get('data_class', ''):<20} "
+        f"{item.get('store', ''):<16} {item.get('rule', ''):<16} {item.get('id') or item.get('artifact', '')}"
+        for item in items
+    ]
+    show(found, as_json=as_json, lines=lines or ["nothing is due"])
+    return 0
+
+
+@retention.command("run")
+@click.option("--dry-run", is_flag=True, help="Count only.")
+@click.option("--at", default=None, help="As if it were this instant; later than now only with --dry-run.")
+@remote
+def run(
+    *,
+    data: Path,
+    tenant: str | None,
+    token: str | None,
+    url: str | None,
+    at: str | None,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """Starts a run of retention."""
+    body: dict[str, object] = {"dry_run": dry_run} | ({"at": at} if at else {})
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        found = client.request("POST", "/v1/retention/runs", body)
+    lines = [f"run {found.get('id')}: {found.get('state')}"]
+    lines += [f"  {name}: {n}" for name, n in (found.get("counts") or {}).items()]
+    show(found, as_json=as_json, lines=lines)
+    return 0
+
+
+@retention.command("explain")
+@click.argument("item")
+@click.option("--at", default=None, help="As if it were this instant.")
+@click.option("--trigger", type=click.Choice(["retention", "request"]), default="retention", show_default=True)
+@remote
+def explain(
+    *,
+    item: str,
+    at: str | None,
+    trigger: str,
+    data: Path,
+    tenant: str | None,
+    token: str | None,
+    url: str | None,
+    as_json: bool,
+) -> int:
+    """Says what would happen to an artifact or `entry:ID` and which rule decides."""
+    which = {"entry": item.removeprefix("entry:")} if item.startswith("entry:") else {"artifact": item}
+    body = which | {"trigger": trigger} | ({"at": at} if at else {})
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        found = client.request("POST", "/v1/decide", body)
+    lines = [f"{found['action']} by rule {found['rule']}" + (f" until {found['until']}" if found.get("until") else "")]
+    lines += [f"  {step['rule']}: {step['result']} {step.get('detail') or ''}".rstrip() for step in found["because"]]
+    show(found, as_json=as_json, lines=lines)
+    return 0
+
+
+COMMANDS = {"retention": retention}
