@@ -1,0 +1,157 @@
+"""The derivation graph in SQL, read level by level, and the spread of subjects along it.
+
+Guarantees: walks use index look-ups of many nodes at a time, never a recursive query; cycles end them; after `spread`
+every descendant of a grown item has its subjects too; `mark_fenced` marks those that now concern a fenced person.
+The caller commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlmodel import Session, col
+
+from registry.keyed import chunks
+from registry.models import Artifact, Derivation
+from registry.sets import Members, intern_sets, members
+from registry.subjects import Fence, fenced
+
+ARTIFACT, ENTRY = "a", "e"
+REMOVABLE = ("live", "quarantined", "revoked")
+"""States in which an item is there and nobody has decided its end."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Parent:
+    """What something was made from: an artifact by id, an entry of the record by index."""
+
+    kind: str
+    number: int
+
+
+def children_of(session: Session, tenant_id: int, artifact_ids: Iterable[int]) -> dict[int, set[int]]:
+    """The artifacts made directly from each of these artifacts."""
+    found: dict[int, set[int]] = {}
+    for chunk in chunks(sorted(set(artifact_ids))):
+        rows = session.execute(
+            sa.select(col(Derivation.parent), col(Derivation.child)).where(
+                col(Derivation.tenant_id) == tenant_id,
+                col(Derivation.parent_kind) == ARTIFACT,
+                col(Derivation.parent).in_(chunk),
+            )
+        )
+        for parent, child in rows:
+            found.setdefault(parent, set()).add(child)
+    return found
+
+
+def made_from_entries(session: Session, tenant_id: int, entry_indexes: Iterable[int]) -> dict[int, set[int]]:
+    """The artifacts made directly from each of these entries."""
+    found: dict[int, set[int]] = {}
+    for chunk in chunks(sorted(set(entry_indexes))):
+        rows = session.execute(
+            sa.select(col(Derivation.parent), col(Derivation.child)).where(
+                col(Derivation.tenant_id) == tenant_id,
+                col(Derivation.parent_kind) == ENTRY,
+                col(Derivation.parent).in_(chunk),
+            )
+        )
+        for parent, child in rows:
+            found.setdefault(parent, set()).add(child)
+    return found
+
+
+def parents_of(session: Session, tenant_id: int, artifact_ids: Iterable[int]) -> dict[int, set[Parent]]:
+    """What each of these artifacts was directly made from."""
+    found: dict[int, set[Parent]] = {}
+    for chunk in chunks(sorted(set(artifact_ids))):
+        rows = session.execute(
+            sa.select(col(Derivation.child), col(Derivation.parent_kind), col(Derivation.parent)).where(
+                col(Derivation.tenant_id) == tenant_id, col(Derivation.child).in_(chunk)
+            )
+        )
+        for child, kind, parent in rows:
+            found.setdefault(child, set()).add(Parent(kind, parent))
+    return found
+
+
+def spread(session: Session, tenant_id: int, grown: Mapping[int, Members], now: datetime) -> dict[int, Members]:
+    """Carry grown subject sets to every descendant; those that changed, with their new sets."""
+    changed: dict[int, Members] = {}
+    frontier = dict(grown)
+    while frontier:
+        wanted: dict[int, set[int]] = {}
+        for parent, children in children_of(session, tenant_id, frontier).items():
+            for child in children:
+                wanted.setdefault(child, set()).update(frontier[parent])
+        former = full_sets(session, tenant_id, wanted)
+        frontier = {
+            child: former[child] | subjects
+            for child, subjects in wanted.items()
+            if child in former and not subjects <= former[child]
+        }
+        write_sets(session, tenant_id, frontier, now)
+        changed |= frontier
+    return changed
+
+
+def full_sets(session: Session, tenant_id: int, artifact_ids: Iterable[int]) -> dict[int, Members]:
+    """The subjects of each of these artifacts."""
+    numbers: dict[int, int] = {}
+    for chunk in chunks(sorted(set(artifact_ids))):
+        rows = session.execute(
+            sa.select(col(Artifact.id), col(Artifact.set_id)).where(
+                col(Artifact.tenant_id) == tenant_id, col(Artifact.id).in_(chunk)
+            )
+        )
+        numbers.update((row.id, row.set_id) for row in rows)
+    sets = members(session, tenant_id, numbers.values())
+    return {artifact_id: sets[set_id] for artifact_id, set_id in numbers.items()}
+
+
+def write_sets(session: Session, tenant_id: int, sets: Mapping[int, Members], now: datetime) -> None:
+    """Give each artifact its set of subjects."""
+    if not sets:
+        return
+    numbers = intern_sets(session, tenant_id, sets.values(), now)
+    session.connection().execute(
+        sa.update(Artifact)
+        .where(col(Artifact.tenant_id) == tenant_id, col(Artifact.id) == sa.bindparam("artifact_id"))
+        .values(set_id=sa.bindparam("number")),
+        [{"artifact_id": artifact_id, "number": numbers[subjects]} for artifact_id, subjects in sets.items()],
+    )
+
+
+def mark_fenced(session: Session, tenant_id: int, sets: Mapping[int, Members]) -> dict[int, str]:
+    """Mark for removal what concerns a fenced person; the requests by artifact. What is decided already stays."""
+    everyone = frozenset[int]().union(*sets.values())
+    closed = fenced(session, tenant_id, everyone) if everyone else {}
+    hits = {artifact_id: request_behind(subjects, closed) for artifact_id, subjects in sets.items()}
+    marked = {artifact_id: request for artifact_id, request in hits.items() if request is not None}
+    mark_erasing(session, tenant_id, marked)
+    return marked
+
+
+def mark_erasing(session: Session, tenant_id: int, requests: Mapping[int, str]) -> None:
+    """Mark artifacts for removal, each under its request."""
+    if not requests:
+        return
+    session.connection().execute(
+        sa.update(Artifact)
+        .where(
+            col(Artifact.tenant_id) == tenant_id,
+            col(Artifact.id) == sa.bindparam("artifact_id"),
+            col(Artifact.status).in_(REMOVABLE),
+        )
+        .values(status="erasing", request_id=sa.bindparam("request")),
+        [{"artifact_id": artifact_id, "request": request} for artifact_id, request in requests.items()],
+    )
+
+
+def request_behind(subjects: Members, closed: Mapping[int, Fence]) -> str | None:
+    """The request of the earliest fence around one of the subjects, None where all are free."""
+    fences = [closed[number] for number in subjects & closed.keys()]
+    return min(fences, key=lambda one: one.at).request_id if fences else None

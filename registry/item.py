@@ -1,0 +1,248 @@
+"""One item of a registration: parsed, checked against its class and store, with its place looked up.
+
+Guarantees: an item that passes names a class and a store in force that the token may use, a place of the right shape,
+well-formed people and sources, and times and numbers in range. Refusals are per item and repeat no value.
+Does not know whether its sources exist; that is `registry.registration`. Source: API §4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from registry.acting import Acting
+from registry.declaration import DataClass
+from registry.errors import InvalidDeclaration, MalformedSubject, NotBuilt
+from registry.identifiers import Identifier, parse_subject
+from registry.keyed import Lookups
+from registry.locators import MalformedLocator, canonical_locator, normal_locator
+from registry.models import StoreRow
+from registry.reading import Faults, Reader, is_list
+
+GIVEN_ID = re.compile(r"art_[A-Za-z0-9_-]{1,60}")
+OWN_ID = re.compile(r"art_([0-9a-f]{16})")
+"""The form of ids that the service makes itself (`registry.ids.artifact_name`)."""
+_CODE = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_ACTIVITY = ("kind", "run", "model", "prompt_version", "retrieval_version")
+_VERSIONS = ("workflow", "tools", "policy", "prompt", "schema")
+_SHORT = 512
+MAX_SOURCES = 10_000
+MAX_SUBJECTS = 1_000
+
+
+class ItemRejected(Exception):
+    """One item is refused, the rest of its batch is not. `problem` is a documented type."""
+
+    def __init__(self, problem: str, detail: str, pointer: str = "") -> None:
+        super().__init__(detail)
+        self.problem = problem
+        self.detail = detail
+        self.pointer = pointer
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What an item was made from, as the caller names it: an artifact's id, a place, or an entry of the record."""
+
+    kind: str
+    key: str | bytes | tuple[str, bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One item as it will be registered. `details` is everything in free form, to be sealed."""
+
+    given_id: str | None
+    data_class: DataClass
+    store: str
+    locator_hash: bytes
+    subjects: tuple[Identifier, ...] = field(repr=False)
+    sources: tuple[Source, ...] = field(repr=False)
+    details: Mapping[str, Any] = field(repr=False)
+    scope: Mapping[str, str] = field(repr=False)
+    activity: str | None
+    source_type: str | None
+    verification: str | None
+    confidence: float | None
+    digest: bytes | None = field(repr=False)
+    observed_at: datetime | None
+    expires_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What every item of a batch is checked against."""
+
+    acting: Acting
+    classes: Mapping[str, DataClass]
+    stores: Mapping[str, StoreRow]
+    lookups: Lookups
+
+
+def parse_item(raw: object, context: Context) -> Item:
+    """The item. Raises: ItemRejected."""
+    faults = Faults("artifact")
+    reader = Reader(raw, faults)
+    data_class, store = _class_of(reader, context), _store_of(reader, context)
+    try:
+        locator = normal_locator(store.kind, reader.raw("locator"))
+        place = canonical_locator(locator)
+    except MalformedLocator as error:
+        raise ItemRejected(error.problem, error.detail, "/locator") from error
+    subjects = _subjects(reader, data_class)
+    sources = read_sources(reader, context)
+    activity, activity_details = _activity(reader)
+    scope = _scope(reader)
+    details = {
+        "locator": locator,
+        "scope": scope,
+        "activity": activity_details,
+        "versions": _texts(reader.inner("versions"), _VERSIONS),
+        "source_ref": reader.text("source_ref", limit=_SHORT) or None,
+        "purposes": list(reader.codes("purposes")),
+    }
+    item = Item(
+        given_id=reader.code("id", pattern=GIVEN_ID),
+        data_class=data_class,
+        store=store.name,
+        locator_hash=context.lookups.locator(store.name, place),
+        subjects=subjects,
+        sources=sources,
+        details={name: value for name, value in details.items() if value},
+        scope=scope,
+        activity=activity,
+        source_type=reader.code("source_type", pattern=_CODE),
+        verification=reader.code("verification", pattern=_CODE),
+        confidence=reader.share("confidence"),
+        digest=_digest(reader, context.lookups),
+        observed_at=reader.instant("observed_at"),
+        expires_at=reader.instant("expires_at"),
+    )
+    reader.done()
+    _check_together(item, reader)
+    try:
+        faults.raise_any()
+    except NotBuilt as error:
+        raise ItemRejected("not-built", error.faults[0].detail, error.faults[0].pointer) from error
+    except InvalidDeclaration as error:
+        raise ItemRejected("invalid", error.faults[0].detail, error.faults[0].pointer) from error
+    return item
+
+
+def read_sources(reader: Reader, context: Context) -> tuple[Source, ...]:
+    """The sources of an item, each once. Raises: ItemRejected."""
+    raw = reader.raw("sources")
+    if raw is None:
+        return ()
+    if not is_list(raw) or len(raw) > MAX_SOURCES:
+        raise ItemRejected("invalid", f"expected a list of at most {MAX_SOURCES} sources", "/sources")
+    return tuple(dict.fromkeys(_source(one, number, context) for number, one in enumerate(raw)))
+
+
+def _class_of(reader: Reader, context: Context) -> DataClass:
+    name = reader.raw("data_class")
+    if not isinstance(name, str) or name not in context.classes:
+        raise ItemRejected("unknown-class", "no data class of that name is in force; register it first", "/data_class")
+    if not context.acting.may_use_class(name):
+        raise ItemRejected("outside-token-scope", "the token may not register items of this class", "/data_class")
+    return context.classes[name]
+
+
+def _store_of(reader: Reader, context: Context) -> StoreRow:
+    name = reader.raw("store")
+    if not isinstance(name, str) or name not in context.stores:
+        raise ItemRejected("unknown-store", "no store of that name is in force; register it first", "/store")
+    if not context.acting.may_use_store(name):
+        raise ItemRejected("outside-token-scope", "the token may not register items in this store", "/store")
+    return context.stores[name]
+
+
+def _subjects(reader: Reader, data_class: DataClass) -> tuple[Identifier, ...]:
+    raw = reader.raw("subjects")
+    if raw is None:
+        return ()
+    if not is_list(raw) or len(raw) > MAX_SUBJECTS:
+        raise ItemRejected("invalid", f"expected a list of at most {MAX_SUBJECTS} subjects", "/subjects")
+    found = []
+    for number, text in enumerate(raw):
+        try:
+            one = parse_subject(text)
+        except MalformedSubject as error:
+            raise ItemRejected("malformed-subject", error.detail, f"/subjects/{number}") from error
+        if data_class.subject_types and one.type not in data_class.subject_types:
+            listed = ", ".join(data_class.subject_types)
+            raise ItemRejected("invalid", f"the class lists subject types {listed} only", f"/subjects/{number}")
+        found.append(one)
+    return tuple(dict.fromkeys(found))
+
+
+def _source(raw: object, number: int, context: Context) -> Source:
+    pointer = f"/sources/{number}"
+    if isinstance(raw, str):
+        if raw.startswith("entry:"):
+            try:
+                return Source("entry", UUID(raw.removeprefix("entry:")).bytes)
+            except ValueError:
+                raise ItemRejected("unknown-source", "entry: is followed by the entry's UUID", pointer) from None
+        if GIVEN_ID.fullmatch(raw):
+            return Source("artifact", raw)
+        raise ItemRejected("unknown-source", "expected art_…, entry:<uuid>, or a store and locator", pointer)
+    if not isinstance(raw, Mapping) or set(raw) != {"store", "locator"}:
+        raise ItemRejected("unknown-source", "expected art_…, entry:<uuid>, or a store and locator", pointer)
+    store = context.stores.get(raw["store"]) if isinstance(raw["store"], str) else None
+    if store is None:
+        raise ItemRejected("unknown-store", "no store of that name is in force", f"{pointer}/store")
+    try:
+        place = canonical_locator(normal_locator(store.kind, raw["locator"]))
+    except MalformedLocator as error:
+        raise ItemRejected(error.problem, error.detail, f"{pointer}/locator") from error
+    return Source("place", (store.name, context.lookups.locator(store.name, place)))
+
+
+def _activity(reader: Reader) -> tuple[str | None, dict[str, str]]:
+    inner = reader.inner("activity")
+    if inner is None:
+        return None, {}
+    kind = inner.code("kind", pattern=_CODE)
+    return kind, _texts(inner, _ACTIVITY)
+
+
+def _texts(inner: Reader | None, names: tuple[str, ...]) -> dict[str, str]:
+    if inner is None:
+        return {}
+    found = {name: inner.text(name, limit=_SHORT) for name in names}
+    inner.done()
+    return {name: value for name, value in found.items() if value}
+
+
+def _scope(reader: Reader) -> dict[str, str]:
+    raw = reader.raw("scope")
+    if raw is None:
+        return {}
+    if not isinstance(raw, Mapping) or len(raw) > 32:  # noqa: PLR2004 - keys of one item, each an index row
+        raise ItemRejected("invalid", "expected an object of at most 32 names and values", "/scope")
+    for name, value in raw.items():
+        if not isinstance(name, str) or not _CODE.fullmatch(name):
+            raise ItemRejected("invalid", f"expected names matching {_CODE.pattern}", "/scope")
+        if not isinstance(value, str) or not 1 <= len(value) <= _SHORT:
+            raise ItemRejected("invalid", f"expected texts of 1 to {_SHORT} characters", f"/scope/{name}")
+    return dict(raw)
+
+
+def _digest(reader: Reader, lookups: Lookups) -> bytes | None:
+    text = reader.code("digest", pattern=_DIGEST)
+    return None if text is None else lookups.digest(text)
+
+
+def _check_together(item: Item, reader: Reader) -> None:
+    if item.expires_at is not None and item.observed_at is not None and item.expires_at <= item.observed_at:
+        reader.add("expires_at", "not after observed_at: it would have ended before it was seen")
+    if item.data_class.personal and not item.subjects and not item.sources:
+        raise ItemRejected("no-subject", "a personal class needs a subject or a source", "/subjects")
+    if item.data_class.requires_sources and not item.sources:
+        reader.add("sources", "missing: the class demands where the item came from")

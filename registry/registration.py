@@ -1,0 +1,586 @@
+"""Registers a batch of artifacts: the gate through which every copy comes into the registry.
+
+Guarantees: one bad item never stops the others; the same (store, locator) is the same artifact, so a repeat changes
+nothing; an item's subjects are its own and all its sources', stored with it; nobody changes another token's item except
+by adding sources; what was made from something erased, or concerns a fenced person, is registered and marked for
+removal under the request that stands behind it. All SQL is batched. The caller commits.
+
+1. Parse each item and look up its place.            4. Subjects: own, of sources, along edges inside the batch.
+2. Load what exists at those places and the sources.  5. Fences: what must go at once, and under which request.
+3. Refuse what has unknown sources or derives itself. 6. Write sets, rows, edges, scope keys; carry late edges down.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlmodel import Session, col
+
+from ledger.models import EntryRow
+from registry import classes, stores
+from registry.acting import Acting
+from registry.declaration import DataClass
+from registry.errors import Fault, InvalidDeclaration
+from registry.graph import (
+    ARTIFACT,
+    ENTRY,
+    Parent,
+    full_sets,
+    mark_erasing,
+    mark_fenced,
+    parents_of,
+    request_behind,
+    spread,
+    write_sets,
+)
+from registry.ids import artifact_name, new_id
+from registry.item import MAX_SUBJECTS, OWN_ID, Context, Item, ItemRejected, Source, parse_item
+from registry.keyed import NOBODY, Lookups, Seals, canonical_json, chunks, hold_writer
+from registry.lineage import closure, propagate
+from registry.models import Artifact, Derivation, ReviewRow, ScopeKey, Tombstone
+from registry.sets import Members, intern_sets, members
+from registry.subjects import Fence, fenced, resolve
+from vault.vault import Vault
+
+MAX_ITEMS = 5_000
+LABEL = "artifact"
+GONE = ("erasing", "erased")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dates:
+    """The instants from which an item's end is counted."""
+
+    created: datetime
+    observed: datetime | None = None
+    last_activity: datetime | None = None
+    expires: datetime | None = None
+
+
+EndsAt = Callable[[DataClass, Dates], datetime | None]
+
+
+def default_ends_at(data_class: DataClass, dates: Dates) -> datetime | None:
+    """When a class ends an item at the latest, as a hint for the sweep; `retention.decide` has the last word.
+
+    A clock that waits for an event or a consent is counted to its cap.
+    """
+    start = {
+        "created": dates.created,
+        "observed": dates.observed or dates.created,
+        "last_activity": dates.last_activity or dates.created,
+    }.get(data_class.keep_from)
+    ends = []
+    if start is not None:
+        ends.append(data_class.keep.add_to(start))
+    if data_class.latest is not None:
+        ends.append(data_class.latest.add_to(dates.created))
+    if dates.expires is not None:
+        ends.append(dates.expires)
+    return min(ends, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Known:
+    """What a batch needs of an artifact that exists."""
+
+    id: int
+    given_id: str | None
+    data_class: str
+    set_id: int
+    own_set_id: int
+    status: str
+    registered_by: str
+    expires_at: datetime | None
+    created_at: datetime
+    observed_at: datetime | None
+    last_activity_at: datetime | None
+    request_id: str | None
+    place: tuple[str, bytes]
+
+    @property
+    def name(self) -> str:
+        return self.given_id or artifact_name(self.id)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Line:
+    """One item of the batch on its way."""
+
+    item: Item | None = None
+    result: dict[str, Any] | None = None
+    node: int = 0
+    known: _Known | None = None
+    first: bool = False
+    parents: set[Parent] = field(default_factory=set)
+    requests: set[str] = field(default_factory=set)
+    subjects: Members = frozenset()
+
+
+def register(
+    session: Session,
+    vault: Vault,
+    acting: Acting,
+    items: Sequence[Mapping[str, Any]],
+    now: datetime,
+    *,
+    ends_at: EndsAt = default_ends_at,
+) -> list[dict[str, Any]]:
+    """One result per item, in order: `id`, `status`, and `problem` or `request` where there is one. Source: API §4.
+
+    Raises: InvalidDeclaration for a batch that is too long.
+    """
+    if len(items) > MAX_ITEMS:
+        detail = f"{len(items)} items, expected at most {MAX_ITEMS}"
+        raise InvalidDeclaration("batch", [Fault(pointer="/artifacts", detail=detail)])
+    return _Registration(session, vault, acting, now, ends_at=ends_at).run(items)
+
+
+class _Registration:
+    def __init__(self, session: Session, vault: Vault, acting: Acting, now: datetime, *, ends_at: EndsAt) -> None:
+        self.session = session
+        self.vault = vault
+        self.acting = acting
+        self.tenant_id = acting.tenant_id
+        self.now = now
+        self.ends_at = ends_at
+        self.lookups = Lookups(vault, acting.tenant_id)
+        self.lines: list[_Line] = []
+        self.by_place: dict[tuple[str, bytes], _Known] = {}
+        self.by_id: dict[int, _Known] = {}
+        self.by_given: dict[str, _Known] = {}
+        self.entries: dict[bytes, tuple[int, int]] = {}
+        self.tombs: dict[tuple[str, bytes], str] = {}
+        self.new_places: dict[tuple[str, bytes], _Line] = {}
+        self.new_given: dict[str, _Line] = {}
+
+    def run(self, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        hold_writer(self.session, self.tenant_id)
+        self._parse(items)
+        self._load()
+        self._place()
+        self._connect()
+        self._refuse_dependants()
+        self._own_subjects()
+        full = self._full_subjects()
+        requests = self._requests(full)
+        self._write_new(full, requests)
+        self._write_repeats(full, requests)
+        return [line.result or self._rejected("internal", "the item was not looked at", "") for line in self.lines]
+
+    # ── 1. parse ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _parse(self, items: Sequence[Mapping[str, Any]]) -> None:
+        context = Context(
+            acting=self.acting,
+            classes=classes.in_force(self.session, self.tenant_id),
+            stores=stores.in_force(self.session, self.tenant_id),
+            lookups=self.lookups,
+        )
+        for raw in items:
+            line = _Line()
+            try:
+                line.item = parse_item(raw, context)
+            except ItemRejected as error:
+                line.result = self._rejected(error.problem, error.detail, error.pointer)
+            self.lines.append(line)
+
+    def _rejected(self, problem: str, detail: str, pointer: str, given_id: str | None = None) -> dict[str, Any]:
+        title = problem.replace("-", " ")
+        shown: dict[str, Any] = {"type": f"/problems/{problem}", "title": title, "detail": detail}
+        if pointer:
+            shown["errors"] = [{"pointer": f"#{pointer}", "detail": detail}]
+        return {"id": given_id, "status": "rejected", "problem": shown}
+
+    def _refuse(self, line: _Line, problem: str, detail: str, pointer: str) -> None:
+        given = line.item.given_id if line.item is not None else None
+        line.result = self._rejected(problem, detail, pointer, given)
+
+    def _open(self) -> list[tuple[_Line, Item]]:
+        """The lines that nothing speaks against so far."""
+        return [(line, line.item) for line in self.lines if line.item is not None and line.result is None]
+
+    # ── 2. load ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _load(self) -> None:
+        places: dict[str, set[bytes]] = {}
+        names: set[str] = set()
+        entries: set[bytes] = set()
+        for _, item in self._open():
+            places.setdefault(item.store, set()).add(item.locator_hash)
+            if item.given_id is not None:
+                names.add(item.given_id)
+            for source in item.sources:
+                _sort_source(source, places, names, entries)
+        self.load_known(places, names)
+        self._load_entries(entries)
+
+    def load_known(self, places: Mapping[str, Iterable[bytes]], names: Iterable[str]) -> None:
+        """Load the artifacts at these places or of these ids."""
+        for store, hashes in places.items():
+            for chunk in chunks(sorted(hashes)):
+                self._keep(sa.and_(col(Artifact.store) == store, col(Artifact.locator_hash).in_(chunk)))
+                rows = self.session.execute(
+                    sa.select(col(Tombstone.locator_hash), col(Tombstone.request_id)).where(
+                        col(Tombstone.tenant_id) == self.tenant_id,
+                        col(Tombstone.store) == store,
+                        col(Tombstone.locator_hash).in_(chunk),
+                    )
+                )
+                self.tombs.update({(store, row.locator_hash): row.request_id for row in rows})
+        wanted = sorted(set(names))
+        for name_chunk in chunks(wanted):
+            self._keep(col(Artifact.given_id).in_(name_chunk))
+        numbers = [int(match[1], 16) for name in wanted if (match := OWN_ID.fullmatch(name))]
+        for numbers_chunk in chunks([number for number in numbers if number < 2**63]):
+            self._keep(col(Artifact.id).in_(numbers_chunk))
+
+    def _keep(self, condition: sa.ColumnElement[bool]) -> None:
+        columns = (
+            Artifact.id, Artifact.given_id, Artifact.data_class, Artifact.set_id, Artifact.own_set_id, Artifact.status,
+            Artifact.registered_by, Artifact.expires_at, Artifact.created_at, Artifact.observed_at,
+            Artifact.last_activity_at, Artifact.request_id, Artifact.store, Artifact.locator_hash,
+        )  # fmt: skip
+        query = sa.select(*(col(column) for column in columns)).where(col(Artifact.tenant_id) == self.tenant_id)
+        for row in self.session.execute(query.where(condition)):
+            values = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for it
+            place = (values.pop("store"), values.pop("locator_hash"))
+            known = _Known(place=place, **values)
+            self.by_place[place] = self.by_id[known.id] = known
+            if known.given_id is not None:
+                self.by_given[known.given_id] = known
+
+    def _load_entries(self, entries: Iterable[bytes]) -> None:
+        for chunk in chunks(sorted(entries)):
+            rows = self.session.execute(
+                sa.select(col(EntryRow.entry_id), col(EntryRow.idx), col(EntryRow.set_id)).where(
+                    col(EntryRow.tenant_id) == self.tenant_id, col(EntryRow.entry_id).in_(chunk)
+                )
+            )
+            self.entries.update({row.entry_id: (row.idx, row.set_id) for row in rows})
+
+    # ── 3. place, connect, refuse ─────────────────────────────────────────────────────────────────────────────
+
+    def _place(self) -> None:
+        """Decide for each line which artifact it is: one that exists, one that an earlier line makes, or a new one."""
+        for line, item in self._open():
+            place = (item.store, item.locator_hash)
+            known = self.by_place.get(place)
+            earlier = self.new_places.get(place)
+            holder = self._named(item.given_id) if item.given_id is not None else None
+            if holder is not None and holder not in {known and known.id, earlier and earlier.node}:
+                self._refuse(line, "id-conflict", "the id belongs to an artifact at another place", "/id")
+            elif known is not None:
+                line.known, line.node = known, known.id
+            elif earlier is not None:
+                line.node = earlier.node
+            else:
+                line.node, line.first = new_id(self.now), True
+                self.new_places[place] = line
+                if item.given_id is not None:
+                    self.new_given[item.given_id] = line
+
+    def _named(self, name: str) -> int | None:
+        """The artifact of a public id, existing or made by this batch."""
+        if name in self.by_given:
+            return self.by_given[name].id
+        if name in self.new_given:
+            return self.new_given[name].node
+        if match := OWN_ID.fullmatch(name):
+            known = self.by_id.get(int(match[1], 16))
+            return None if known is None or known.given_id is not None else known.id
+        return None
+
+    def _connect(self) -> None:
+        """Resolve every source; refuse lines with an unknown one, or that derive from themselves."""
+        for line, item in self._open():
+            for number, source in enumerate(item.sources):
+                parent = self._parent(line, source)
+                if parent is None:
+                    self._refuse(line, "unknown-source", "no such source is registered or recorded here",
+                                 f"/sources/{number}")  # fmt: skip
+                    break
+                if parent == Parent(ARTIFACT, line.node):
+                    self._refuse(line, "invalid", "an artifact cannot be made from itself", f"/sources/{number}")
+                    break
+                if parent.number != NOBODY or parent.kind == ENTRY:
+                    line.parents.add(parent)
+
+    def _parent(self, line: _Line, source: Source) -> Parent | None:
+        """The node of a source; number 0 for a place whose artifact was erased, which leaves only its tombstone."""
+        if isinstance(source.key, bytes):
+            entry = self.entries.get(source.key)
+            return None if entry is None else Parent(ENTRY, entry[0])
+        if isinstance(source.key, str):
+            number = self._named(source.key)
+            return None if number is None else Parent(ARTIFACT, number)
+        known, earlier = self.by_place.get(source.key), self.new_places.get(source.key)
+        if known is not None or earlier is not None:
+            return Parent(ARTIFACT, known.id if known is not None else earlier.node if earlier is not None else 0)
+        if source.key in self.tombs:
+            line.requests.add(self.tombs[source.key])
+            return Parent(ARTIFACT, NOBODY)
+        return None
+
+    def _refuse_dependants(self) -> None:
+        """What was to be made from a refused line of this batch has no source either."""
+        alive = {line.node for line, _ in self._open()} | self.by_id.keys()
+        made = {line.node for line in self.lines if line.first}
+        edges: dict[int, set[int]] = {}
+        for line, _ in self._open():
+            for parent in line.parents:
+                if parent.kind == ARTIFACT:
+                    edges.setdefault(parent.number, set()).add(line.node)
+        lost = closure(made - alive, edges) - self.by_id.keys()
+        if lost:
+            for line, _ in self._open():
+                missing = any(parent.kind == ARTIFACT and parent.number in lost for parent in line.parents)
+                if line.node in lost or missing:
+                    self._refuse(line, "unknown-source", "a source in this batch was refused itself", "/sources")
+
+    # ── 4. subjects ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _own_subjects(self) -> None:
+        named = {one for _, item in self._open() for one in item.subjects}
+        identifiers = list(named)
+        numbers = resolve(self.session, self.vault, self.acting, identifiers, self.now) if identifiers else []
+        number_of = dict(zip(identifiers, numbers, strict=True))
+        for line, item in self._open():
+            line.subjects = frozenset(number_of[one] for one in item.subjects)
+            if line.known is None and not line.first:
+                # A second line about the same new item adds its people to the first.
+                first = self.new_places[item.store, item.locator_hash]
+                first.subjects |= line.subjects
+
+    def _full_subjects(self) -> dict[int, Members]:
+        """Every touched artifact's subjects after this batch; lines with too many are refused."""
+        sets = self._sets_behind()
+        own: dict[int, Members] = {}
+        edges: dict[int, set[int]] = {}
+        entry_sets = dict(self.entries.values())
+        for line, _ in self._open():
+            start = own.get(line.node, frozenset()) | (sets[line.known.set_id] if line.known else frozenset())
+            if line.known is None or self._is_own(line):
+                start |= line.subjects
+            for parent in line.parents:
+                if parent.kind == ENTRY:
+                    start |= sets[entry_sets[parent.number]]
+                else:
+                    edges.setdefault(parent.number, set()).add(line.node)
+                    if (known := self.by_id.get(parent.number)) is not None:
+                        own.setdefault(known.id, sets[known.set_id])
+            own[line.node] = own.get(line.node, frozenset()) | start
+        full = propagate(own, edges)
+        for line, _ in self._open():
+            if len(full[line.node]) > MAX_SUBJECTS:
+                detail = f"{len(full[line.node])} subjects behind one item, expected at most {MAX_SUBJECTS}"
+                self._refuse(line, "not-built", f"{detail}; aggregates are not built", "/sources")
+        return full
+
+    def _sets_behind(self) -> dict[int, Members]:
+        wanted = {known.set_id for known in self.by_id.values()} | {known.own_set_id for known in self.by_id.values()}
+        return members(self.session, self.tenant_id, wanted | {set_id for _, set_id in self.entries.values()})
+
+    def _is_own(self, line: _Line) -> bool:
+        """Whether the line may change its artifact: it makes it, or the same token registered it."""
+        return line.known is None or line.known.registered_by == self.acting.token_id
+
+    # ── 5. fences ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _requests(self, full: Mapping[int, Members]) -> dict[int, str]:
+        """The artifacts that must go at once, each with the request behind it; carried along edges of the batch."""
+        everyone = frozenset[int]().union(*full.values())
+        self.closed: dict[int, Fence] = fenced(self.session, self.tenant_id, everyone) if everyone else {}
+        found = {known.id: known.request_id or "" for known in self.by_id.values() if known.status in GONE}
+        edges: dict[int, set[int]] = {}
+        for line, _ in self._open():
+            request = request_behind(full[line.node], self.closed) or min(line.requests, default=None)
+            if request is not None:
+                found.setdefault(line.node, request)
+            for parent in line.parents:
+                if parent.kind == ARTIFACT:
+                    edges.setdefault(parent.number, set()).add(line.node)
+        waiting = deque(found)
+        while waiting:
+            parent_no = waiting.popleft()
+            for child in edges.get(parent_no, ()):
+                if child not in found:
+                    found[child] = found[parent_no]
+                    waiting.append(child)
+        return found
+
+    # ── 6. write ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _write_new(self, full: Mapping[int, Members], requests: Mapping[int, str]) -> None:
+        new = [(line, item) for line, item in self._open() if line.first]
+        wanted = [full[line.node] for line, _ in new] + [line.subjects for line, _ in new]
+        numbers = intern_sets(self.session, self.tenant_id, wanted, self.now)
+        seals = Seals(self.session, self.vault, self.tenant_id)
+        candidates = {line.node: self._holders(line, full[line.node]) for line, _ in new}
+        seals.prepare(names[0] if names else NOBODY for names in candidates.values())
+        rows, scope_rows = [], []
+        for line, item in new:
+            holder = seals.holder(candidates[line.node])
+            sealed = seals.seal(holder, LABEL, str(line.node), canonical_json(item.details))
+            request = requests.get(line.node)
+            rows.append(
+                {
+                    **self._columns(line.node, item),
+                    "sealed": sealed,
+                    "holder_no": holder,
+                    "set_id": numbers[full[line.node]],
+                    "own_set_id": numbers[line.subjects],
+                    "status": "live" if request is None else "erasing",
+                    "request_id": request,
+                }
+            )
+            scope_rows += self._scope_rows(line.node, item)
+            name = item.given_id or artifact_name(line.node)
+            line.result = {"id": name, "status": "created"} if request is None else _erased(name, request)
+        connection = self.session.connection()
+        if rows:
+            connection.execute(sa.insert(Artifact), rows)
+        if scope_rows:
+            connection.execute(sa.insert(ScopeKey), scope_rows)
+        self._insert_edges({line.node: line.parents for line, _ in new}, {})
+
+    def _holders(self, line: _Line, full: Members) -> list[int]:
+        """Under whose identity key an item is sealed: its own people before its sources', never somebody fenced."""
+        return [*sorted(line.subjects - self.closed.keys()), *sorted(full - line.subjects - self.closed.keys())]
+
+    def _columns(self, artifact_id: int, item: Item) -> dict[str, Any]:
+        dates = Dates(created=self.now, observed=item.observed_at, expires=item.expires_at)
+        return {
+            "tenant_id": self.tenant_id,
+            "id": artifact_id,
+            "given_id": item.given_id,
+            "data_class": item.data_class.name,
+            "class_version": item.data_class.version,
+            "store": item.store,
+            "locator_hash": item.locator_hash,
+            "activity": None if item.activity is None else {"kind": item.activity},
+            "source_type": item.source_type,
+            "verification": item.verification,
+            "confidence": item.confidence,
+            "digest": item.digest,
+            "created_at": self.now,
+            "observed_at": item.observed_at,
+            "expires_at": item.expires_at,
+            "ends_at": self.ends_at(item.data_class, dates),
+            "registered_by": self.acting.token_id,
+        }
+
+    def _scope_rows(self, artifact_id: int, item: Item) -> list[dict[str, Any]]:
+        return [
+            {"tenant_id": self.tenant_id, "lookup": self.lookups.scope(name, value), "kind": ARTIFACT,
+             "item": artifact_id}
+            for name, value in item.scope.items()
+        ]  # fmt: skip
+
+    def _insert_edges(self, wanted: Mapping[int, set[Parent]], present: Mapping[int, set[Parent]]) -> None:
+        rows = [
+            {"tenant_id": self.tenant_id, "child": child, "parent_kind": parent.kind, "parent": parent.number}
+            for child, parents in wanted.items()
+            for parent in sorted(parents - present.get(child, set()))
+        ]
+        if rows:
+            self.session.connection().execute(sa.insert(Derivation), rows)
+
+    def _write_repeats(self, full: Mapping[int, Members], requests: Mapping[int, str]) -> None:
+        """Lines whose artifact exists, before this batch or since an earlier line of it."""
+        repeats = [(line, item) for line, item in self._open() if not line.first]
+        edges: dict[int, set[Parent]] = {}
+        for line, item in repeats:
+            edges.setdefault(line.node, set()).update(line.parents)
+            name = line.known.name if line.known is not None else self._name_of_new(item)
+            if line.node in requests:
+                line.result = _erased(name, requests[line.node])
+            elif line.known is None or not (wanted := self._changes(line, item)):
+                line.result = {"id": name, "status": "exists"}
+            elif self._is_own(line):
+                self._apply(line, line.known, item)
+                line.result = {"id": name, "status": "exists"}
+            else:
+                self._review(line.node, wanted)
+                line.result = {"id": name, "status": "review"}
+        self._insert_edges(edges, parents_of(self.session, self.tenant_id, edges))
+        known = {line.node: line.known for line, _ in repeats if line.known is not None}
+        former = full_sets(self.session, self.tenant_id, known)
+        grown = {node: full[node] for node in known if full[node] != former[node]}
+        write_sets(self.session, self.tenant_id, grown, self.now)
+        changed = spread(self.session, self.tenant_id, grown, self.now)
+        mark_erasing(self.session, self.tenant_id, {node: requests[node] for node in known if node in requests})
+        mark_fenced(self.session, self.tenant_id, changed)
+        self.session.expire_all()
+
+    def _name_of_new(self, item: Item) -> str:
+        line = self.new_places[item.store, item.locator_hash]
+        given = line.item.given_id if line.item is not None else None
+        return given or artifact_name(line.node)
+
+    def _changes(self, line: _Line, item: Item) -> dict[str, Any]:
+        """What a repeat would change of an existing artifact, other than adding sources."""
+        known = line.known
+        if known is None:
+            return {}
+        wanted: dict[str, Any] = {}
+        if item.data_class.name != known.data_class:
+            wanted["data_class"] = item.data_class.name
+        present = members(self.session, self.tenant_id, (known.set_id,))[known.set_id] if line.subjects else frozenset()
+        if line.subjects - present:
+            wanted["subjects"] = sorted(line.subjects - present)
+        if item.expires_at is not None and (known.expires_at is None or item.expires_at < known.expires_at):
+            wanted["expires_at"] = item.expires_at.isoformat()
+        return wanted
+
+    def _apply(self, line: _Line, known: _Known, item: Item) -> None:
+        """The token that registered an item may correct it: add people, change the class, end it earlier."""
+        own = members(self.session, self.tenant_id, (known.own_set_id,))[known.own_set_id] | line.subjects
+        expires = min((at for at in (known.expires_at, item.expires_at) if at is not None), default=None)
+        observed = item.observed_at or known.observed_at
+        dates = Dates(
+            created=known.created_at, observed=observed, last_activity=known.last_activity_at, expires=expires
+        )
+        self.session.connection().execute(
+            sa.update(Artifact)
+            .where(col(Artifact.tenant_id) == self.tenant_id, col(Artifact.id) == known.id)
+            .values(
+                data_class=item.data_class.name,
+                class_version=item.data_class.version,
+                own_set_id=intern_sets(self.session, self.tenant_id, (own,), self.now)[own],
+                expires_at=expires,
+                observed_at=observed,
+                ends_at=self.ends_at(item.data_class, dates),
+            )
+        )
+
+    def _review(self, artifact_id: int, wanted: Mapping[str, Any]) -> None:
+        self.session.add(
+            ReviewRow(
+                tenant_id=self.tenant_id,
+                id=new_id(self.now),
+                artifact_id=artifact_id,
+                wanted=dict(wanted),
+                token_id=self.acting.token_id,
+                at=self.now,
+            )
+        )
+        self.session.flush()
+
+
+def _sort_source(source: Source, places: dict[str, set[bytes]], names: set[str], entries: set[bytes]) -> None:
+    if isinstance(source.key, bytes):
+        entries.add(source.key)
+    elif isinstance(source.key, str):
+        names.add(source.key)
+    else:
+        places.setdefault(source.key[0], set()).add(source.key[1])
+
+
+def _erased(name: str, request: str) -> dict[str, Any]:
+    return {"id": name, "status": "erased", **({"request": request} if request else {})}
