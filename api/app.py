@@ -34,8 +34,6 @@ ROUTERS = (
     "record",
     "log",
     "actions",
-    "log",
-    "actions",
     "requests",
     "retention",
     "audit",

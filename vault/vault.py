@@ -36,7 +36,8 @@ from vault.snapshot import RestoreReport
 from vault.transaction import pending
 from vault.wrapping import KeyHandle, KeySpec, part_key_binding, unwrap, wrap
 
-_MONTH = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
+_MONTH = re.compile(r"0000-00|\d{4}-(0[1-9]|1[0-2])")
+# 0000-00 is the month of keys that belong to none: identity and request keys.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
