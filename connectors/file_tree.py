@@ -47,11 +47,10 @@ class Place:
             if problem.errno == errno.ELOOP:
                 raise BadLocator("the name is a symbolic link") from None
             raise
-        stream = os.fdopen(handle, "rb")
         if not stat.S_ISREG(os.fstat(handle).st_mode):
-            stream.close()
+            os.close(handle)
             raise BadLocator("the name is not a regular file")
-        return stream
+        return os.fdopen(handle, "rb")
 
 
 def split(path: object) -> tuple[str, ...]:

@@ -69,9 +69,8 @@ class Catalog:
         self._children: dict[tuple[str | None, str], tuple[Child, ...]] | None = None
 
     def quote(self, name: str) -> str:
-        """Return an identifier quoted for this database and for its driver's parameter marks."""
-        quoted = self._quote.quote_identifier(name)
-        return quoted if self._is_sqlite else quoted.replace("%", "%%")
+        """Return an identifier quoted for this database, and with percent signs doubled where its driver needs that."""
+        return self._quote.quote_identifier(name)
 
     def schemas(self) -> list[str | None]:
         """Return every schema that may hold an application's tables."""

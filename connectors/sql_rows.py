@@ -97,15 +97,15 @@ class Rows:
 
     def _others(self, table: Table, own: set[Key], limit: Deadline) -> Iterator[bytes]:
         quote = self._catalog.quote
-        keys = ", ".join(quote(name) for name in table.primary)
-        columns = ", ".join(f"CAST({quote(name)} AS TEXT)" for name in table.columns)
+        keys = ", ".join(f"t.{quote(name)}" for name in table.primary)
+        columns = ", ".join(f"CAST(t.{quote(name)} AS TEXT)" for name in table.columns)
         marks = self._database.marks(table, table.primary, self._connection)
         after: Key | None = None
         while True:
             self._database.arm(self._connection, limit)
             later = f" WHERE ({keys}) > ({', '.join(marks)})" if after is not None else ""
             rows = self._connection.exec_driver_sql(
-                f"SELECT {keys}, {columns} FROM {table.quoted}{later} ORDER BY {keys} LIMIT {_PAGE}", after or ()
+                f"SELECT {keys}, {columns} FROM {table.quoted} AS t{later} ORDER BY {keys} LIMIT {_PAGE}", after or ()
             ).fetchall()
             width = len(table.primary)
             texts = [text for row in rows if tuple(row[:width]) not in own for text in row[width:] if text is not None]

@@ -99,7 +99,9 @@ def oracle(paths: list[Path], canary: str) -> int:
             pytest.fail("the shared residue scanner is missing")
         pytest.skip("the shared residue scanner is not beside this checkout")
     names = [str(path) for path in paths if path.exists()]
-    done = subprocess.run([sys.executable, str(tool), "--canary", canary, *names], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, str(tool), "--canary", canary, *names], capture_output=True, text=True, check=False
+    )
     assert done.returncode in {0, 1}, done.stderr
     return sum(int(line.split("\t")[2]) for line in done.stdout.splitlines())
 
@@ -141,8 +143,7 @@ class Contract:
         with bed.wrong() as connector:
             try:
                 outcomes = {r.outcome for r in erase(connector, mine)}
-            except ConnectorError as refused:
-                assert str(refused)
+            except ConnectorError:
                 outcomes = {Outcome.FAILED}
         assert outcomes == {Outcome.FAILED}
         assert bed.get("mia-0") is not None
@@ -291,7 +292,7 @@ class Contract:
             "    if n == 3: os.kill(os.getpid(), signal.SIGKILL)\n"
             f"    connector.erase([item], owner_identifiers=[{MIA!r}], now=datetime.now(UTC), deadline=30)\n"
         )
-        killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+        killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
         assert killed.returncode == -9, killed.stderr
         with bed.open() as connector:
             receipts = erase(connector, items)
@@ -307,9 +308,9 @@ class Contract:
         with bed.open() as connector:
             report = connector.check(now=NOW, deadline=30)
             reach = connector.capabilities().verify_level
+        assert report.findings == ()
         assert (report.reachable, report.can_erase, report.owner_check) == (True, True, "enforced")
         assert report.level_reached == reach
-        assert report.findings == ()
         assert bed.hits("muniment canary") == 0
 
     def test_nothing_printed_holds_a_persons_data(self, bed: Bed) -> None:

@@ -14,7 +14,7 @@ def test_levels_are_ordered_and_never_equal() -> None:
 
 
 def test_an_unknown_kind_names_those_that_are_known() -> None:
-    with pytest.raises(KindUnknown, match="'oracle'.*sql") as refused:
+    with pytest.raises(KindUnknown, match=r"'oracle'.*sql") as refused:
         open_connector("oracle", {}, secrets=str)
     assert set(refused.value.known) == set(KINDS)
 
