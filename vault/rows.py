@@ -10,7 +10,7 @@ from itertools import islice
 from secrets import randbelow
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, Insert, RowMapping, Table, and_, bindparam, func, insert, select, update
+from sqlalchemy import Connection, RowMapping, Table, and_, bindparam, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Session, SQLModel
 
@@ -148,21 +148,22 @@ def give_back(db: Connection, tenant_id: int, group_no: int, count: int) -> None
     db.execute(update(GROUPS).where(here).values(size=GROUPS.c.size - count))
 
 
-def insert_missing(db: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Insert the rows that violate no unique constraint; a concurrent writer of the same is waited for.
+def insert_missing(db: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> Sequence[RowMapping]:
+    """Insert the rows that violate no unique constraint and return their primary keys.
 
-    Returns how many were inserted; meaningful for one row, a driver may say -1 for many.
+    A concurrent writer of the same row is waited for: once this returns, its row is there to be read.
     """
     if not rows:
-        return 0
-    statement: Insert
+        return []
+    statement: postgresql.Insert | sqlite.Insert
     if db.dialect.name == "postgresql":
         statement = postgresql.insert(table).on_conflict_do_nothing()
     elif db.dialect.name == "sqlite":
         statement = sqlite.insert(table).on_conflict_do_nothing()
     else:
         raise VaultError(f"the vault runs on sqlite and postgresql, not on {db.dialect.name}")
-    return db.execute(statement, rows[0] if len(rows) == 1 else list(rows)).rowcount
+    # Asked for by RETURNING, because a driver's row count of an INSERT is not the same everywhere.
+    return db.execute(statement.returning(*table.primary_key.columns), list(rows)).mappings().all()
 
 
 def insert_rows(db: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -378,11 +378,9 @@ class Vault:
         for slots in rows.take_slots(db, tenant_id, len(specs)):
             kek = self._slot_kek(tenant_id, slots)
             batch = [self._new_row(tenant_id, next(left), slots, kek) for _ in range(slots.count)]
-            rows.insert_missing(db, rows.KEYS, batch)
-            ids = {str(row["key_id"]) for row in batch}
-            inserted = set(rows.keys_by_id(db, tenant_id, ids))
-            if len(inserted) < len(ids):
-                rows.give_back(db, tenant_id, slots.group_no, len(ids) - len(inserted))
+            inserted = {str(row["key_id"]) for row in rows.insert_missing(db, rows.KEYS, batch)}
+            if len(inserted) < len(batch):
+                rows.give_back(db, tenant_id, slots.group_no, len(batch) - len(inserted))
             made |= inserted
         return made
 
