@@ -1,0 +1,244 @@
+"""Where artifacts come from: late sources, the graph above and below, and the chain behind a remembered fact.
+
+Guarantees: a late source carries its people to everything below at once; walks are level by level and bounded, and say
+when they stopped early. The caller commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from ledger.models import EntryRow
+from registry import classes, stores
+from registry.acting import Acting
+from registry.artifact_rows import (
+    by_numbers,
+    find_artifact,
+    find_artifacts,
+    get_artifact,
+    open_details,
+    parent_names,
+    public_name,
+)
+from registry.declaration import DataClass
+from registry.errors import OutsideTokenScope, RejectedSources
+from registry.graph import (
+    ARTIFACT,
+    ENTRY,
+    Parent,
+    children_of,
+    full_sets,
+    mark_erasing,
+    mark_fenced,
+    parents_of,
+    spread,
+    write_sets,
+)
+from registry.item import MAX_SUBJECTS, Context, ItemRejected, Source, read_sources
+from registry.keyed import Lookups, chunks, hold_writer
+from registry.models import Artifact, Derivation
+from registry.reading import Faults, Reader
+from registry.sets import members
+from vault.vault import Vault
+
+_MAX_NODES = 10_000
+
+
+def add_sources(
+    session: Session, vault: Vault, acting: Acting, public_id: str, sources: Sequence[Any], *, now: datetime
+) -> dict[str, Any]:
+    """The artifact with late sources added; their people reach it and everything made from it.
+
+    Raises: UnknownArtifact, RejectedSources, OutsideTokenScope.
+    """
+    tenant_id = acting.tenant_id
+    hold_writer(session, tenant_id)
+    row = find_artifact(session, tenant_id, public_id)
+    if not acting.may_use_store(row.store):
+        raise OutsideTokenScope("store", row.store)
+    parents = _resolve_sources(session, vault, acting, row, sources)
+    present = parents_of(session, tenant_id, (row.id,)).get(row.id, set())
+    new = [
+        {"tenant_id": tenant_id, "child": row.id, "parent_kind": parent.kind, "parent": parent.number}
+        for parent in sorted(parents - present)
+    ]
+    if new:
+        session.connection().execute(sa.insert(Derivation), new)
+    behind = full_sets(session, tenant_id, [parent.number for parent in parents if parent.kind == ARTIFACT])
+    entry_sets = _entry_sets(session, tenant_id, [parent.number for parent in parents if parent.kind == ENTRY])
+    former = full_sets(session, tenant_id, (row.id,))[row.id]
+    full = former.union(*behind.values(), *entry_sets)
+    if len(full) > MAX_SUBJECTS:
+        raise RejectedSources(public_name(row), f"{len(full)} subjects behind one item, at most {MAX_SUBJECTS}")
+    if full != former:
+        write_sets(session, tenant_id, {row.id: full}, now)
+        changed = spread(session, tenant_id, {row.id: full}, now)
+        mark_fenced(session, tenant_id, {row.id: full, **changed})
+    gone = [one for one in by_numbers(session, tenant_id, behind).values() if one.status in {"erasing", "erased"}]
+    mark_erasing(session, tenant_id, {row.id: gone[0].request_id or ""} if gone else {})
+    session.expire_all()
+    return get_artifact(session, tenant_id, public_id)
+
+
+def _resolve_sources(
+    session: Session, vault: Vault, acting: Acting, row: Artifact, sources: Sequence[Any]
+) -> set[Parent]:
+    tenant_id, name = acting.tenant_id, public_name(row)
+    context = Context(
+        acting=acting,
+        classes={},
+        stores=stores.in_force(session, tenant_id),
+        lookups=Lookups(vault, tenant_id),
+    )
+    try:
+        named = read_sources(Reader({"sources": list(sources)}, Faults("sources")), context)
+    except ItemRejected as error:
+        raise RejectedSources(name, f"{error.pointer}: {error.detail}") from error
+    found: set[Parent] = set()
+    for number, source in enumerate(named):
+        parent = _find_source(session, tenant_id, source)
+        if parent is None:
+            raise RejectedSources(name, f"/sources/{number}: no such source is registered or recorded here")
+        if parent == Parent(ARTIFACT, row.id):
+            raise RejectedSources(name, f"/sources/{number}: an artifact cannot be made from itself")
+        found.add(parent)
+    return found
+
+
+def _find_source(session: Session, tenant_id: int, source: Source) -> Parent | None:
+    if isinstance(source.key, bytes):
+        entry = session.exec(
+            select(EntryRow.idx).where(EntryRow.tenant_id == tenant_id, EntryRow.entry_id == source.key)
+        ).first()
+        return None if entry is None else Parent(ENTRY, entry)
+    if isinstance(source.key, str):
+        artifact = find_artifacts(session, tenant_id, (source.key,)).get(source.key)
+        return None if artifact is None else Parent(ARTIFACT, artifact.id)
+    store, place = source.key
+    number = session.exec(
+        select(Artifact.id).where(
+            Artifact.tenant_id == tenant_id, Artifact.store == store, Artifact.locator_hash == place
+        )
+    ).first()
+    return None if number is None else Parent(ARTIFACT, number)
+
+
+def _entry_sets(session: Session, tenant_id: int, indexes: Iterable[int]) -> list[frozenset[int]]:
+    numbers: set[int] = set()
+    for chunk in chunks(sorted(set(indexes))):
+        query = sa.select(col(EntryRow.set_id)).where(
+            col(EntryRow.tenant_id) == tenant_id, col(EntryRow.idx).in_(chunk)
+        )
+        numbers.update(session.execute(query).scalars())
+    return list(members(session, tenant_id, numbers).values())
+
+
+def lineage(
+    session: Session, tenant_id: int, public_id: str, *, direction: str = "up", depth: int = 10, limit: int = 1000
+) -> dict[str, Any]:
+    """The graph above (`up`: sources) or below (`down`: what was made from it), level by level. Source: API §4.
+
+    Raises: UnknownArtifact.
+    """
+    root = Parent(ARTIFACT, find_artifact(session, tenant_id, public_id).id)
+    nodes, edges = [root], set[tuple[Parent, Parent]]()
+    seen, frontier, truncated = {root}, [root], False
+    limit = min(limit, _MAX_NODES)
+    for level in range(depth + 1):
+        numbers = [node.number for node in frontier if node.kind == ARTIFACT]
+        step = _level(session, tenant_id, numbers, direction)
+        if level == depth:
+            truncated = truncated or any(step.values())
+            break
+        frontier = []
+        for number in numbers:
+            for other in sorted(step.get(number, ())):
+                if other not in seen and len(seen) >= limit:
+                    truncated = True
+                    continue
+                here = Parent(ARTIFACT, number)
+                edges.add((other, here) if direction == "up" else (here, other))
+                if other not in seen:
+                    seen.add(other)
+                    nodes.append(other)
+                    frontier.append(other)
+        if not frontier:
+            break
+    return _graph_view(session, tenant_id, nodes, edges, truncated=truncated)
+
+
+def _level(session: Session, tenant_id: int, numbers: Sequence[int], direction: str) -> dict[int, set[Parent]]:
+    if direction == "up":
+        return parents_of(session, tenant_id, numbers)
+    below = children_of(session, tenant_id, numbers)
+    return {number: {Parent(ARTIFACT, child) for child in found} for number, found in below.items()}
+
+
+def _graph_view(
+    session: Session, tenant_id: int, nodes: Sequence[Parent], edges: set[tuple[Parent, Parent]], *, truncated: bool
+) -> dict[str, Any]:
+    names = parent_names(session, tenant_id, nodes)
+    rows = by_numbers(session, tenant_id, [node.number for node in nodes if node.kind == ARTIFACT])
+    shown: list[dict[str, Any]] = []
+    for node in nodes:
+        if node.kind == ENTRY:
+            shown.append({"id": names.get(node, f"entry:{node.number}"), "kind": "entry"})
+        elif (row := rows.get(node.number)) is not None:
+            view = {"data_class": row.data_class, "store": row.store, "status": row.status}
+            shown.append({"id": public_name(row), "kind": "artifact", **view})
+    activities = {number: (row.activity or {}).get("kind") for number, row in rows.items()}
+    listed = [
+        {"from": names[source], "to": names[made], "activity": activities.get(made.number)}
+        for source, made in sorted(edges)
+        if source in names and made in names
+    ]
+    return {"nodes": shown, "edges": listed, "truncated": truncated}
+
+
+def provenance(
+    session: Session, vault: Vault, acting: Acting, public_id: str, now: datetime, *, depth: int = 10
+) -> dict[str, Any]:
+    """Where a remembered fact came from: type, reference, time, verification, and the chain behind it. Source: API §4.
+
+    Raises: UnknownArtifact.
+    """
+    row = find_artifact(session, acting.tenant_id, public_id)
+    graph = lineage(session, acting.tenant_id, public_id, direction="up", depth=depth)
+    above = find_artifacts(
+        session, acting.tenant_id, [node["id"] for node in graph["nodes"] if node["kind"] == "artifact"]
+    )
+    opened = open_details(session, vault, acting.tenant_id, list(above.values()))
+    details = opened.get(row.id)
+    chain: list[dict[str, Any]] = []
+    for node in graph["nodes"]:
+        if node["kind"] == "entry":
+            chain.append({"entry": node["id"].removeprefix("entry:"), "activity": None})
+            continue
+        one = above[node["id"]]
+        said = opened.get(one.id)
+        activity = {"kind": (one.activity or {}).get("kind"), **(dict(said.activity) if said else {})}
+        chain.append({"artifact": node["id"], "activity": activity})
+    return {
+        "source_type": row.source_type,
+        "source_ref": details.source_ref if details else None,
+        "observed_at": row.observed_at,
+        "verification": row.verification,
+        "confidence_now": confidence_now(row, classes.in_force(session, acting.tenant_id).get(row.data_class), now),
+        "versions": dict(details.versions) if details else {},
+        "chain": chain,
+        "truncated": graph["truncated"],
+    }
+
+
+def confidence_now(row: Artifact, data_class: DataClass | None, now: datetime) -> float | None:
+    """Confidence after its class's decay: halved with every half-life since it was observed."""
+    if row.confidence is None or data_class is None or data_class.decay is None:
+        return row.confidence
+    age = now - (row.observed_at or row.created_at)
+    halvings = max(age / data_class.decay.half_life.upper_bound(), 0.0)
+    return round(float(row.confidence * 0.5**halvings), 6)
