@@ -122,9 +122,10 @@ def insert(session: Session, tenant_id: int, first: int, headers: Sequence[Heade
             "stream_id": header.stream,
             "position": header.position + 1,
         }
-    session.execute(sa.insert(EntryRow), entries)
+    connection = session.connection()
+    connection.execute(sa.insert(EntryRow), entries)
     if refs:
-        session.execute(sa.insert(PartRef), refs)
+        connection.execute(sa.insert(PartRef), refs)
     _raise_heads(session, tenant_id, heads)
 
 
@@ -132,7 +133,7 @@ def _raise_heads(session: Session, tenant_id: int, heads: Mapping[int, dict[str,
     there = positions(session, tenant_id, heads)
     new = [head for number, head in heads.items() if number not in there]
     if new:
-        session.execute(sa.insert(LogStream), new)
+        session.connection().execute(sa.insert(LogStream), new)
     old = [
         {"tenant": tenant_id, "number": number, "next": head["position"]}
         for number, head in heads.items()

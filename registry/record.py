@@ -16,13 +16,15 @@ Guarantees: nothing readable leaves step 3; a repeat is a `duplicate`, another c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 import rfc8785
 import sqlalchemy as sa
+from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
 
 from ledger import index
@@ -37,7 +39,7 @@ from registry.declaration import DataClass
 from registry.entries import MalformedEntry, Parsed, ParsedPart, parse_entry, unique
 from registry.errors import MalformedSubject, UnknownTenant
 from registry.keyed import NOBODY, Lookups
-from registry.models import KindRow, Subject, Tenant
+from registry.models import KindRow, Subject, SubjectIdentifier, Tenant
 from registry.sealing import ALGORITHM, Keyring, skeleton_class
 from vault.envelope import context, joint_prk, part_key_of, seal
 from vault.packing import pack
@@ -90,6 +92,15 @@ class _Item:
     placed: Placed | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """One part that goes into the record: its role in the header, what was sent, whose it is."""
+
+    role: str
+    part: ParsedPart
+    owners: tuple[int, ...]
+
+
 @dataclass(slots=True, kw_only=True)
 class _Known:
     """What one call looked up: everything its items need, so that no item asks the database alone."""
@@ -99,6 +110,7 @@ class _Known:
     subject_no: dict[str, int] = field(default_factory=dict)
     closed: frozenset[int] = frozenset()
     since: dict[int, datetime] = field(default_factory=dict)
+    former: dict[int, frozenset[int]] = field(default_factory=dict)
     stream_refs: dict[str, streams.StreamRef] = field(default_factory=dict)
     run_refs: dict[str, streams.RunRef] = field(default_factory=dict)
     recorders: dict[str, str] = field(default_factory=dict)
@@ -298,23 +310,44 @@ class _Drafting:
         self._ring = Keyring(vault, session, acting.tenant_id)
         self._lookups = Lookups(vault, acting.tenant_id)
         self._skeleton = skeleton_class(session, acting.tenant_id)
-        self._sets: dict[tuple[int, ...], int] = {}
+        self._sets: dict[frozenset[int], int] = {}
 
     def drafts(self, items: Sequence[_Item]) -> list[Draft]:
         """Return the drafts of the items that are not refused; refusals are written into the items."""
         known = self._look_up(items)
-        made = []
+        kept: list[tuple[_Item, Parsed, list[_Kept]]] = []
         for item in items:
             if item.parsed is None:
                 continue
             try:
-                item.draft = self._draft(item, item.parsed, known)
+                parts = self._keep(item, item.parsed, known)
             except MalformedEntry as error:
                 item.problem = _problem(error.problem, error.detail, error.pointer)
                 continue
-            if item.draft is not None:
-                made.append(item.draft)
+            if parts:
+                kept.append((item, item.parsed, parts))
+        wanted = {everyone_in(parts) for _, _, parts in kept}
+        self._sets = subjects.intern_sets(self._session, self._acting.tenant_id, wanted, self._now)
+        made = []
+        for item, parsed, parts in kept:
+            item.draft = self._draft(parsed, parts, known)
+            made.append(item.draft)
         return made
+
+    def _keep(self, item: _Item, parsed: Parsed, known: _Known) -> list[_Kept]:
+        """Return the parts that no fence closes, each with its owners; notes the others in the item."""
+        stream = known.stream_refs[parsed.sent.stream]
+        kept: list[_Kept] = []
+        suppressed: list[str] = []
+        for number, part in enumerate(parsed.parts):
+            owners = self._owners(parsed, part, stream, known)
+            if any(self._is_closed(owner, parsed, stream, known) for owner in owners):
+                suppressed.append(part.name)
+            else:
+                kept.append(_Kept(role=f"part.{number}", part=part, owners=owners))
+        item.suppressed = tuple(suppressed)
+        item.gone = not kept
+        return kept
 
     def _look_up(self, items: Sequence[_Item]) -> _Known:
         tenant_id = self._acting.tenant_id
@@ -342,6 +375,7 @@ class _Drafting:
         known.subject_no = dict(zip(texts, numbers, strict=True))
         known.closed = frozenset(subjects.fenced(self._session, tenant_id, numbers))
         known.since = _opened_at(self._session, tenant_id, numbers)
+        known.former = _former(self._session, tenant_id, known.since)
         self._streams(sound, known)
         return known
 
@@ -377,33 +411,25 @@ class _Drafting:
                     "the token may not use this data class", pointer="/data_class", problem="forbidden"
                 )
 
-    def _draft(self, item: _Item, parsed: Parsed, known: _Known) -> Draft | None:
+    def _draft(self, parsed: Parsed, kept: Sequence[_Kept], known: _Known) -> Draft:
         stream = known.stream_refs[parsed.sent.stream]
         sealed: list[SealedPart] = []
         people: list[tuple[int, ...]] = []
-        suppressed: list[str] = []
         names: list[dict[str, Any]] = []
-        for number, part in enumerate(parsed.parts):
-            owners = self._owners(parsed, part, stream, known)
-            if any(self._is_closed(owner, parsed, stream, known) for owner in owners):
-                suppressed.append(part.name)
-                continue
+        for one in kept:
+            part = one.part
             spec = known.classes[part.data_class or parsed.sent.data_class]
-            role = f"part.{number}"
-            sealed.append(self._seal(parsed, role, part.data, owners, spec))
-            people.append(owners)
+            sealed.append(self._seal(parsed, one.role, part.data, one.owners, spec))
+            people.append(one.owners)
             names.append(
-                {"role": role, "name": part.name, "form": part.form, "pinned": part.pinned, "class": spec.name}
+                {"role": one.role, "name": part.name, "form": part.form, "pinned": part.pinned, "class": spec.name}
             )
-        item.suppressed = tuple(suppressed)
-        if not sealed:
-            item.gone = True
-            return None
-        everyone = tuple(sorted({owner for owners in people for owner in owners}))
+        everyone = everyone_in(kept)
         actor, actor_part = self._actor(parsed, known, everyone)
         if actor_part is not None:
-            sealed.append(self._seal(parsed, "actor", actor_part, everyone, known.classes[parsed.sent.data_class]))
-            people.append(everyone)
+            owners = tuple(sorted(everyone))
+            sealed.append(self._seal(parsed, "actor", actor_part, owners, known.classes[parsed.sent.data_class]))
+            people.append(owners)
         sealed.append(self._seal_skeleton(parsed, names, actor, known))
         people.append(())
         run = None if parsed.sent.run is None else known.run_refs[parsed.sent.run]
@@ -419,7 +445,7 @@ class _Drafting:
             stream_id=stream.stream_id,
             stream_no=stream.stream_no,
             run_no=None if run is None else run.run_no,
-            set_id=self._set_of(everyone),
+            set_id=self._sets[everyone] if everyone else 0,
             sources_count=len(parsed.sent.sources),
             sources_root=sources_root(parsed.sent.sources) if parsed.sent.sources else None,
             parts=tuple(sealed),
@@ -427,11 +453,6 @@ class _Drafting:
             digest=self._lookups.of("entry", parsed.sent.id, parsed.raw)[:16],
             noncanonical=parsed.noncanonical,
         )
-
-    def _set_of(self, everyone: tuple[int, ...]) -> int:
-        if everyone not in self._sets:
-            self._sets[everyone] = subjects.intern_set(self._session, self._acting.tenant_id, everyone, self._now)
-        return self._sets[everyone]
 
     def _owners(self, parsed: Parsed, part: ParsedPart, stream: streams.StreamRef, known: _Known) -> tuple[int, ...]:
         named = part.subjects if part.subjects is not None else tuple(parsed.sent.subjects)
@@ -450,7 +471,7 @@ class _Drafting:
         if owner in known.closed or owner in stream.closed:
             return True
         since = known.since.get(owner)
-        return since is not None and parsed.at < since
+        return since is not None and (parsed.at < since or not stream.closed.isdisjoint(known.former.get(owner, ())))
 
     def _seal(self, parsed: Parsed, role: str, data: bytes, owners: Sequence[int], spec: DataClass) -> SealedPart:
         handles = [self._ring.key(owner, spec.name, self._month) for owner in owners or (NOBODY,)]
@@ -479,9 +500,9 @@ class _Drafting:
         }
         kept: dict[str, Any] = {name: value for name, value in facts.items() if value}
         kept["parts"] = list(names)
-        return self._seal(parsed, "skeleton", rfc8785.dumps(kept), (), self._skeleton)
+        return self._seal(parsed, "skeleton", msgspec.json.encode(kept), (), self._skeleton)
 
-    def _actor(self, parsed: Parsed, known: _Known, everyone: Sequence[int]) -> tuple[str | None, bytes | None]:
+    def _actor(self, parsed: Parsed, known: _Known, everyone: Collection[int]) -> tuple[str | None, bytes | None]:
         """An actor who is a subject stands in the skeleton as subject id; any other name goes with the content."""
         actor = parsed.sent.actor
         if actor is None:
@@ -549,6 +570,29 @@ def _result(item: _Item) -> dict[str, Any]:
     if dropped or placed.dropped:
         made["suppressed_parts"] = dropped or [f"part.{number}" for number in placed.dropped]
     return made
+
+
+def everyone_in(kept: Sequence[_Kept]) -> frozenset[int]:
+    """Return everybody whose data is in these parts."""
+    return frozenset(owner for one in kept for owner in one.owners)
+
+
+def _former(session: Session, tenant_id: int, reopened: Mapping[int, datetime]) -> dict[int, frozenset[int]]:
+    """Return the earlier incarnations behind the names of those who were opened again."""
+    if not reopened:
+        return {}
+    mine, other = aliased(SubjectIdentifier), aliased(SubjectIdentifier)
+    found: dict[int, set[int]] = {}
+    for part in index.chunks(sorted(reopened)):
+        query = (
+            sa.select(col(mine.subject_no), col(other.subject_no))
+            .join(other, sa.and_(col(other.tenant_id) == col(mine.tenant_id), col(other.lookup) == col(mine.lookup)))
+            .where(col(mine.tenant_id) == tenant_id, col(mine.subject_no).in_(part))
+        )
+        for now_no, former_no in session.execute(query):
+            if now_no != former_no:
+                found.setdefault(now_no, set()).add(former_no)
+    return {number: frozenset(numbers) for number, numbers in found.items()}
 
 
 def _opened_at(session: Session, tenant_id: int, subject_nos: Sequence[int]) -> dict[int, datetime]:
