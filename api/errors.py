@@ -81,6 +81,9 @@ def problem_of(error: BaseException) -> Problem:
         return error
     if isinstance(error, RequestValidationError):
         return _invalid(error)
+    if isinstance(error, HTTPException) and isinstance(error.__cause__, Problem):
+        # The framework wraps what `StrictRequest.json` raises.
+        return error.__cause__
     if isinstance(error, HTTPException):
         return Problem(GENERIC.get(error.status_code, "internal"), _framework_detail(error))
     name = getattr(error, "problem", None)

@@ -22,12 +22,12 @@ from ledger.errors import LedgerError, LockNotEnforced
 from ledger.objects import probe
 
 _OPEN_TO_OTHERS = stat.S_IRWXG | stat.S_IRWXO
-_CODES = {"fine": 0, "wrong": 1, "unknown": 2}
+_CODES = {"fine": 0, "weak": 0, "wrong": 1, "unknown": 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing looked at: `fine`, `wrong`, or `unknown` when it could not be checked."""
+    """One thing looked at: `fine`, `weak` by the operator's choice, `wrong`, or `unknown`: not checked."""
 
     what: str
     verdict: str
@@ -40,6 +40,10 @@ def _fine(what: str, detail: str) -> Finding:
 
 def _wrong(what: str, detail: str) -> Finding:
     return Finding(what=what, verdict="wrong", detail=detail)
+
+
+def _weak(what: str, detail: str) -> Finding:
+    return Finding(what=what, verdict="weak", detail=detail)
 
 
 def _unknown(what: str, detail: str) -> Finding:
@@ -109,9 +113,9 @@ def look_at_parts(services: Services) -> Iterator[Finding]:
 def look_at_choices(chosen: settings.Settings) -> Iterator[Finding]:
     """Settings that weaken a promise."""
     if chosen.approval == "single":
-        yield _unknown("approval", "one person may create and approve a request; printed on every certificate")
+        yield _weak("approval", "one person may create and approve a request; printed on every certificate")
     if not chosen.anchor_list:
-        yield _unknown("anchors", "none: the operator could rewrite the whole log unseen; set ANCHORS")
+        yield _weak("anchors", "none: the operator could rewrite the whole log unseen; set ANCHORS")
     if chosen.clock_offset or chosen.lock_unit != "day":
         yield _wrong("clock", "CLOCK_OFFSET or LOCK_UNIT is set: for tests only")
 
@@ -140,7 +144,7 @@ def doctor(data: Path, tenant: str | None, *, as_json: bool) -> int:
     """Checks configuration, schema, keys and the object store's lock."""
     del tenant
     found = examine(settings.load(data))
-    code = max((_CODES[finding.verdict] for finding in found if finding.verdict != "fine"), default=0)
+    code = max((_CODES[finding.verdict] for finding in found), default=0)
     if any(finding.verdict == "wrong" for finding in found):
         code = 1
     verdict = {0: "sound", 1: "faulty", 2: "not fully checked"}[code]

@@ -1,0 +1,205 @@
+"""Every refusal is one documented problem that repeats nothing of what was sent."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+import connectors.errors
+import erasure.errors
+import ledger.errors
+import registry.errors
+import retention.errors
+import vault.errors
+from api import database, secrets
+from api.errors import answer_of, problem_of
+from api.problems import GENERIC, PROBLEMS
+
+SECRET_WORD = "kowalski-9831"
+CLASS: dict[str, Any] = {
+    "state": "record",
+    "personal": True,
+    "owner": "team",
+    "description": "d",
+    "legal_basis": "contract",
+    "retention": {"keep": "P90D", "from": "created", "then": "erase"},
+    "erasure": {"on_request": "erase"},
+}
+
+
+def problem(answer: httpx.Response, status: int, name: str) -> dict[str, Any]:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    body: dict[str, Any] = answer.json()
+    assert body["type"] == f"/problems/{name}"
+    assert body["status"] == status
+    assert body["title"]
+    assert body["detail"]
+    assert SECRET_WORD not in answer.text
+    return body
+
+
+def test_no_token_is_401_with_the_scheme_to_use(service: Any) -> None:
+    answer = service.client().get("/v1/tokens")
+    problem(answer, 401, "unauthorized")
+    assert answer.headers["www-authenticate"].startswith("Bearer")
+
+
+@pytest.mark.parametrize("token", ["mun_", "mun_" + "a" * 43, "x", "mun_" + "a" * 5000, SECRET_WORD])
+def test_a_token_that_nobody_was_given_is_401(service: Any, token: str) -> None:
+    problem(service.client(token).get("/v1/tokens"), 401, "unauthorized")
+
+
+def test_another_role_is_403_and_names_the_roles(service: Any) -> None:
+    body = problem(service.role("writer").get("/v1/tokens"), 403, "forbidden")
+    assert "admin" in body["detail"]
+
+
+@pytest.mark.parametrize("path", ["/v1/nothing", f"/v1/{SECRET_WORD}"])
+def test_an_unknown_path_is_404(service: Any, path: str) -> None:
+    problem(service.role("admin").get(path), 404, "not-found")
+
+
+def test_an_unknown_method_is_405(service: Any) -> None:
+    problem(service.role("admin").put("/v1/tokens", json={}), 405, "method-not-allowed")
+
+
+def test_an_unknown_field_is_422_by_pointer(service: Any) -> None:
+    body = problem(
+        service.role("admin").post("/v1/tokens", json={"principal": "p", "roles": ["writer"], "colour": SECRET_WORD}),
+        422,
+        "invalid",
+    )
+    assert body["errors"] == [{"pointer": "#/colour", "detail": "unknown field"}]
+
+
+def test_a_missing_field_is_422_by_pointer(service: Any) -> None:
+    body = problem(service.role("admin").post("/v1/tokens", json={"principal": "p"}), 422, "invalid")
+    assert body["errors"] == [{"pointer": "#/roles", "detail": "required"}]
+
+
+def test_a_wrong_value_is_422_without_the_value(service: Any) -> None:
+    body = problem(
+        service.role("admin").post("/v1/tokens", json={"principal": [SECRET_WORD], "roles": ["writer"]}), 422, "invalid"
+    )
+    assert body["errors"][0]["pointer"] == "#/principal"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{",
+        b'{"a": NaN}',
+        b'{"a": 1e999}',
+        b'{"a": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"principal": "\xff"}',
+        b'\xef\xbb\xbf{"a": 1}',
+        b"{'a': 1}",
+    ],
+)
+def test_unreadable_json_is_400(service: Any, body: bytes) -> None:
+    headers = {"content-type": "application/json"}
+    problem(service.role("admin").post("/v1/tokens", content=body, headers=headers), 400, "malformed")
+
+
+def test_text_with_nul_is_refused_before_a_database_sees_it(service: Any) -> None:
+    body = b'{"principal": "a\\u0000b", "roles": ["writer"]}'
+    answer = service.role("admin").post("/v1/tokens", content=body, headers={"content-type": "application/json"})
+    problem(answer, 422, "invalid")
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/xml", "application/json; charset=latin-1", ""])
+def test_another_content_type_is_415(service: Any, kind: str) -> None:
+    answer = service.role("admin").post("/v1/tokens", content=b"{}", headers={"content-type": kind})
+    problem(answer, 415, "unsupported-media-type")
+
+
+def test_a_body_of_20_mib_is_413_whether_its_size_is_declared_or_not(service: Any) -> None:
+    headers = {"content-type": "application/json"}
+    client = service.role("platform")
+    problem(client.put("/v1/data-classes/x", content=b" " * (20 << 20), headers=headers), 413, "too-large")
+    pieces = (b" " * (1 << 20) for _ in range(20))
+    try:
+        answer = client.put("/v1/data-classes/x", content=pieces, headers=headers)
+    except httpx.WriteError:
+        return  # the service closed while we still sent: nothing beyond the limit was read
+    problem(answer, 413, "too-large")
+
+
+def test_a_class_that_is_incomplete_names_everything_that_is_missing(service: Any) -> None:
+    body = problem(service.role("platform").put("/v1/data-classes/partial", json={"state": "record"}), 422, "invalid")
+    assert {error["pointer"] for error in body["errors"]} >= {"#/owner", "#/personal"}
+    assert service.role("platform").get("/v1/data-classes/partial").status_code == 422
+
+
+def test_an_unknown_class_or_store_is_named(service: Any) -> None:
+    problem(service.role("platform").get("/v1/data-classes/nothing"), 422, "unknown-class")
+    problem(service.role("platform").post("/v1/stores/nothing/check"), 422, "unknown-store")
+
+
+def test_a_store_outside_the_operators_list_is_refused_and_its_secret_never_echoed(service: Any) -> None:
+    spec = {"kind": "files", "config": {"root": "/etc"}}
+    problem(service.role("platform").put("/v1/stores/etc", json=spec), 422, "target-not-allowed")
+    own = {"kind": "files", "config": {"root": str(service.services.settings.data)}}
+    problem(service.role("platform").put("/v1/stores/own", json=own), 422, "target-not-allowed")
+    other = {"kind": "redis", "config": {"url": f"redis://:{SECRET_WORD}@localhost/0"}}
+    assert service.role("platform").put("/v1/stores/r", json=other).status_code == 422
+
+
+def test_what_is_not_built_says_so_by_name(service: Any) -> None:
+    problem(service.role("platform").put("/v1/machines/m", json={}), 422, "not-built")
+
+
+def test_every_problem_type_has_a_page_that_needs_no_token(service: Any) -> None:
+    client = service.client()
+    for name, kind in PROBLEMS.items():
+        answer = client.get(f"/problems/{name}")
+        assert answer.status_code == 200
+        assert kind.title in answer.text
+    problem(client.get("/problems/nonsense"), 404, "not-found")
+
+
+def test_every_error_class_of_ours_names_a_documented_problem() -> None:
+    modules = (connectors, erasure, ledger, registry, retention, vault)
+    found = [vars(module.errors) for module in modules] + [vars(database), vars(secrets)]
+    named = {
+        value.problem
+        for names in found
+        for value in names.values()
+        if isinstance(value, type) and issubclass(value, Exception) and isinstance(getattr(value, "problem", None), str)
+    }
+    assert len(named) > 10
+    assert named <= PROBLEMS.keys() | {"registry"}
+
+
+def test_every_generic_status_has_a_type() -> None:
+    assert {PROBLEMS[name].status for name in GENERIC.values()} == set(GENERIC)
+
+
+def test_an_error_nobody_named_is_500_without_its_text() -> None:
+    answer = answer_of(problem_of(RuntimeError(SECRET_WORD)), instance="r1")
+    assert answer.status == 500
+    assert SECRET_WORD not in answer.body.decode()
+    assert json.loads(answer.body)["instance"] == "urn:request:r1"
+
+
+def test_503_and_429_say_when_to_come_back() -> None:
+    for name in ("unavailable", "too-many-requests", "checkpoint-pending"):
+        assert "Retry-After" in answer_of(problem_of(problem_named(name))).headers
+
+
+def problem_named(name: str) -> Exception:
+    error = RuntimeError("x")
+    error.problem = name  # type: ignore[attr-defined]
+    return error
+
+
+def test_no_log_line_holds_a_token_a_path_value_or_a_query(service: Any) -> None:
+    service.role("platform").get(f"/v1/data-classes/{SECRET_WORD}?version=1&q={SECRET_WORD}")
+    service.role("platform").get(f"/nowhere/{SECRET_WORD}")
+    text = service.log.getvalue()
+    assert '"route": "/v1/data-classes/{name}"' in text
+    assert SECRET_WORD not in text
+    assert not any(token in text for token in service.tokens.values())
