@@ -214,9 +214,7 @@ def instant_text(at: datetime) -> str:
 
 def build(given: PlanInput) -> Plan:
     """The plan that follows from the values; a sweep's plan leaves out what simply stays."""
-    depths = depths_of(given.artifacts)
-    lines = _artifact_lines(given, depths)
-    lines += _key_lines(given, lines)
+    lines = [line for line, item in _lines(given) if _belongs(line, item, given)]
     lines.sort(key=lambda line: (line.data_class == IDENTITY, line.kind == "key", -line.depth, line.store, line.ref))
     copies = tuple(replace(line, copy_no=number) for number, line in enumerate(lines, start=1))
     return Plan(
@@ -226,6 +224,11 @@ def build(given: PlanInput) -> Plan:
         coverage=_coverage(given, copies),
         collateral=_collateral(copies),
     )
+
+
+def redecide(given: PlanInput) -> dict[str, PlanCopy]:
+    """Each item's line as it would be planned now, by public id; asked again in the transaction that dispatches."""
+    return {line.ref: line for line, _ in _lines(given)}
 
 
 def depths_of(artifacts: Sequence[ArtifactFact]) -> dict[int, int]:
@@ -288,10 +291,11 @@ def addendum(approved: Iterable[PlanCopy], fresh: Plan) -> Addendum:
     return Addendum(added=numbered, needs_approval=tuple(strange))
 
 
-def _artifact_lines(given: PlanInput, depths: Mapping[int, int]) -> list[PlanCopy]:
-    """Roots first, so that a derived item knows which of its sources the plan ends."""
+def _lines(given: PlanInput) -> list[tuple[PlanCopy, Item]]:
+    """Roots first, so that a derived item knows which of its sources the plan ends; keys after them."""
+    depths = depths_of(given.artifacts)
     ending: set[int] = set()
-    lines = []
+    lines: list[tuple[PlanCopy, Item]] = []
     names = {fact.artifact_id: fact for fact in given.artifacts}
     for fact in sorted(given.artifacts, key=lambda fact: (depths[fact.artifact_id], fact.artifact_id)):
         sources = tuple(
@@ -302,10 +306,14 @@ def _artifact_lines(given: PlanInput, depths: Mapping[int, int]) -> list[PlanCop
         decision = _decide(item, None if known is None else known.rules, given)
         if decision.action in DESTRUCTIVE:
             ending.add(fact.artifact_id)
-        line = _artifact_line(fact, decision, given, path=_path(fact, names), depth=depths[fact.artifact_id])
-        if _belongs(line, item, given):
-            lines.append(line)
-    return lines
+        path = _path(fact, names)
+        line = _artifact_line(fact, decision, given, path=path, depth=depths[fact.artifact_id])
+        lines.append((line, item))
+    keys = [key for key in given.keys if key.item.data_class != IDENTITY]
+    lines += [(_key_line(key, given), key.item) for key in keys]
+    kept = [line for line, item in lines if line.state == CopyState.RETAINED and _belongs(line, item, given)]
+    identity = [key for key in given.keys if key.item.data_class == IDENTITY]
+    return lines + [(_identity_line(key, given, kept), key.item) for key in identity]
 
 
 def _belongs(line: PlanCopy, item: Item, given: PlanInput) -> bool:
@@ -369,13 +377,6 @@ def _path(fact: ArtifactFact, names: Mapping[int, ArtifactFact]) -> tuple[str, .
         path.append(source.name)
         current = names.get(source.ref) if source.kind == "a" else None
     return tuple(reversed(path))
-
-
-def _key_lines(given: PlanInput, artifacts: Sequence[PlanCopy]) -> list[PlanCopy]:
-    keys = [key for key in given.keys if key.item.data_class != IDENTITY]
-    lines = [line for key in keys if _belongs(line := _key_line(key, given), key.item, given)]
-    kept = [line for line in (*artifacts, *lines) if line.state == CopyState.RETAINED]
-    return lines + [_identity_line(key, given, kept) for key in given.keys if key.item.data_class == IDENTITY]
 
 
 def _key_line(key: KeyFact, given: PlanInput) -> PlanCopy:

@@ -1,0 +1,257 @@
+"""Executes an approved plan, of a request or of a sweep. Every step can be run again, after a crash anywhere.
+
+ 1. Begin: the request is `executing`; what a dead worker left running is pending; what was retained is decided again.
+ 2. Close the persons' keys for sealing and mark the request destructive: from here it cannot be cancelled.
+ 3. Record keys: put into the record which keys go (binding), then decide each again and delete it, in one transaction.
+ 4. Stores, leaves first, in batches; then free the bytes (`erasure.dispatch`).
+ 5. Bury what is gone: registry rows without their sealed places, tombstones.
+ 6. The identity key, when nothing else waits for it: readable names, stream names, the key.
+ 7. Turn the touched key groups to a new epoch; old epochs end after their grace.
+ 8. Hand over to `erasure.confirm`.
+
+A crash after any commit leaves rows that say what is done; the next run starts at 1 and does only the rest. A crash
+between the event of 3 or 6 and its transaction leaves an event without effect, and the next run makes another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlmodel import Session
+
+from erasure import history
+from erasure.desk import facts_of
+from erasure.dispatch import Dispatch
+from erasure.models import CopyRow, RequestRow
+from erasure.parts import Parts
+from erasure.plan import IDENTITY
+from erasure.request import BROKEN, GONE, WAITING, CopyState, Move, State, move
+from erasure.work import Work, is_ready, lines_now, load_work, may_go
+from ledger.entry import Kind
+from registry import artifacts, streams, subjects
+from retention.decide import DESTRUCTIVE
+
+_WORKER = "worker"
+_EVENT_CHUNK = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """Whether everything that could be done now was done; False while something waits for another attempt."""
+
+    ready_to_confirm: bool
+
+
+def execute(parts: Parts, tenant_id: int, owner: str, now: datetime) -> Outcome:
+    """Do what is left of the plan. Raises: UnknownRequest, IllegalMove, and what log and database raise."""
+    run = _Execution(parts, tenant_id, owner, now)
+    if not run.begin():  # 1
+        return Outcome(ready_to_confirm=True)
+    run.close_keys()  # 2
+    run.destroy_record_keys()  # 3
+    Dispatch(parts, tenant_id, owner, now).run()  # 4
+    run.bury()  # 5
+    run.destroy_identity()  # 6
+    run.rotate()  # 7
+    return Outcome(ready_to_confirm=run.hand_over())  # 8
+
+
+class _Execution:
+    def __init__(self, parts: Parts, tenant_id: int, owner: str, now: datetime) -> None:
+        self._parts = parts
+        self._tenant_id = tenant_id
+        self._owner = owner
+        self._now = now
+
+    def begin(self) -> bool:
+        """Step 1. False when the request is past execution already."""
+        with self._parts.transactions(self._tenant_id) as session:
+            work = load_work(session, self._tenant_id, self._owner, lock=True)
+            if isinstance(work.row, RequestRow):
+                if work.row.state == State.APPROVED:
+                    work.row.state = move(State(work.row.state), Move.START, facts_of(work.row, _WORKER, self._now))
+                    self._note(session, work.row, "executing")
+                if work.row.state != State.EXECUTING:
+                    return False
+            copies = history.copies_of(session, self._tenant_id, self._owner)
+            for copy in copies:
+                if copy.state == CopyState.RUNNING:
+                    copy.state = CopyState.PENDING
+                    session.add(copy)
+            self._decide_retained(session, work, [copy for copy in copies if copy.state == CopyState.RETAINED])
+            live = [copy.artifact_id for copy in copies if copy.state == CopyState.PENDING and copy.artifact_id]
+            artifacts.mark_status(session, self._tenant_id, live, "erasing", request_id=self._owner)
+            return True
+
+    def _decide_retained(self, session: Session, work: Work, copies: Sequence[CopyRow]) -> None:
+        """A hold that was released, a floor that ended: the copy is pending again, under the same request."""
+        lines = lines_now(session, work, copies, self._now) if copies else {}
+        for copy in copies:
+            line = lines.get(history.ref_of(copy))
+            if line is not None and line.action in DESTRUCTIVE:
+                copy.state, copy.action, copy.rule, copy.until = CopyState.PENDING, line.action, line.rule, line.until
+                copy.because = [reason._asdict() for reason in line.because]
+                copy.detail = None
+                session.add(copy)
+
+    def close_keys(self) -> None:
+        """Step 2. From this commit on the vault makes and gives out no key of these persons."""
+        with self._parts.transactions(self._tenant_id) as session:
+            work = load_work(session, self._tenant_id, self._owner, lock=True)
+            if work.facts().get("destructive"):
+                return
+            for subject_no in sorted(work.people):
+                self._parts.vault.fence_subject(
+                    session, self._tenant_id, subject_no, now=self._now, request=self._owner
+                )
+            work.put_facts(session, destructive=True)
+
+    def destroy_record_keys(self) -> None:
+        """Step 3."""
+        with self._parts.transactions(self._tenant_id, write=False) as session:
+            wanted = [copy.key_id for copy in self._pending_keys(session) if copy.data_class != IDENTITY]
+        self._destroy([key_id for key_id in wanted if key_id is not None])
+
+    def _destroy(self, key_ids: Sequence[str]) -> None:
+        """Say which keys go, then let go of those that still may, in one transaction."""
+        for start in range(0, len(key_ids), _EVENT_CHUNK):
+            chunk = list(key_ids[start : start + _EVENT_CHUNK])
+            body = {"owner": self._owner, "keys": chunk}
+            entry_id = self._parts.record.event(self._tenant_id, Kind.KEY_DESTROYING, body, self._now)
+            with self._parts.transactions(self._tenant_id) as session:
+                work = load_work(session, self._tenant_id, self._owner, lock=True)
+                rows = [copy for copy in self._pending_keys(session) if copy.key_id in set(chunk)]
+                going = may_go(session, work, rows, self._now)
+                ids = [copy.key_id for copy in going if copy.key_id is not None]
+                self._parts.vault.mark_destroying(session, self._tenant_id, ids, request=self._owner)
+                self._parts.vault.delete_wrapped(session, self._tenant_id, ids, now=self._now, request=self._owner)
+                for copy in going:
+                    copy.state, copy.key_state = CopyState.KEY_DESTROYED, "destroyed"
+                    copy.method, copy.evidence = "wrapped key deleted", entry_id
+                    copy.started_at = copy.finished_at = self._now
+                    copy.attempts += 1
+                    session.add(copy)
+                done = {"owner": self._owner, "keys": sorted(ids)}
+                self._parts.record.announce(session, self._tenant_id, Kind.KEY_DESTROYED, done, self._now)
+            # Another thread may have read a row before the commit.
+            self._parts.vault.evict(chunk)
+
+    def _pending_keys(self, session: Session) -> list[CopyRow]:
+        rows = history.copies_of(session, self._tenant_id, self._owner, CopyState.PENDING)
+        return [copy for copy in rows if copy.kind == "key"]
+
+    def bury(self) -> None:
+        """Step 5. Rows of what is gone lose their sealed places; a tombstone finds a revived copy."""
+        with self._parts.transactions(self._tenant_id) as session:
+            rows = history.copies_of(session, self._tenant_id, self._owner)
+            gone = [copy.artifact_id for copy in rows if copy.artifact_id is not None and copy.state in GONE]
+            kept = [
+                copy.artifact_id for copy in rows if copy.artifact_id is not None and copy.state == CopyState.RETAINED
+            ]
+            artifacts.bury(session, self._tenant_id, gone, self._owner, self._now)
+            artifacts.mark_status(session, self._tenant_id, kept, "retained", request_id=self._owner)
+
+    def destroy_identity(self) -> None:
+        """Step 6. Last of all: while anything waits or failed, the identity key still opens where it lies."""
+        with self._parts.transactions(self._tenant_id) as session:
+            if not load_work(session, self._tenant_id, self._owner, lock=True).is_request:
+                return
+            rows = history.copies_of(session, self._tenant_id, self._owner)
+            others = [copy for copy in rows if copy.data_class != IDENTITY]
+            open_keys = [copy for copy in rows if copy.data_class == IDENTITY and copy.state in (*WAITING, *BROKEN)]
+            state = _identity_state(others)
+            for copy in open_keys:
+                copy.state = state
+                copy.detail = None if state == CopyState.PENDING else "needed by copies that are not gone"
+                session.add(copy)
+            may = state == CopyState.PENDING and not any(copy.state in WAITING for copy in others)
+            wanted = [copy.key_id for copy in open_keys if copy.key_id is not None] if may else []
+        self._destroy(wanted)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Readable names and stream names go once every identity key is gone; asked at every run, so a crash heals."""
+        with self._parts.transactions(self._tenant_id) as session:
+            work = load_work(session, self._tenant_id, self._owner, lock=True)
+            rows = history.copies_of(session, self._tenant_id, self._owner)
+            keys = [copy for copy in rows if copy.data_class == IDENTITY]
+            if not keys or any(copy.state != CopyState.KEY_DESTROYED for copy in keys):
+                return
+            for subject_no in sorted(work.people):
+                streams.forget_names(session, self._tenant_id, subject_no)
+                subjects.forget_identifiers(session, self._tenant_id, subject_no, self._owner, self._now)
+
+    def rotate(self) -> None:
+        """Step 7. Groups in which something was destroyed get a new epoch; the others are passed over."""
+        with self._parts.transactions(self._tenant_id) as session:
+            rows = history.copies_of(session, self._tenant_id, self._owner, CopyState.KEY_DESTROYED)
+            ids = [copy.key_id for copy in rows if copy.key_id is not None]
+            groups = self._parts.vault.groups_of(session, self._tenant_id, ids)
+            report = self._parts.vault.rotate_groups(session, self._tenant_id, groups, self._now, self._parts.kek_grace)
+            if report.rotated:
+                work = load_work(session, self._tenant_id, self._owner, lock=True)
+                last = max(group.destroy_after for group in report.rotated)
+                known = work.facts().get("kek_due")
+                due = last.isoformat() if known is None else max(last.isoformat(), known)
+                work.put_facts(session, kek_due=due)
+        destroy_due_keks(self._parts, self._tenant_id, self._now)
+        self._parts.truncate_log()
+
+    def hand_over(self) -> bool:
+        """Step 8. True when nothing is left that another attempt could change."""
+        with self._parts.transactions(self._tenant_id) as session:
+            work = load_work(session, self._tenant_id, self._owner, lock=True)
+            rows = history.copies_of(session, self._tenant_id, self._owner, CopyState.PENDING, CopyState.RUNNING)
+            open_rows = [copy for copy in rows if copy.data_class != IDENTITY]
+            if any(copy.attempts < self._parts.max_attempts for copy in open_rows):
+                return False
+            if isinstance(work.row, RequestRow) and work.row.state == State.EXECUTING:
+                work.row.state = move(State(work.row.state), Move.CONFIRM, facts_of(work.row, _WORKER, self._now))
+                self._note(session, work.row, "verifying")
+            return True
+
+    def _note(self, session: Session, row: RequestRow, event: str) -> None:
+        session.add(row)
+        body: dict[str, Any] = {"request": row.request_id, "state": row.state}
+        entry_id = self._parts.record.announce(session, self._tenant_id, Kind.REQUEST_STATE, body, self._now)
+        history.add_event(
+            session,
+            row,
+            event=event,
+            actor=_WORKER,
+            now=self._now,
+            detail={"state": row.state},
+            entry_id=entry_id,
+        )
+
+
+def _identity_state(others: Sequence[CopyRow]) -> CopyState:
+    """What becomes of the identity key: pending while it may still go, else as far as what needs it."""
+    if any(copy.state in WAITING for copy in others):
+        return CopyState.PENDING
+    if any(copy.state in BROKEN for copy in others):
+        return CopyState.FAILED
+    if any(copy.state == CopyState.RETAINED for copy in others):
+        return CopyState.RETAINED
+    return CopyState.PENDING
+
+
+def destroy_due_keks(parts: Parts, tenant_id: int, now: datetime) -> int:
+    """Destroy the former epochs whose grace is over, said in the record first; returns how many."""
+    with parts.transactions(tenant_id, write=False) as session:
+        due = parts.vault.due_keks(session, tenant_id, now)
+    if not due:
+        return 0
+    body = {"epochs": [{"group": epoch.group_no, "epoch": epoch.epoch} for epoch in due]}
+    parts.record.event(tenant_id, Kind.KEK_DESTROYED, body, now)
+    with parts.transactions(tenant_id) as session:
+        return len(parts.vault.destroy_due_keks(session, tenant_id, now))
+
+
+def pending_work(session: Session, tenant_id: int, owner: str, now: datetime) -> bool:
+    """Whether an execution would find something to do now."""
+    rows = history.copies_of(session, tenant_id, owner, CopyState.PENDING, CopyState.RUNNING)
+    return any(copy.state == CopyState.RUNNING or is_ready(copy, now) for copy in rows)

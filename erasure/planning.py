@@ -1,0 +1,234 @@
+"""Plan and approve: freezes what will happen, and lets a second person say yes to exactly that.
+
+Planning, in order:
+ 1. read the request and select everything about its verified persons in one transaction;
+ 2. decide each copy (`erasure.plan.build`) and capture what later steps need, outside transactions;
+ 3. put the plan's hash into the record (binding), then store the lines, sealed captures and the hash together.
+
+Approving, in order:
+ 1. check the state, the hash and that the approver neither created the request nor checked its identity;
+ 2. put fence and approval into the record (binding);
+ 3. in one transaction: set the fence, select once more, add what is new of the same class, store and rule as a logged
+    addendum, and take effect. Anything else lifts the fence and returns the request to its desk.
+
+A crash between record and transaction leaves an event without effect; the same call again makes a new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlmodel import Session
+
+from erasure import captures, history
+from erasure.captures import Wanted
+from erasure.desk import Desk, facts_of
+from erasure.errors import IllegalMove, NotBuilt, StalePlan
+from erasure.models import RequestRow
+from erasure.parts import Parts
+from erasure.plan import Plan, PlanCopy, PlanInput, addendum, build, instant_text
+from erasure.request import Facts, Move, Right, State, move
+from erasure.sealed import Capture, RequestSeal
+from erasure.selector import select_subjects
+from erasure.standing import claim_of
+from ledger.entry import Kind
+from registry import subjects
+from registry.acting import Acting
+
+_SYSTEM = "system"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Selected:
+    row: RequestRow
+    given: PlanInput
+    nobody: bool
+
+
+class Planner:
+    """The two verbs between a verified request and its execution."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._desk = Desk(parts)
+
+    def plan(self, acting: Acting, request_id: str, now: datetime) -> dict[str, Any]:
+        """The request planned, or ended as `no_match` or `duplicate`. Raises: IllegalMove, NotBuilt (other rights)."""
+        selected = self._select(acting, request_id, now)
+        if selected is None:
+            return self._desk_view(acting, request_id)
+        if selected.nobody:
+            return self._end_without_match(acting, request_id, selected.given, now)
+        plan = build(selected.given)
+        found = captures.capture(self._parts, acting.tenant_id, wanted_of(plan.copies))
+        names = captures.names_of(self._parts, acting.tenant_id, selected.given.subjects)
+        states: dict[str, int] = {}
+        for copy in plan.copies:
+            states[copy.state] = states.get(copy.state, 0) + 1
+        body = {"request": request_id, "plan_hash": plan.hash, "copies": len(plan.copies), "states": states}
+        entry_id = self._parts.record.event(acting.tenant_id, Kind.REQUEST_PLANNED, body, now)
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            if row.subjects != selected.row.subjects:
+                raise IllegalMove(row.state, Move.PLAN, "an identifier was verified meanwhile")
+            row.state = move(State(row.state), Move.PLAN, facts_of(row, acting.principal, now))
+            self._store(session, row, plan, found, names)
+            row.details = {**row.details, "planned_entry": entry_id}
+            session.add(row)
+            detail = {"state": row.state, "plan_hash": plan.hash, "copies": len(plan.copies)}
+            history.add_event(
+                session, row, event="planned", actor=acting.principal, now=now, detail=detail, entry_id=entry_id
+            )
+            return history.view_of(session, row)
+
+    def approve(self, acting: Acting, request_id: str, plan_hash: str, now: datetime) -> dict[str, Any]:
+        """The request approved and fenced. Raises: StalePlan, SeparateDuties, IllegalMove."""
+        with self._parts.transactions(acting.tenant_id, write=False) as session:  # 1
+            row = history.load(session, acting.tenant_id, request_id)
+            move(State(row.state), Move.APPROVE, self._approval(row, acting, plan_hash, now))
+            ids = subjects.opaque_ids(session, acting.tenant_id, row.subjects)
+        fence = {"request": request_id, "subjects": sorted(ids.values())}
+        fence_entry = self._parts.record.event(acting.tenant_id, Kind.FENCE_SET, fence, now)  # 2
+        approval = {
+            "request": request_id,
+            "plan_hash": plan_hash,
+            "by": acting.principal,
+            "approval": self._parts.approval,
+            "at": instant_text(now),
+        }
+        entry_id = self._parts.record.event(acting.tenant_id, Kind.REQUEST_APPROVED, approval, now)
+        with self._parts.transactions(acting.tenant_id) as session:  # 3
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            state = move(State(row.state), Move.APPROVE, self._approval(row, acting, plan_hash, now))
+            subjects.fence(session, acting.tenant_id, row.subjects, request_id, now)
+            added, strange = self._look_again(session, row, now)
+            if strange:
+                return self._send_back(session, row, acting, strange, now)
+            row.state = state
+            row.fence_at = now
+            line = {"by": acting.principal, "at": instant_text(now), "plan_hash": plan_hash, "entry": entry_id}
+            row.approvals = [*row.approvals, line]
+            row.details = {**row.details, "fence_entry": fence_entry, "approved_entry": entry_id}
+            session.add(row)
+            detail = {"state": row.state, "plan_hash": plan_hash, "addendum": len(added)}
+            history.add_event(
+                session, row, event="approved", actor=acting.principal, now=now, detail=detail, entry_id=entry_id
+            )
+            return history.view_of(session, row)
+
+    def _select(self, acting: Acting, request_id: str, now: datetime) -> _Selected | None:
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            move(State(row.state), Move.PLAN, facts_of(row, acting.principal, now))
+            if row.right != Right.ERASURE:
+                raise NotBuilt(f"the plan of a request for {row.right}")
+            if row.state == State.VERIFIED and self._desk.find_duplicate(session, row, acting, now):
+                return None
+            people = frozenset(row.subjects)
+            given = select_subjects(session, acting.tenant_id, people, owner=request_id, claim=claim_of(row), now=now)
+            # Who is known has an identity key; somebody whose erasure is through has nothing left to plan.
+            return _Selected(row=row, given=given, nobody=not (given.artifacts or given.keys))
+
+    def _store(
+        self, session: Session, row: RequestRow, plan: Plan, found: dict[str, Capture], names: captures.Names
+    ) -> None:
+        seal = request_seal(session, self._parts, row)
+        said = seal.open("said", row.sealed)
+        row.sealed = seal.seal("said", {**said, "names": list(names.identifiers)})
+        sealed = {ref: seal.seal_capture(capture, ref) for ref, capture in found.items()}
+        history.drop_copies(session, row.tenant_id, row.request_id)
+        history.put_copies(session, row.tenant_id, row.request_id, plan.copies, sealed)
+        row.plan_hash = plan.hash
+        row.details = {
+            **row.details,
+            "plan": {
+                "not_covered": [dict(line) for line in plan.not_covered],
+                "coverage": [dict(line) for line in plan.coverage],
+                "collateral": dict(plan.collateral),
+            },
+        }
+
+    def _look_again(
+        self, session: Session, row: RequestRow, now: datetime
+    ) -> tuple[tuple[PlanCopy, ...], tuple[str, ...]]:
+        """What came between plan and fence: stored as an addendum, or why it needs another approval."""
+        fresh = build(
+            select_subjects(
+                session,
+                row.tenant_id,
+                frozenset(row.subjects),
+                owner=row.request_id,
+                claim=claim_of(row),
+                now=now,
+            )
+        )
+        approved = [history.plan_copy_of(copy) for copy in history.copies_of(session, row.tenant_id, row.request_id)]
+        more = addendum(approved, fresh)
+        if more.needs_approval or not more.added:
+            return (), more.needs_approval
+        # Their captures are made when they are erased: no store is asked inside a transaction.
+        history.put_copies(session, row.tenant_id, row.request_id, more.added, {})
+        body = {"request": row.request_id, "addendum": [copy.ref for copy in more.added]}
+        self._parts.record.announce(session, row.tenant_id, Kind.REQUEST_STATE, body, now)
+        return more.added, ()
+
+    def _send_back(
+        self, session: Session, row: RequestRow, acting: Acting, strange: Sequence[str], now: datetime
+    ) -> dict[str, Any]:
+        subjects.lift_fence(session, row.tenant_id, row.subjects, row.request_id)
+        body = {"request": row.request_id, "because": "the plan no longer covers what is there"}
+        entry_id = self._parts.record.announce(session, row.tenant_id, Kind.FENCE_LIFTED, body, now)
+        row.plan_hash = None
+        session.add(row)
+        detail = {"state": row.state, "new": list(strange)}
+        history.add_event(
+            session, row, event="plan_outdated", actor=acting.principal, now=now, detail=detail, entry_id=entry_id
+        )
+        return history.view_of(session, row)
+
+    def _end_without_match(self, acting: Acting, request_id: str, given: PlanInput, now: datetime) -> dict[str, Any]:
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            row.state = move(State(row.state), Move.FIND_NOBODY, facts_of(row, acting.principal, now))
+            row.completed_at = now
+            statement = {
+                "at": instant_text(now),
+                "text": "nobody by the verified names is known; this is no certificate of erasure",
+                "stores": sorted(given.stores),
+                "data_classes": sorted(given.classes),
+            }
+            row.details = {**row.details, "statement": statement}
+            session.add(row)
+            body = {"request": request_id, "state": row.state, "stores": len(given.stores)}
+            entry_id = self._parts.record.announce(session, acting.tenant_id, Kind.REQUEST_STATE, body, now)
+            history.add_event(
+                session, row, event="no_match", actor=acting.principal, now=now, detail={"state": row.state},
+                entry_id=entry_id,
+            )  # fmt: skip
+            return history.view_of(session, row)
+
+    def _approval(self, row: RequestRow, acting: Acting, plan_hash: str, now: datetime) -> Facts:
+        if row.plan_hash is None:
+            raise StalePlan(None, plan_hash)
+        return facts_of(row, acting.principal, now, approval=self._parts.approval, given_hash=plan_hash)
+
+    def _desk_view(self, acting: Acting, request_id: str) -> dict[str, Any]:
+        with self._parts.transactions(acting.tenant_id, write=False) as session:
+            return history.view_of(session, history.load(session, acting.tenant_id, request_id))
+
+
+def wanted_of(copies: Sequence[PlanCopy]) -> list[Wanted]:
+    """The artifacts of a plan whose places are to be captured."""
+    return [
+        Wanted(ref=copy.ref, artifact_id=copy.artifact_id, store=copy.store, built=copy.state != "not_covered")
+        for copy in copies
+        if copy.artifact_id is not None
+    ]
+
+
+def request_seal(session: Session, parts: Parts, row: RequestRow) -> RequestSeal:
+    """The seal of a request."""
+    return RequestSeal(session, parts.vault, row.tenant_id, owner=row.request_id, key_no=row.request_no)

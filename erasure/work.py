@@ -1,0 +1,186 @@
+"""The work behind a plan, of a request and of a sweep alike: whose it is, its captures, its facts.
+
+Guarantees: the tables are the truth. A copy that a dead worker left `running` is `pending` again; every change of a
+copy is written with the state it leaves, so that a step that runs twice does the second time nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from sqlmodel import Session
+
+from connectors.base import Level, ReclaimReport
+from erasure.errors import UnknownRequest
+from erasure.history import ref_of
+from erasure.models import CopyRow, RequestRow
+from erasure.parts import Parts
+from erasure.plan import PlanCopy, redecide
+from erasure.request import CopyState
+from erasure.sealed import SWEEP_KEY, Capture, RequestSeal
+from erasure.selector import select_artifacts
+from erasure.standing import claim_of
+from registry import subjects
+from registry.models import Artifact
+from registry.sets import members
+from retention.decide import DESTRUCTIVE
+from retention.models import SweepRow
+
+BACKOFF = timedelta(seconds=5)
+"""The wait after a first failed attempt; it doubles with each further one."""
+BY_HAND = "by hand"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A request's or a sweep's work inside one transaction; `row` is the table's row."""
+
+    tenant_id: int
+    owner: str
+    row: RequestRow | SweepRow
+
+    @property
+    def is_request(self) -> bool:
+        """Whether a person asked for it."""
+        return isinstance(self.row, RequestRow)
+
+    @property
+    def people(self) -> frozenset[int]:
+        """The persons of a request; a sweep has none."""
+        return frozenset(self.row.subjects) if isinstance(self.row, RequestRow) else frozenset()
+
+    def facts(self) -> dict[str, Any]:
+        """What was learned on the way: reports of reclaims, groups that turned."""
+        return dict(self.row.details if isinstance(self.row, RequestRow) else self.row.counts)
+
+    def put_facts(self, session: Session, **facts: Any) -> None:
+        """Keep facts beside the row."""
+        if isinstance(self.row, RequestRow):
+            self.row.details = {**self.row.details, **facts}
+        else:
+            self.row.counts = {**self.row.counts, **facts}
+        session.add(self.row)
+
+    def seal(self, session: Session, parts: Parts) -> RequestSeal:
+        """The seal of the captures."""
+        key_no = self.row.request_no if isinstance(self.row, RequestRow) else SWEEP_KEY
+        return RequestSeal(session, parts.vault, self.tenant_id, owner=self.owner, key_no=key_no)
+
+
+def load_work(session: Session, tenant_id: int, owner: str, *, lock: bool = False) -> Work:
+    """The work of that owner. Raises: UnknownRequest."""
+    wait = True if lock else None
+    row: RequestRow | SweepRow | None = session.get(RequestRow, (tenant_id, owner), with_for_update=wait)
+    if row is None:
+        row = session.get(SweepRow, (tenant_id, owner), with_for_update=wait)
+    if row is not None:
+        return Work(tenant_id=tenant_id, owner=owner, row=row)
+    raise UnknownRequest("request or sweep", owner)
+
+
+def lines_now(session: Session, work: Work, copies: Sequence[CopyRow], now: datetime) -> dict[str, PlanCopy]:
+    """Each copy as it would be decided now, with the rules, holds and requests of this transaction."""
+    claim = claim_of(work.row) if isinstance(work.row, RequestRow) else None
+    given = select_artifacts(
+        session,
+        work.tenant_id,
+        [copy.artifact_id for copy in copies if copy.artifact_id is not None],
+        owner=work.owner,
+        claim=claim,
+        now=now,
+        subjects=work.people,
+        key_ids=[copy.key_id for copy in copies if copy.key_id is not None],
+    )
+    return redecide(given)
+
+
+def may_go(session: Session, work: Work, copies: Sequence[CopyRow], now: datetime) -> list[CopyRow]:
+    """Those copies that still may be destroyed; the others are marked as what the decision says now.
+
+    Called in the transaction that dispatches the delete, so that a hold that was committed before always wins.
+    """
+    lines = lines_now(session, work, copies, now)
+    going = []
+    for copy in copies:
+        line = lines.get(ref_of(copy))
+        if line is None:
+            going.append(copy)  # its row is gone from the registry: nothing speaks for it any more
+        elif line.action in DESTRUCTIVE or (line.action == "review" and copy.method == BY_HAND):
+            going.append(copy)
+        else:
+            keep(session, copy, line)
+    return going
+
+
+def keep(session: Session, copy: CopyRow, line: PlanCopy) -> None:
+    """The copy stays, by the rule that now says so."""
+    copy.state = CopyState.AWAITING_HUMAN if line.action == "review" else CopyState.RETAINED
+    copy.action, copy.rule, copy.until = line.action, line.rule, line.until
+    copy.because = [reason._asdict() for reason in line.because]
+    copy.detail = line.detail
+    session.add(copy)
+
+
+def is_ready(copy: CopyRow, now: datetime) -> bool:
+    """Whether a pending copy may be tried now: at once, or after its wait."""
+    if copy.state != CopyState.PENDING:
+        return False
+    if copy.attempts == 0 or copy.started_at is None:
+        return True
+    return now >= copy.started_at + BACKOFF * (1 << (copy.attempts - 1))
+
+
+def failed(session: Session, copy: CopyRow, parts: Parts, *, detail: str, end: CopyState) -> None:
+    """An attempt that did not succeed: pending again, or `end` when there were enough."""
+    copy.state = end if copy.attempts >= parts.max_attempts else CopyState.PENDING
+    copy.detail = detail
+    session.add(copy)
+
+
+def captures_of(session: Session, parts: Parts, work: Work, copies: Iterable[CopyRow]) -> dict[int, Capture]:
+    """The opened captures by copy number; copies without one are left out."""
+    seal = work.seal(session, parts)
+    found = {copy.copy_no: seal.open_capture(copy.sealed, ref_of(copy)) for copy in copies}
+    return {number: capture for number, capture in found.items() if capture is not None}
+
+
+def owners_of(session: Session, parts: Parts, work: Work, copies: Sequence[CopyRow]) -> tuple[str, ...]:
+    """The names under which a store may hold these copies: a request's plan names them, a sweep looks them up."""
+    if isinstance(work.row, RequestRow):
+        said = work.seal(session, parts).open("said", work.row.sealed)
+        return tuple(said.get("names", ()))
+    rows = [session.get(Artifact, (work.tenant_id, copy.artifact_id)) for copy in copies if copy.artifact_id]
+    sets = members(session, work.tenant_id, {row.set_id for row in rows if row is not None})
+    people = frozenset[int]().union(*sets.values())
+    names = subjects.names_of(session, parts.vault, work.tenant_id, people)
+    return tuple(sorted({text for found in names.values() for name in found for text in (name.text, name.given)}))
+
+
+def report_fact(report: ReclaimReport, now: datetime) -> dict[str, Any]:
+    """A reclaim's report as it is kept."""
+    until = report.residual_until
+    return {
+        "level": report.level.value,
+        "residual_until": until.isoformat() if isinstance(until, datetime) else until,
+        "detail": report.detail,
+        "method": report.method,
+        "evidence": dict(report.evidence),
+        "at": now.isoformat(),
+    }
+
+
+def report_of(fact: Mapping[str, Any] | None) -> ReclaimReport | None:
+    """The report that was kept."""
+    if fact is None:
+        return None
+    until = fact["residual_until"]
+    return ReclaimReport(
+        level=Level(fact["level"]),
+        residual_until=until if until is None or until == "unknown" else datetime.fromisoformat(until),
+        detail=fact["detail"],
+        method=fact["method"],
+        evidence=fact["evidence"],
+    )
