@@ -24,12 +24,12 @@ from sqlalchemy import Connection, RowMapping, Table
 from sqlmodel import Session
 
 from vault import rows
-from vault.errors import KekDestroyed, KekUnknown, KeyUnknown, NotDecryptable, VaultError
+from vault.errors import KekDestroyed, KeyUnknown, VaultError
 from vault.keks import KekStore
 from vault.models import KeyState
-from vault.rows import AnyRow, PartId
+from vault.rows import PartId, binding_of
 from vault.transaction import pending
-from vault.wrapping import data_key_binding, part_key_binding, unwrap, wrap
+from vault.wrapping import at_epoch, unwrap, wrap
 
 _SALT_BYTES = 16
 
@@ -153,10 +153,11 @@ def _rewrap(db: Connection, keks: KekStore, table: Table, tenant_id: int, group_
     salts = os.urandom(_SALT_BYTES * len(found))
     changes: list[dict[str, Any]] = []
     for number, row in enumerate(found):
-        plaintext = unwrap(olds[row["epoch"]], binding_of(table, row), row["wrapped"])
+        binding = binding_of(table, row)
+        plaintext = unwrap(olds[row["epoch"]], binding, row["wrapped"])
         salt = salts[number * _SALT_BYTES : (number + 1) * _SALT_BYTES]
         change = {"at_epoch": row["epoch"], "new_epoch": new}
-        change["new_wrapped"] = wrap(kek, binding_of(table, row, new), plaintext, salt=salt)
+        change["new_wrapped"] = wrap(kek, at_epoch(binding, new), plaintext, salt=salt)
         if table is rows.KEYS:
             change["at_key_id"] = row["key_id"]
         else:
@@ -164,14 +165,6 @@ def _rewrap(db: Connection, keks: KekStore, table: Table, tenant_id: int, group_
         changes.append(change)
     rows.write_rewrapped(db, table, tenant_id, changes)
     return len(changes)
-
-
-def binding_of(table: Table, row: AnyRow, epoch: int | None = None) -> bytes:
-    """Return what a row's bytes are bound to, at its own epoch or at another."""
-    at = row["epoch"] if epoch is None else epoch
-    if table is rows.KEYS:
-        return data_key_binding(row["tenant_id"], row["key_id"], rows.spec_of(row), row["group_no"], at)
-    return part_key_binding(row["tenant_id"], row["entry_id"], row["part"], row["group_no"], at)
 
 
 def due_keks(session: Session, tenant_id: int, now: datetime) -> list[RetiredEpoch]:
@@ -217,19 +210,6 @@ def _destroy_revived(db: Connection, keks: KekStore, tenant_id: int, now: dateti
         place = (row["group_no"], row["epoch"])
         if place in files and row["destroyed_at"] is not None and not rows.carried(db, tenant_id, *place):
             keks.destroy(str(tenant_id), *place, now)
-
-
-def still_opens(keks: KekStore, row: AnyRow) -> bool:
-    """Return whether a data key's bytes can be opened by ``keks``, tombstones and caches set aside."""
-    tenant = str(row["tenant_id"])
-    if row["wrapped"] is None:
-        return False
-    try:
-        kek = keks.recover(tenant, row["group_no"], row["epoch"])
-        unwrap(kek, binding_of(rows.KEYS, row), row["wrapped"])
-    except (KekUnknown, NotDecryptable):
-        return False
-    return True
 
 
 def _retired(row: RowMapping) -> RetiredEpoch:

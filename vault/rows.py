@@ -17,7 +17,7 @@ from sqlmodel import Session, SQLModel
 from vault import models
 from vault.errors import VaultError
 from vault.models import KeyState
-from vault.wrapping import KeySpec
+from vault.wrapping import KeySpec, data_key_binding, part_key_binding
 
 GROUP_SIZE = 1_000
 """Keys of one group: as many rows are wrapped anew when one of them is destroyed."""
@@ -57,6 +57,13 @@ def connection(session: Session) -> Connection:
 def spec_of(row: AnyRow) -> KeySpec:
     """Return what a row's key is for."""
     return KeySpec(subject_id=row["subject_id"], data_class=row["data_class"], month=row["month"], scope=row["scope"])
+
+
+def binding_of(table: Table, row: AnyRow) -> bytes:
+    """Return what the bytes of a data key's or part key's row are bound to."""
+    if table is KEYS:
+        return data_key_binding(row["tenant_id"], row["key_id"], spec_of(row), row["group_no"], row["epoch"])
+    return part_key_binding(row["tenant_id"], row["entry_id"], row["part"], row["group_no"], row["epoch"])
 
 
 def keys_by_spec(db: Connection, tenant_id: int, specs: Collection[KeySpec]) -> dict[KeySpec, RowMapping]:

@@ -15,11 +15,10 @@ from sqlalchemy import Connection, RowMapping, Table, and_, update
 from sqlmodel import Session
 
 from vault import rows
-from vault.destruction import binding_of
 from vault.errors import KekDestroyed, MalformedSnapshot
 from vault.keks import KekStore
 from vault.models import KeyState
-from vault.rows import AnyRow, PartId
+from vault.rows import AnyRow, PartId, binding_of
 from vault.transaction import pending
 from vault.wrapping import unwrap
 

@@ -13,28 +13,25 @@ Example::
     sealed = seal(handle.key32, pack(body), context("acme", log_id, entry_id, 0))
 """
 
-import hmac
 import re
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from sqlalchemy import Connection
 from sqlmodel import Session
 
-from vault import destruction, rows, snapshot
+from vault import destruction, opening, proof, rows, snapshot
 from vault.cache import TimedCache
 from vault.destruction import RetiredEpoch, RotateReport
-from vault.envelope import KEY_BYTES, PART_KEY_BYTES
-from vault.errors import DestructionUnproven, KeyDestroyed, KeyFenced, KeyUnknown, NotDecryptable, VaultError
+from vault.errors import KeyDestroyed, KeyUnknown
 from vault.keks import KekStore
 from vault.models import KeyState
+from vault.parts import keep_part, open_part, open_parts
 from vault.rows import AnyRow, PartId
 from vault.snapshot import RestoreReport
 from vault.transaction import pending
-from vault.wrapping import KeyHandle, KeySpec, part_key_binding, unwrap, wrap
+from vault.wrapping import KeyHandle, KeySpec
 
 _MONTH = re.compile(r"0000-00|\d{4}-(0[1-9]|1[0-2])")
 # 0000-00 is the month of keys that belong to none: identity and request keys.
@@ -107,7 +104,11 @@ class Vault:
                 given[spec] = KeyHandle(key_id=key_id, key32=key32)
         missing = [spec for spec in wanted if spec not in given]
         if missing:
-            given |= self._from_rows(session, tenant_id, missing)
+            generation = self._keys.generation
+            found = opening.rows_for_sealing(session, self.keks, tenant_id, missing, self._clock())
+            for spec, row in found.items():
+                given[spec] = KeyHandle(key_id=row["key_id"], key32=opening.open_key(self.keks, row))
+                self._keep(session, row, given[spec].key32, generation)
         return given
 
     def open_keys(self, session: Session, tenant_id: int, key_ids: Iterable[str]) -> dict[str, bytes]:
@@ -129,12 +130,12 @@ class Vault:
             for key_id in missing:
                 if key_id not in found:
                     raise KeyUnknown(key_id)
-                row = found[key_id]
-                if row["wrapped"] is None:
-                    destroyed[key_id] = _destroyed(row)
+                try:
+                    opened[key_id] = opening.open_key(self.keks, found[key_id])
+                except KeyDestroyed as fact:
+                    destroyed[key_id] = fact
                 else:
-                    opened[key_id] = self._open(row)
-                    self._keep(session, row, opened[key_id], generation)
+                    self._keep(session, found[key_id], opened[key_id], generation)
         return Reading(opened=opened, destroyed=destroyed)
 
     def keys_of(self, session: Session, tenant_id: int, subject_ids: Iterable[int]) -> list[KeyInfo]:
@@ -178,44 +179,16 @@ class Vault:
 
         Raises KeyDestroyed if its part key was destroyed, NotDecryptable if another key is already kept for it.
         """
-        if len(part_key) != PART_KEY_BYTES:
-            raise NotDecryptable(f"a part key has {PART_KEY_BYTES} bytes, got {len(part_key)}")
-        db = rows.connection(session)
-        if self._reground(db, tenant_id, (entry_id, part), part_key, ground=ground, until=until):
-            return
-        [slots] = rows.take_slots(db, tenant_id, 1)
-        row = {
-            "tenant_id": tenant_id,
-            "entry_id": entry_id,
-            "part": part,
-            "group_no": slots.group_no,
-            "epoch": slots.epoch,
-            "wrapped": wrap(
-                self._slot_kek(tenant_id, slots),
-                part_key_binding(tenant_id, entry_id, part, slots.group_no, slots.epoch),
-                part_key,
-            ),
-            "ground": ground,
-            "until": until,
-            "created_at": self._clock(),
-            "state": KeyState.LIVE,
-        }
-        if not rows.insert_missing(db, rows.PARTS, [row]):
-            # Another process kept it first.
-            rows.give_back(db, tenant_id, slots.group_no, 1)
-            self._reground(db, tenant_id, (entry_id, part), part_key, ground=ground, until=until)
+        name, now = (entry_id, part), self._clock()
+        keep_part(session, self.keks, tenant_id, name, part_key, ground=ground, until=until, now=now)
 
     def open_part(self, session: Session, tenant_id: int, entry_id: str, part: int) -> bytes:
         """Return the part key. Raises KeyUnknown if none is kept, KeyDestroyed if it was destroyed."""
-        found = rows.parts_by_id(rows.connection(session), tenant_id, [(entry_id, part)])
-        if (entry_id, part) not in found:
-            raise KeyUnknown(f"{entry_id}/{part}")
-        return self._open_part(found[entry_id, part])
+        return open_part(session, self.keks, tenant_id, (entry_id, part))
 
-    def open_parts(self, session: Session, tenant_id: int, parts: Collection[PartId]) -> dict[PartId, bytes]:
+    def open_parts(self, session: Session, tenant_id: int, names: Collection[PartId]) -> dict[PartId, bytes]:
         """Return the part keys that are kept for these parts; the others are left out."""
-        found = rows.parts_by_id(rows.connection(session), tenant_id, parts)
-        return {part: self._open_part(row) for part, row in found.items() if row["wrapped"] is not None}
+        return open_parts(session, self.keks, tenant_id, names)
 
     def ended_parts(self, session: Session, tenant_id: int, now: datetime) -> list[PartId]:
         """Return the parts whose ground has ended and whose key is still there."""
@@ -294,36 +267,18 @@ class Vault:
         once their epoch was destroyed. While its grace lasts they do by design; ``unopenable_since`` tells.
         Raises DestructionUnproven, and KeyUnknown for a key that has no tombstone.
         """
-        fresh = self.keks.fresh()
-        db = rows.connection(session)
-        present = rows.keys_by_id(db, tenant_id, key_ids)
-        for key_id in key_ids:
-            if key_id not in present:
-                raise KeyUnknown(key_id)
-            if present[key_id]["wrapped"] is not None:
-                opens = destruction.still_opens(fresh, present[key_id])
-                raise DestructionUnproven(
-                    key_id, f"its row still has bytes, which {'open' if opens else 'are damaged'}"
-                )
-            if present[key_id]["state"] != KeyState.DESTROYED:
-                raise DestructionUnproven(key_id, f"its row is {present[key_id]['state']}, not destroyed")
-        if old_rows is not None:
-            self._try_old_rows(db, fresh, tenant_id, set(key_ids), old_rows)
+        proof.prove_destroyed(session, self.keks, tenant_id, key_ids, old_rows)
 
     def unopenable_since(self, session: Session, tenant_id: int, key_ids: Sequence[str]) -> datetime | None:
         """Return since when no backup of the rows opens any of these keys, or None while one still might.
 
         That is when the last epoch that wrapped one of them was destroyed.
         """
-        return self._latest(session, tenant_id, key_ids, self._epochs_gone_at)
+        return proof.unopenable_since(session, self.keks, tenant_id, key_ids)
 
     def final_at(self, session: Session, tenant_id: int, key_ids: Sequence[str]) -> datetime | None:
         """Return since when every root is gone that could open a copy of these keys' epochs, or None before that."""
-
-        def at(row: AnyRow) -> datetime | None:
-            return self.keks.final_at(str(tenant_id), row["group_no"], row["epoch"])
-
-        return self._latest(session, tenant_id, key_ids, at)
+        return proof.final_at(session, self.keks, tenant_id, key_ids)
 
     # ── the unlocked store ────────────────────────────────────────────────────────────────────────────────────
 
@@ -346,75 +301,6 @@ class Vault:
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _from_rows(self, session: Session, tenant_id: int, specs: list[KeySpec]) -> dict[KeySpec, KeyHandle]:
-        db = rows.connection(session)
-        generation = self._keys.generation
-        closed = rows.fenced(db, tenant_id, {spec.subject_id for spec in specs})
-        for spec in specs:
-            if spec.subject_id in closed:
-                raise KeyFenced(spec.subject_id)
-            if not _MONTH.fullmatch(spec.month):
-                raise VaultError(f"a key's month is YYYY-MM, got {spec.month!r}")
-        found = rows.keys_by_spec(db, tenant_id, specs)
-        missing = [spec for spec in specs if spec not in found]
-        if missing:
-            pending(session).keys.update(self._make(db, tenant_id, missing))
-            # What another process inserted first is read here: its key is used, ours was never given out.
-            found |= rows.keys_by_spec(db, tenant_id, missing)
-        given = {}
-        for spec in specs:
-            row = found[spec]
-            if row["wrapped"] is None:
-                raise _destroyed(row)
-            if row["state"] != KeyState.LIVE:
-                raise KeyFenced(spec.subject_id)
-            given[spec] = KeyHandle(key_id=row["key_id"], key32=self._open(row))
-            self._keep(session, row, given[spec].key32, generation)
-        return given
-
-    def _make(self, db: Connection, tenant_id: int, specs: list[KeySpec]) -> set[str]:
-        made = set()
-        left = iter(specs)
-        for slots in rows.take_slots(db, tenant_id, len(specs)):
-            kek = self._slot_kek(tenant_id, slots)
-            batch = [self._new_row(tenant_id, next(left), slots, kek) for _ in range(slots.count)]
-            inserted = {str(row["key_id"]) for row in rows.insert_missing(db, rows.KEYS, batch)}
-            if len(inserted) < len(batch):
-                rows.give_back(db, tenant_id, slots.group_no, len(batch) - len(inserted))
-            made |= inserted
-        return made
-
-    def _new_row(self, tenant_id: int, spec: KeySpec, slots: rows.Slots, kek: bytes) -> dict[str, object]:
-        key_id = secrets.token_hex(16)
-        row: AnyRow = {
-            "tenant_id": tenant_id,
-            "key_id": key_id,
-            "subject_id": spec.subject_id,
-            "data_class": spec.data_class,
-            "month": spec.month,
-            "scope": spec.scope,
-            "group_no": slots.group_no,
-            "epoch": slots.epoch,
-        }
-        wrapped = wrap(kek, destruction.binding_of(rows.KEYS, row), secrets.token_bytes(KEY_BYTES))
-        return {**row, "wrapped": wrapped, "created_at": self._clock(), "state": KeyState.LIVE}
-
-    def _slot_kek(self, tenant_id: int, slots: rows.Slots) -> bytes:
-        if slots.new:
-            # Durable before the rows that need it can be committed; without them it is an empty file's worth of key.
-            self.keks.create(str(tenant_id), slots.group_no, slots.epoch)
-        return self.keks.get(str(tenant_id), slots.group_no, slots.epoch)
-
-    def _open(self, row: AnyRow) -> bytes:
-        kek = self.keks.get(str(row["tenant_id"]), row["group_no"], row["epoch"])
-        return unwrap(kek, destruction.binding_of(rows.KEYS, row), row["wrapped"])
-
-    def _open_part(self, row: AnyRow) -> bytes:
-        if row["wrapped"] is None:
-            raise KeyDestroyed(f"{row['entry_id']}/{row['part']}", row["destroyed_at"], row["request"])
-        kek = self.keks.get(str(row["tenant_id"]), row["group_no"], row["epoch"])
-        return unwrap(kek, destruction.binding_of(rows.PARTS, row), row["wrapped"])
-
     def _held(self, tenant_id: int, key_id: str) -> bytes | None:
         # The tenant is compared even though key ids are random: a key is never served across the wall.
         held = self._keys.get(key_id)
@@ -426,54 +312,6 @@ class Vault:
         tenant_id = row["tenant_id"]
         self._keys.put(row["key_id"], (tenant_id, key32), generation)
         self._ids.put((tenant_id, rows.spec_of(row)), row["key_id"], self._ids.generation)
-
-    def _reground(
-        self, db: Connection, tenant_id: int, part: PartId, part_key: bytes, *, ground: str, until: datetime | None
-    ) -> bool:
-        row = rows.parts_by_id(db, tenant_id, [part]).get(part)
-        if row is None:
-            return False
-        if not hmac.compare_digest(self._open_part(row), part_key):
-            raise NotDecryptable(f"another key is already kept for part {part[1]} of entry {part[0]}")
-        rows.set_parts(db, tenant_id, [part], {"ground": ground, "until": until})
-        return True
-
-    def _try_old_rows(self, db: Connection, fresh: KekStore, tenant_id: int, key_ids: set[str], data: bytes) -> None:
-        old = [row for row in snapshot.snapshot_rows_of(data, tenant_id) if row["key_id"] in key_ids]
-        retired = rows.retired_of(db, tenant_id, {row["group_no"] for row in old})
-        gone = {(row["group_no"], row["epoch"]) for row in retired if row["destroyed_at"] is not None}
-        for row in old:
-            if (row["group_no"], row["epoch"]) in gone and destruction.still_opens(fresh, row):
-                raise DestructionUnproven(row["key_id"], f"epoch {row['epoch']} of its group still opens an old row")
-
-    def _epochs_gone_at(self, row: AnyRow) -> datetime | None:
-        statuses = self.keks.epochs(str(row["tenant_id"]), row["group_no"])
-        ends = [status.destroyed_at for status in statuses if status.epoch <= row["epoch"]]
-        known = [end for end in ends if end is not None]
-        return max(known) if known and len(known) == len(ends) else None
-
-    def _latest(
-        self,
-        session: Session,
-        tenant_id: int,
-        key_ids: Sequence[str],
-        end_of: Callable[[AnyRow], datetime | None],
-    ) -> datetime | None:
-        found = rows.keys_by_id(rows.connection(session), tenant_id, key_ids)
-        latest: datetime | None = None
-        for key_id in key_ids:
-            if key_id not in found:
-                raise KeyUnknown(key_id)
-            row = found[key_id]
-            end = end_of(row) if row["state"] == KeyState.DESTROYED else None
-            if end is None:
-                return None
-            latest = end if latest is None else max(latest, end)
-        return latest
-
-
-def _destroyed(row: AnyRow) -> KeyDestroyed:
-    return KeyDestroyed(row["key_id"], row["destroyed_at"], row["request"])
 
 
 def _info(row: AnyRow) -> KeyInfo:

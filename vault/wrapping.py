@@ -18,6 +18,7 @@ from vault.errors import NotDecryptable
 _FORMAT = b"\x01"
 _SALT_BYTES = 16
 _SEALED = 1 + _SALT_BYTES
+_EPOCH_BYTES = 4
 _LABEL = b"muniment/wrap/v1\x00"
 _NONCE = bytes(12)  # Every wrap has its own key, so the nonce never repeats under one key.
 
@@ -42,13 +43,19 @@ class KeyHandle:
 
 def data_key_binding(tenant_id: int, key_id: str, spec: KeySpec, group_no: int, epoch: int) -> bytes:
     """Return the bytes that bind a wrapped data key to its row."""
-    fixed = struct.pack(">QQIQ16s", tenant_id, group_no, epoch, spec.subject_id, bytes.fromhex(key_id))
-    return b"data\x00" + fixed + _texts(spec.data_class, spec.month, spec.scope)
+    fixed = struct.pack(">QQQ16s", tenant_id, group_no, spec.subject_id, bytes.fromhex(key_id))
+    return b"data\x00" + fixed + _texts(spec.data_class, spec.month, spec.scope) + epoch.to_bytes(_EPOCH_BYTES, "big")
 
 
 def part_key_binding(tenant_id: int, entry_id: str, part: int, group_no: int, epoch: int) -> bytes:
     """Return the bytes that bind a wrapped part key to its row."""
-    return b"part\x00" + struct.pack(">QQII", tenant_id, group_no, epoch, part) + _texts(entry_id)
+    fixed = struct.pack(">QQI", tenant_id, group_no, part)
+    return b"part\x00" + fixed + _texts(entry_id) + epoch.to_bytes(_EPOCH_BYTES, "big")
+
+
+def at_epoch(binding: bytes, epoch: int) -> bytes:
+    """Return the binding of the same row under another epoch."""
+    return binding[:-_EPOCH_BYTES] + epoch.to_bytes(_EPOCH_BYTES, "big")
 
 
 def wrap(kek32: bytes, binding: bytes, plaintext: bytes, *, salt: bytes | None = None) -> bytes:
@@ -73,5 +80,8 @@ def _once(kek32: bytes, salt: bytes, binding: bytes) -> bytes:
 
 
 def _texts(*values: str) -> bytes:
-    encoded = [value.encode() for value in values]
-    return b"".join(len(value).to_bytes(4, "big") + value for value in encoded)
+    joined = b""
+    for value in values:
+        encoded = value.encode()
+        joined += len(encoded).to_bytes(4, "big") + encoded
+    return joined

@@ -1,0 +1,99 @@
+"""Opens wrapped rows, and makes rows for keys that are asked for the first time. Keeps nothing in memory itself.
+
+Guarantees that two who first ask for one key end with the same, that a tombstone or fence is obeyed, and that a
+row's key-encryption key is on disk before the row can be committed.
+"""
+
+import re
+import secrets
+from collections.abc import Sequence
+from datetime import datetime
+from itertools import islice
+from typing import Any
+
+from sqlalchemy import Connection
+from sqlmodel import Session
+
+from vault import rows
+from vault.envelope import KEY_BYTES
+from vault.errors import KeyDestroyed, KeyFenced, VaultError
+from vault.keks import KekStore
+from vault.models import KeyState
+from vault.rows import AnyRow, Slots, binding_of
+from vault.transaction import pending
+from vault.wrapping import KeySpec, unwrap, wrap
+
+# 0000-00 is the month of keys that belong to none: identity and request keys.
+_MONTH = re.compile(r"0000-00|\d{4}-(0[1-9]|1[0-2])")
+
+
+def open_key(keks: KekStore, row: AnyRow) -> bytes:
+    """Return a data key's 32 bytes. Raises KeyDestroyed, KekDestroyed, KekUnknown, NotDecryptable."""
+    if row["wrapped"] is None:
+        raise KeyDestroyed(row["key_id"], row["destroyed_at"], row["request"])
+    kek = keks.get(str(row["tenant_id"]), row["group_no"], row["epoch"])
+    return unwrap(kek, binding_of(rows.KEYS, row), row["wrapped"])
+
+
+def slot_kek(keks: KekStore, tenant_id: int, slots: Slots) -> bytes:
+    """Return the key-encryption key for new rows in these slots."""
+    if slots.new:
+        # Durable before the rows that need it can be committed; if they are not, it is a key that wraps nothing.
+        keks.create(str(tenant_id), slots.group_no, slots.epoch)
+    return keks.get(str(tenant_id), slots.group_no, slots.epoch)
+
+
+def rows_for_sealing(
+    session: Session, keks: KekStore, tenant_id: int, specs: Sequence[KeySpec], now: datetime
+) -> dict[KeySpec, rows.AnyRow]:
+    """Return the live rows of these specs, made where there are none.
+
+    Raises KeyFenced and KeyDestroyed, each naming the first such spec's subject or key.
+    """
+    db = rows.connection(session)
+    closed = rows.fenced(db, tenant_id, {spec.subject_id for spec in specs})
+    for spec in specs:
+        if spec.subject_id in closed:
+            raise KeyFenced(spec.subject_id)
+        if not _MONTH.fullmatch(spec.month):
+            raise VaultError(f"a key's month is YYYY-MM, got {spec.month!r}")
+    found = rows.keys_by_spec(db, tenant_id, specs)
+    missing = [spec for spec in specs if spec not in found]
+    if missing:
+        pending(session).keys.update(_make(db, keks, tenant_id, missing, now=now))
+        # What another process inserted first is read here: its key is used, ours was never given out.
+        found |= rows.keys_by_spec(db, tenant_id, missing)
+    for spec, row in found.items():
+        if row["wrapped"] is None:
+            raise KeyDestroyed(row["key_id"], row["destroyed_at"], row["request"])
+        if row["state"] != KeyState.LIVE:
+            raise KeyFenced(spec.subject_id)
+    return {spec: found[spec] for spec in specs}
+
+
+def _make(db: Connection, keks: KekStore, tenant_id: int, specs: Sequence[KeySpec], *, now: datetime) -> set[str]:
+    made = set()
+    left = iter(specs)
+    for slots in rows.take_slots(db, tenant_id, len(specs)):
+        kek = slot_kek(keks, tenant_id, slots)
+        batch = [_new_row(tenant_id, spec, slots, kek, now) for spec in islice(left, slots.count)]
+        inserted = {str(row["key_id"]) for row in rows.insert_missing(db, rows.KEYS, batch)}
+        if len(inserted) < len(batch):
+            rows.give_back(db, tenant_id, slots.group_no, len(batch) - len(inserted))
+        made |= inserted
+    return made
+
+
+def _new_row(tenant_id: int, spec: KeySpec, slots: Slots, kek: bytes, now: datetime) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "tenant_id": tenant_id,
+        "key_id": secrets.token_hex(16),
+        "subject_id": spec.subject_id,
+        "data_class": spec.data_class,
+        "month": spec.month,
+        "scope": spec.scope,
+        "group_no": slots.group_no,
+        "epoch": slots.epoch,
+    }
+    wrapped = wrap(kek, binding_of(rows.KEYS, row), secrets.token_bytes(KEY_BYTES))
+    return {**row, "wrapped": wrapped, "created_at": now, "state": KeyState.LIVE}
