@@ -22,6 +22,8 @@ from vault.models import DataKey, KeyState
 
 __all__ = ["STARTER_CLASSES", "DataClass", "diff", "get_class", "in_force", "parse_class", "put_class", "remove_class"]
 
+UNASSIGNED = "unassigned-platform-team"
+"""The owner of the starter classes until a team takes them; the inventory reports it as no owner."""
 ENDED = ("erased",)
 """States of an artifact in which nothing is left of it."""
 # A rule changes its meaning with these: whose data it is and what kind it is.
@@ -190,7 +192,7 @@ def _starter(
     return {
         "state": state,
         "personal": True,
-        "owner": "unassigned-platform-team",
+        "owner": UNASSIGNED,
         "description": description,
         "legal_basis": "legitimate interest",
         "retention": {"keep": keep, "from": start, "then": "erase"},

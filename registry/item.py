@@ -18,7 +18,7 @@ from registry.acting import Acting
 from registry.declaration import DataClass
 from registry.errors import InvalidDeclaration, MalformedSubject, NotBuilt
 from registry.identifiers import Identifier, parse_subject
-from registry.keyed import Lookups
+from registry.keyed import Lookups, canonical_json
 from registry.locators import MalformedLocator, canonical_locator, normal_locator
 from registry.models import StoreRow
 from registry.reading import Faults, Reader, is_list
@@ -55,7 +55,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One item as it will be registered. `details` is everything in free form, to be sealed."""
+    """One item as it will be registered. `details` is everything in free form as JSON, to be sealed."""
 
     given_id: str | None
     data_class: DataClass
@@ -63,7 +63,7 @@ class Item:
     locator_hash: bytes
     subjects: tuple[Identifier, ...] = field(repr=False)
     sources: tuple[Source, ...] = field(repr=False)
-    details: Mapping[str, Any] = field(repr=False)
+    details: bytes = field(repr=False)
     scope: Mapping[str, str] = field(repr=False)
     activity: str | None
     source_type: str | None
@@ -113,7 +113,7 @@ def parse_item(raw: object, context: Context) -> Item:
         locator_hash=context.lookups.locator(store.name, place),
         subjects=subjects,
         sources=sources,
-        details={name: value for name, value in details.items() if value},
+        details=_encoded(details),
         scope=scope,
         activity=activity,
         source_type=reader.code("source_type", pattern=_CODE),
@@ -132,6 +132,13 @@ def parse_item(raw: object, context: Context) -> Item:
     except InvalidDeclaration as error:
         raise ItemRejected("invalid", error.faults[0].detail, error.faults[0].pointer) from error
     return item
+
+
+def _encoded(details: Mapping[str, Any]) -> bytes:
+    try:
+        return canonical_json({name: value for name, value in details.items() if value})
+    except UnicodeEncodeError:
+        raise ItemRejected("invalid", "a text is not valid Unicode") from None
 
 
 def read_sources(reader: Reader, context: Context) -> tuple[Source, ...]:

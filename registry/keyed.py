@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from typing import Any, TypeVar
 
+import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session, col
 
@@ -159,13 +158,9 @@ class Seals:
         return self._keys[subject_no]
 
 
+_encoder = msgspec.json.Encoder(order="sorted")
+
+
 def canonical_json(value: Mapping[str, Any]) -> bytes:
-    """Sorted, compact JSON; integers and texts stay apart (1 is not "1")."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_instant).encode()
-
-
-def _instant(value: object) -> str:
-    if isinstance(value, datetime):
-        return value.isoformat()
-    message = f"{type(value).__name__} cannot stand in a sealed value"
-    raise TypeError(message)
+    """Sorted, compact JSON; integers and texts stay apart (1 is not "1"). Raises: UnicodeEncodeError."""
+    return _encoder.encode(value)

@@ -17,6 +17,8 @@ from registry.errors import Fault, InvalidDeclaration, MalformedDuration, NotBui
 NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 CODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/+-]{0,127}")
 _TEXT_LIMIT = 4096
+_UNFIT = re.compile("[\x00-\x1f\x7f\ud800-\udfff]")
+"""Control characters, and halves of characters that no encoding can write."""
 
 
 class Faults:
@@ -81,7 +83,7 @@ class Reader:
             if required:
                 self.add(name, f"missing: {required}")
             return ""
-        if not isinstance(value, str) or len(value) > limit or any(ord(sign) < 32 for sign in value):  # noqa: PLR2004
+        if not isinstance(value, str) or len(value) > limit or _UNFIT.search(value):
             self.add(name, f"expected a text of at most {limit} characters without control characters")
             return ""
         return value

@@ -40,7 +40,7 @@ from registry.graph import (
 )
 from registry.ids import artifact_name, new_id
 from registry.item import MAX_SUBJECTS, OWN_ID, Context, Item, ItemRejected, Source, parse_item
-from registry.keyed import NOBODY, Lookups, Seals, canonical_json, chunks, hold_writer
+from registry.keyed import NOBODY, Lookups, Seals, chunks, hold_writer
 from registry.lineage import closure, propagate
 from registry.models import Artifact, Derivation, ReviewRow, ScopeKey, Tombstone
 from registry.sets import Members, intern_sets, members
@@ -426,7 +426,7 @@ class _Registration:
         rows, scope_rows = [], []
         for line, item in new:
             holder = seals.holder(candidates[line.node])
-            sealed = seals.seal(holder, LABEL, str(line.node), canonical_json(item.details))
+            sealed = seals.seal(holder, LABEL, str(line.node), item.details)
             request = requests.get(line.node)
             rows.append(
                 {
