@@ -27,19 +27,22 @@ class Verdict(enum.Enum):
 DONE = frozenset({Verdict.STORED, Verdict.DUPLICATE, Verdict.SUPPRESSED})
 
 
+_NULL = msgspec.Raw(b"null")
+
+
 class ItemResult(msgspec.Struct):
     """One element of `results`."""
 
     id: str
     status: str
-    problem: msgspec.Raw | None = None
+    problem: msgspec.Raw = _NULL
 
 
 class BatchAnswer(msgspec.Struct):
     """The body of a 200."""
 
     results: list[ItemResult]
-    receipt: msgspec.Raw | None = None
+    receipt: msgspec.Raw = _NULL
 
 
 class Judged(msgspec.Struct, frozen=True):
@@ -66,7 +69,7 @@ def _judge_one(result: ItemResult | None) -> Judged:
         return Judged(_SIMPLE[result.status])
     if result.status != "rejected":
         return AGAIN
-    problem = msgspec.json.decode(result.problem) if result.problem is not None else None
+    problem = msgspec.json.decode(result.problem)
     return Judged(Verdict.PARK if can_still_come(problem) else Verdict.REFUSE, problem)
 
 

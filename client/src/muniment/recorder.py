@@ -303,8 +303,9 @@ class Recorder:
         result = self._result()
         self._closed = True
         _live.discard(self)
-        if self._forked or self._shipper.stop(min(timeout, 5.0)):
-            self._spool.close()
+        if not self._forked:
+            self._spool.refuse()
+            self._shipper.stop(min(max(timeout, 1.0), 5.0))
         return result
 
     def stats(self) -> RecorderStats:

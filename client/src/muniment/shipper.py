@@ -140,17 +140,11 @@ class Shipper:
         return True
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Stop after the request under way; False if it did not end in time."""
+        """End after the request under way, which closes the spools; False if that takes longer."""
         self._stop = True
         self._wake.set()
-        if self._thread.is_alive():
-            self._thread.join(timeout_seconds)
-        if self._thread.is_alive():
-            return False
-        for queue in self._adopted:
-            queue.spool.close()
-        self._transport.close()
-        return True
+        self._thread.join(timeout_seconds)
+        return not self._thread.is_alive()
 
     # ---- the thread ----------------------------------------------------------------------------------------
 
@@ -169,6 +163,9 @@ class Shipper:
             wait = max(self._linger, self._not_before - time.monotonic())
             self._wake.wait(wait)
             self._wake.clear()
+        for queue in (self._own, *self._adopted):
+            queue.spool.close()
+        self._transport.close()
 
     def _turn(self) -> bool:
         """Do one round; True if something was shipped and there may be more."""
@@ -187,6 +184,8 @@ class Shipper:
         if not self._failed and not moved:
             self._tidy(at_once=wanted)
         if not self._failed and (not moved or self._own.spool.acknowledged >= target):
+            if wanted:
+                self._own.spool.trim()
             self._retry_parked(at_once=wanted)
             if not self._failed:
                 with self._progress:
@@ -266,9 +265,10 @@ class Shipper:
             self._fail(answer.retry_after)
             return [AGAIN] * len(records)
         self._failures = 0
-        if self._on_receipt is not None and parsed.receipt is not None:
+        receipt = msgspec.json.decode(parsed.receipt)
+        if self._on_receipt is not None and receipt is not None:
             try:
-                self._on_receipt(msgspec.json.decode(parsed.receipt))
+                self._on_receipt(receipt)
             except Exception as error:
                 self.faults.note("on_receipt", type(error).__name__)
         return judged

@@ -67,6 +67,7 @@ class Spool:
         self._segment_bytes = min(segment_bytes, max_bytes // 2)
         self._lock = threading.Lock()
         self._closed = False
+        self._refuses = False
         self.on_rotate: Callable[[], object] | None = None
         self._spare: Segment | None = None
         self._active: Segment | None = None
@@ -92,7 +93,7 @@ class Spool:
         if not self._lock.acquire(timeout=_LOCK_WAIT_SECONDS):
             raise SpoolFull("busy")
         try:
-            if self._closed:
+            if self._closed or self._refuses:
                 raise SpoolClosed
             seq = self._next
             self._next = seq + 1
@@ -211,7 +212,10 @@ class Spool:
                     return None
                 if self._read_offset < segment.end:
                     return segment, segment.end
-            self._read_segment = self._following(segment)
+            following = self._following(segment)
+            if following is None:
+                return None  # the last of an earlier run; what is appended next starts a new one
+            self._read_segment = following
             self._read_offset = DATA_START
 
     def _read_past(self, segment: Segment, end: int, records: list[Record]) -> None:
@@ -330,6 +334,10 @@ class Spool:
     def _bytes(self) -> int:
         held = [*self._full, self._active, self._spare]
         return sum(segment.size for segment in held if segment is not None)
+
+    def refuse(self) -> None:
+        """Take no more records; reading and acknowledging go on."""
+        self._refuses = True
 
     def close(self) -> None:
         """Let go of everything; what is not acknowledged stays for the next opening."""
