@@ -80,9 +80,6 @@ def test_a_field_missing_in_a_real_file_is_named_with_its_element(transcripts: P
     faults: list[ImportFault] = []
     kept = read(transcripts / "abcd_sample.json", "scenario.personal.email", skip_bad=True, on_bad=faults.append)
     assert len({entry["subjects"][0] for entry in kept}) == 2
-        "user:cminh730@email.com",
-        "user:" + kept[-1]["subjects"][0][5:],
-    }
     assert len(faults) == 1
 
 
