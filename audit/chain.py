@@ -1,0 +1,170 @@
+"""One batch after the other: strict decoding, and which exact entry breaks the chain of headers.
+
+Guarantees: every header commits to the one before it, so one changed header breaks the link to its successor, and a
+changed link breaks both of its sides; that tells which of two entries was changed. The leaf of a changed entry is
+healed from the `previous` of its successor, so that a good signature behind it still proves all the others.
+Pure: reads nothing. Does not know whether a checkpoint agrees.
+"""
+
+from __future__ import annotations
+
+import binascii
+from base64 import b64decode, b64encode
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from audit.findings import Findings, Verdict
+from ledger.batches import Batch, batch_digest, decode_batch
+from ledger.entry import NO_PREVIOUS, Header, Kind, decode_header, header_hash
+from ledger.errors import MalformedBatch, MalformedHeader
+
+RESTORE = "restore the object from an earlier version or a copy of the bucket; nothing else brings its bytes back"
+_HEADERS_START = b'"headers":["'
+_HEADERS_END = b'"]'
+
+
+@dataclass(slots=True, kw_only=True)
+class Taken:
+    """A batch as it was read. Lists run over its entries; `spoiled` are the offsets that a finding names already."""
+
+    key: str
+    first: int
+    digest: bytes
+    envelope: Batch | None
+    raws: Sequence[bytes | None]
+    headers: list[Header | None] = field(default_factory=list)
+    leaves: list[bytes | None] = field(default_factory=list)
+    spoiled: set[int] = field(default_factory=set)
+
+    @property
+    def end(self) -> int:
+        """The index after its last entry."""
+        return self.first + len(self.raws)
+
+    @property
+    def first_previous(self) -> bytes | None:
+        """The leaf hash that its first header names as the one before it, None when that header cannot be read."""
+        header = self.headers[0]
+        return None if header is None else header.previous
+
+    def entries(self) -> Iterator[tuple[int, Header]]:
+        """Yield index and header of every entry that can be read and is not blamed."""
+        for offset, header in enumerate(self.headers):
+            if header is not None and offset not in self.spoiled:
+                yield self.first + offset, header
+
+
+def take(key: str, first: int, data: bytes, findings: Findings) -> Taken | None:
+    """Return the batch in these bytes; None when not even its entries can be told apart.
+
+    What is wrong with the envelope or a header is added to the findings, with the exact index where there is one.
+    """
+    try:
+        batch = decode_batch(data)
+    except MalformedBatch as error:
+        return _salvage(key, first, data, error, findings)
+    if batch.first != first:
+        detail = f"the key stands for index {first}, the batch inside starts at {batch.first}: it was moved; {RESTORE}"
+        findings.add(Verdict.ALTERED, detail, object=key, index=first)
+        return None
+    taken = Taken(key=key, first=first, digest=batch_digest(data), envelope=batch, raws=batch.headers)
+    _decode(taken, findings)
+    return taken
+
+
+def blame(taken: Taken, before: bytes | None, after: bytes | None, *, link_holds: bool) -> tuple[set[int], bool]:
+    """Return the offsets of the entries that break the chain, and whether the next batch's first entry does.
+
+    `before` is the leaf before the batch, `after` what the next batch's first header names; None for unknown.
+    `link_holds`: the next batch names this one's digest, so a break between the two is the next one's fault.
+    """
+    count = len(taken.headers)
+    named = [None if header is None else header.previous for header in taken.headers]
+    # Nearly always: one comparison of two lists.
+    if (
+        not taken.spoiled
+        and before == named[0]
+        and taken.leaves[:-1] == named[1:]
+        and after in (None, taken.leaves[-1])
+    ):
+        return set(), False
+    lefts = [before, *taken.leaves]
+    rights = [*named, after]
+    broken = [
+        lefts[at] is not None
+        and rights[at] is not None
+        and lefts[at] != rights[at]
+        and at not in taken.spoiled
+        and at - 1 not in taken.spoiled
+        for at in range(count + 1)
+    ]
+    blamed: set[int] = set()
+    for at in range(1, count):
+        if not broken[at] or at - 1 in blamed:
+            continue
+        blamed.add(at if broken[at + 1] and (at + 1 < count or not link_holds) else at - 1)
+    # Any other link to the batch before was judged there; before the very first entry nobody else can be at fault.
+    if broken[0] and before == NO_PREVIOUS:
+        blamed.add(0)
+    next_is_blamed = broken[count] and count - 1 not in blamed and link_holds
+    if broken[count] and not next_is_blamed:
+        blamed.add(count - 1)
+    return blamed, next_is_blamed
+
+
+def heal(taken: Taken, after: bytes | None) -> None:
+    """Give every blamed entry the leaf that its successor names; None where there is no successor to ask."""
+    for offset in sorted(taken.spoiled):
+        if offset + 1 < len(taken.headers):
+            successor = taken.headers[offset + 1]
+            known = successor is not None and offset + 1 not in taken.spoiled
+            taken.leaves[offset] = successor.previous if successor is not None and known else None
+        else:
+            taken.leaves[offset] = after
+
+
+def _decode(taken: Taken, findings: Findings) -> None:
+    for offset, raw in enumerate(taken.raws):
+        header: Header | None = None
+        if raw is not None:
+            try:
+                header = decode_header(raw)
+            except MalformedHeader as error:
+                detail = f"the header is not what the log writes ({error.reason}); {RESTORE}"
+                findings.add(Verdict.ALTERED, detail, object=taken.key, index=taken.first + offset)
+        if header is None:
+            taken.spoiled.add(offset)
+        elif header.kind == Kind.SYSTEM_GENESIS and taken.first + offset:
+            detail = "a second genesis: another log was spliced in here"
+            findings.add(Verdict.FORKED, detail, object=taken.key, entry=header.id, index=taken.first + offset)
+        taken.headers.append(header)
+        taken.leaves.append(None if raw is None else header_hash(raw))
+
+
+def _salvage(key: str, first: int, data: bytes, error: MalformedBatch, findings: Findings) -> Taken | None:
+    """Tell the entries of a damaged envelope apart, so that the damaged one can be named and the others checked."""
+    start = data.find(_HEADERS_START)
+    end = data.rfind(_HEADERS_END)
+    if start < 0 or end <= start:
+        detail = f"the batch cannot be read ({error.reason}); {RESTORE}"
+        findings.add(Verdict.ALTERED, detail, object=key, index=first)
+        return None
+    raws = [_unbase64(item) for item in data[start + len(_HEADERS_START) : end].split(b'","')]
+    for offset, raw in enumerate(raws):
+        if raw is None:
+            detail = f"the header's base64 is damaged; {RESTORE}"
+            findings.add(Verdict.ALTERED, detail, object=key, index=first + offset)
+    if None not in raws:
+        detail = f"the envelope of the batch is damaged ({error.reason}); {RESTORE}"
+        findings.add(Verdict.ALTERED, detail, object=key, index=first)
+    taken = Taken(key=key, first=first, digest=batch_digest(data), envelope=None, raws=raws)
+    _decode(taken, findings)
+    return taken
+
+
+def _unbase64(item: bytes) -> bytes | None:
+    try:
+        raw = b64decode(item, validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return raw if raw and b64encode(raw) == item else None

@@ -1,0 +1,188 @@
+"""The signed heads of a log: every checkpoint in the bucket, what batches and pins say about them.
+
+Guarantees: each checkpoint is opened once, with the pinned keys only; its key, its size and its origin must agree. A
+head counts as good only when the tree built from the batches has its root. The list of checkpoints is taken before that of
+the batches, so a log that grows meanwhile is never called short. Does not build the tree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from audit.chain import RESTORE
+from audit.findings import Findings, Verdict
+from audit.keys import LogKey, open_checkpoint
+from audit.reader import Reader, whole
+from ledger.checkpoint import Checkpoint
+from ledger.errors import BadSignature, MalformedNote, ObjectHidden, ObjectMissing, StoreDenied, StoreUnavailable
+
+_PREFIX = "checkpoint/"
+_KEY = re.compile(r"[0-9]{20}")
+_REMEMBERED = 4096
+PINNED = "the pinned checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A signed size and root, and where it came from: an object key, or `PINNED`."""
+
+    source: str
+    checkpoint: Checkpoint
+    is_pinned: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Heads:
+    """Hands out the heads in order of their size, and keeps the book of those that did not fit.
+
+    `good_size` is the largest that fitted, `stored_size` the largest of those that lie in the bucket.
+    """
+
+    reader: Reader
+    prefix: str
+    keys: Sequence[LogKey]
+    origin: str
+    findings: Findings
+    good_size: int = 0
+    stored_size: int = 0
+    anchored: bool = False
+    signed: int = 0
+    mismatched: list[Head] = field(default_factory=list)
+    _waiting: dict[int, list[Head]] = field(default_factory=dict)
+    _digests: OrderedDict[int, bytes] = field(default_factory=OrderedDict)
+    _foreign: list[tuple[str, int]] = field(default_factory=list)
+    _lost: set[int] = field(default_factory=set)
+    _listing: Iterator[str] | None = None
+    _ahead: tuple[str, int] | None = None
+
+    def start(self) -> None:
+        """Begin the listing. Raises: StoreUnavailable, StoreDenied."""
+        self._listing = self.reader.list(f"{self.prefix}{_PREFIX}")
+        self._step()
+
+    def pin(self, checkpoint: Checkpoint) -> None:
+        """Wait for the auditor's own head too."""
+        self._wait(Head(source=PINNED, checkpoint=checkpoint, is_pinned=True))
+
+    def sizes(self, low: int, high: int) -> list[int]:
+        """Return the sizes above `low`, up to `high`, at which a root is wanted; opens the checkpoints up to there."""
+        while self._ahead is not None and self._ahead[1] <= high:
+            self._open(*self._ahead)
+            self._step()
+        return sorted(size for size in self._waiting if low < size <= high)
+
+    def compare(self, size: int, root: bytes) -> None:
+        """Compare the heads of this size with the root of the tree."""
+        for head in self._waiting.pop(size, ()):
+            if head.checkpoint.root != root:
+                self.mismatched.append(head)
+                continue
+            self.good_size = max(self.good_size, size)
+            if not head.is_pinned:
+                self.stored_size = max(self.stored_size, size)
+            self.anchored = self.anchored or head.is_pinned
+
+    def roots_of(self, size: int) -> list[bytes]:
+        """Return the signed roots of a size that are still to be compared."""
+        return [head.checkpoint.root for head in self._waiting.get(size, ())]
+
+    def beyond(self, size: int) -> list[Head]:
+        """Return the heads of sizes that the log has not reached, opening what is left of the listing."""
+        while self._ahead is not None:
+            self._open(*self._ahead)
+            self._step()
+        return [head for at in sorted(self._waiting) if at > size for head in self._waiting[at]]
+
+    def left_over(self, size: int) -> int:
+        """Return how many heads up to this size were never compared."""
+        return sum(len(heads) for at, heads in self._waiting.items() if at <= size)
+
+    def named(self, size: int, digest: bytes | None, batch: str, index: int) -> None:
+        """Check that the checkpoint a batch names is there, byte for byte."""
+        if size == 0 or digest is None:
+            return
+        self.sizes(size, size)
+        key = f"{self.prefix}{_PREFIX}{size:020d}"
+        found = self._digests.get(size)
+        if found is None:
+            self._open(key, size, named_by=batch)
+            found = self._digests.get(size)
+        if found is not None and found != digest:
+            detail = f"these are not the bytes of the checkpoint that {batch} names; {RESTORE}"
+            self.findings.add(Verdict.ALTERED, detail, object=key, index=index)
+            self._digests[size] = digest
+
+    def foreign(self) -> None:
+        """Report the checkpoints that no pinned key signed: all of them means that this is another log."""
+        if self._foreign and not self.signed:
+            key, size = self._foreign[0]
+            detail = (
+                f"none of the {len(self._foreign)} checkpoints was signed by the key that was pinned: this is another "
+                "log under the same name; ask for the log whose key you pinned"
+            )
+            self.findings.add(Verdict.FORKED, detail, object=key, index=size - 1 if size else None)
+            return
+        for key, _ in self._foreign:
+            self.findings.add(Verdict.ALTERED, f"no pinned key signed this checkpoint; {RESTORE}", object=key)
+
+    def _step(self) -> None:
+        self._ahead = None
+        if self._listing is None:
+            return
+        for key in self._listing:
+            name = key.removeprefix(f"{self.prefix}{_PREFIX}")
+            if _KEY.fullmatch(name):
+                self._ahead = (key, int(name))
+                return
+            self.findings.add(Verdict.ALTERED, "an object that is no checkpoint lies among them", object=key)
+
+    def _wait(self, head: Head) -> None:
+        self._waiting.setdefault(head.checkpoint.size, []).append(head)
+
+    def _open(self, key: str, size: int, *, named_by: str | None = None) -> None:
+        if size in self._digests or size in self._lost:
+            return
+        self._lost.add(size)
+        try:
+            note = whole(self.reader, key)
+        except ObjectHidden:
+            detail = "a delete marker or a second version lies over the checkpoint; remove it, the first one is kept"
+            self.findings.add(Verdict.HIDDEN, detail, object=key)
+            return
+        except ObjectMissing:
+            detail = f"{named_by or 'the listing'} names this checkpoint, and it is missing; {RESTORE}"
+            self.findings.add(Verdict.MISSING, detail, object=key)
+            return
+        except (StoreUnavailable, StoreDenied) as error:
+            self.findings.add(Verdict.UNREADABLE, f"could not be read: {error.detail}", object=key)
+            return
+        self._lost.discard(size)
+        self._digests[size] = sha256(note).digest()
+        if len(self._digests) > _REMEMBERED:
+            self._digests.popitem(last=False)
+        self._read(key, size, note)
+
+    def _read(self, key: str, size: int, note: bytes) -> None:
+        if not self.keys:
+            return
+        try:
+            checkpoint = open_checkpoint(note, self.keys, self.origin)
+        except MalformedNote as error:
+            self.findings.add(Verdict.ALTERED, f"not a checkpoint ({error.reason}); {RESTORE}", object=key)
+            return
+        except BadSignature as error:
+            if error.name:
+                self.findings.add(Verdict.ALTERED, f"{error.reason}; {RESTORE}", object=key)
+            else:
+                self._foreign.append((key, size))
+            return
+        if checkpoint.size != size:
+            detail = f"the key stands for size {size}, the checkpoint says {checkpoint.size}: it was moved; {RESTORE}"
+            self.findings.add(Verdict.ALTERED, detail, object=key)
+            return
+        self.signed += 1
+        self._wait(Head(source=key, checkpoint=checkpoint))

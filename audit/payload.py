@@ -1,0 +1,118 @@
+"""The sealed parts: are the bytes that the headers commit to really there.
+
+Guarantees: each payload object is read once for a batch, and each part's digest is taken over a slice of it. A part
+whose key is gone may be gone too: that is `erased` or `expired`, never `missing`; bytes that are there must be right
+whatever became of their key. Nothing is decrypted. Whether a key is really gone is another's word (`PartStates`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+
+from audit.chain import RESTORE
+from audit.findings import Findings, Verdict
+from audit.reader import Reader, uncovered
+from ledger.entry import Header, Part
+from ledger.errors import ObjectHidden, ObjectMissing, StoreDenied, StoreUnavailable
+
+WHOLE_OBJECT = 64 * 1024 * 1024
+"""Objects up to this size are read in one piece; larger ones part by part, so that memory stays bounded."""
+ERASED, EXPIRED = "erased", "expired"
+
+PartStates = Callable[[int, int], Mapping[tuple[int, int], str]]
+"""Says, for the entries from one index to before another, which (index, part number) is `erased` or `expired`."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """How many entries were looked into, and how many of them have a part whose key is gone."""
+
+    checked: int = 0
+    erased: int = 0
+    expired: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class _Wanted:
+    index: int
+    entry: str
+    part: Part
+    gone: bool
+
+
+@dataclass(slots=True, kw_only=True)
+class PayloadCheck:
+    """Checks the parts of batches against a bucket; `prefix` is the log's own."""
+
+    reader: Reader
+    prefix: str
+    findings: Findings
+    states: PartStates | None
+    counts: Counts = field(default_factory=Counts)
+
+    def check(self, first: int, end: int, entries: Iterable[tuple[int, Header]]) -> None:
+        """Check the parts of these entries, all of them between two indexes."""
+        gone = self.states(first, end) if self.states is not None else {}
+        wanted: dict[str, list[_Wanted]] = {}
+        for index, header in entries:
+            self.counts.checked += 1
+            states = [gone.get((index, number)) for number in range(len(header.parts))] if gone else []
+            if ERASED in states:
+                self.counts.erased += 1
+            elif EXPIRED in states:
+                self.counts.expired += 1
+            for number, part in enumerate(header.parts):
+                is_gone = bool(states) and states[number] in (ERASED, EXPIRED)
+                one = _Wanted(index=index, entry=header.id, part=part, gone=is_gone)
+                wanted.setdefault(part.object, []).append(one)
+        for name, parts in wanted.items():
+            self._check_object(name, parts)
+
+    def _check_object(self, name: str, parts: list[_Wanted]) -> None:
+        key = f"{self.prefix}{name}"
+        if not name.startswith("payload/"):
+            detail = "the header names an object that is no payload"
+            self._add(Verdict.ALTERED, detail, key, parts[0])
+            return
+        try:
+            info = uncovered(self.reader, key)
+            if info.size <= WHOLE_OBJECT:
+                self._check_whole(key, memoryview(self.reader.get(key)), parts)
+            else:
+                for one in parts:
+                    data = self.reader.get(key, offset=one.part.offset, length=one.part.length)
+                    self._check_part(key, one, memoryview(data))
+        except ObjectHidden:
+            detail = f"a delete marker or a second version lies over {len(parts)} parts; remove it, the first version is kept"
+            self._add(Verdict.HIDDEN, detail, key, parts[0])
+        except ObjectMissing:
+            self._missing(key, parts)
+        except (StoreUnavailable, StoreDenied) as error:
+            detail = f"{len(parts)} parts could not be checked: {error.detail}"
+            self._add(Verdict.UNREADABLE, detail, key, parts[0])
+
+    def _check_whole(self, key: str, data: memoryview, parts: list[_Wanted]) -> None:
+        for one in parts:
+            part = one.part
+            if sha256(data[part.offset : part.offset + part.length]).digest() != part.sha256:
+                self._check_part(key, one, data[part.offset : part.offset + part.length])
+
+    def _check_part(self, key: str, one: _Wanted, data: memoryview) -> None:
+        if len(data) != one.part.length:
+            detail = f"part {one.part.role} is cut off: expected {one.part.length} bytes, got {len(data)}; {RESTORE}"
+            self._add(Verdict.ALTERED, detail, key, one)
+        elif sha256(data).digest() != one.part.sha256:
+            detail = f"the bytes of part {one.part.role} are not those the header commits to; {RESTORE}"
+            self._add(Verdict.ALTERED, detail, key, one)
+
+    def _missing(self, key: str, parts: list[_Wanted]) -> None:
+        lost = [one for one in parts if not one.gone]
+        if lost:
+            hint = "" if self.states is not None else " (no database was given that could say whether they were erased)"
+            detail = f"{len(lost)} parts are missing and nothing says that they may be{hint}; {RESTORE}"
+            self._add(Verdict.MISSING, detail, key, lost[0])
+
+    def _add(self, verdict: Verdict, detail: str, key: str, one: _Wanted) -> None:
+        self.findings.add(verdict, detail, object=key, entry=one.entry, index=one.index)

@@ -1,0 +1,523 @@
+"""Whether a log still is what was signed: the numbered procedure over one log's bucket.
+
+ 1. Take the pins: keys, origin, the auditor's last head. Nothing of the log is trusted to name its own key.
+ 2. List the checkpoints, then the batches, in this order: a log that grows meanwhile is never called short.
+ 3. For every batch, in order:
+    a. decode it strictly; its key is its first index; it names the batch before it and the last checkpoint;
+    b. follow the hash chain of the headers, and name the exact entry where it breaks;
+    c. follow the positions of every stream;
+    d. grow the tree; at every signed size its root is the signed one;
+    e. compare the sealed parts with the digests in their header.
+ 4. At the end: nothing that was signed, pinned, or known lies beyond it, and nothing lies hidden behind it.
+ 5. Judge the heads that did not fit, and say in one word what all of it comes to.
+
+Guarantees: every entry between two signed heads is hashed, never only some (CVE-2022-36111 is what a partial check
+costs). Memory does not grow with the number of entries, only with that of streams. Nothing is decrypted, nothing is
+written. It does not know why a part's key is gone: `part_states` says so. Verdicts: `audit.findings`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from audit.chain import RESTORE, Taken, blame, heal, take
+from audit.errors import BadPin
+from audit.findings import Findings, Report, Sampled, Verdict
+from audit.hashtiles import TileCheck
+from audit.heads import PINNED, Heads
+from audit.keys import LogKey, log_key, open_checkpoint
+from audit.payload import PartStates, PayloadCheck
+from audit.reader import Reader, whole
+from ledger.batches import batch_key, parse_batch_key
+from ledger.checkpoint import Checkpoint, parse_checkpoint, parse_note
+from ledger.entry import NO_PREVIOUS, Header
+from ledger.errors import (
+    BadSignature,
+    MalformedBatch,
+    MalformedNote,
+    ObjectHidden,
+    ObjectMissing,
+    StoreDenied,
+    StoreUnavailable,
+)
+from ledger.merkle import Frontier
+
+UNANCHORED = "unanchored: trusts the operator"
+_STREAM_HEX = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to check, and against what.
+
+    `since` is the note of a head the auditor kept. `sample`: look into the content of so many entries only. `stream`:
+    of the entries of this random stream id only; the chain is checked whole either way. `known_size`: a size that the
+    operator's own database has seen. `seed` makes a sample repeatable, for tests.
+    """
+
+    since: bytes | None = None
+    sample: int | None = None
+    stream: str | None = None
+    known_size: int = 0
+    seed: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class _State:
+    """Where the procedure stands between two batches. `held` waits for the next one, which commits to it."""
+
+    held: Taken | None = None
+    before: bytes | None = NO_PREVIOUS
+    expected: int | None = 0
+    end: int = 0
+    end_is_known: bool = True
+    frontier: Frontier = field(default_factory=Frontier)
+    tree_holds: bool = True
+    positions: dict[bytes, int] = field(default_factory=dict)
+    positions_hold: bool = True
+    fence: int = 0
+    named_size: int = 0
+    of_stream: int = 0
+
+
+def verify(
+    reader: Reader,
+    *,
+    log_id: str,
+    keys: Sequence[str],
+    options: Options | None = None,
+    hot: Reader | None = None,
+    part_states: PartStates | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> Report:
+    """Return what the log in this bucket comes to.
+
+    `keys` are the vkeys that may have signed it, all of one name, which is the log's origin. `hot`, the unlocked store,
+    adds tiles and the pointer to the newest checkpoint. `progress` is told how many entries were done.
+    Raises: BadPin when a key or the pinned checkpoint cannot be used at all.
+    """
+    return _Audit(reader, log_id, keys, options or Options(), hot, part_states, progress).run()
+
+
+class _Audit:
+    def __init__(
+        self,
+        reader: Reader,
+        log_id: str,
+        keys: Sequence[str],
+        options: Options,
+        hot: Reader | None,
+        part_states: PartStates | None,
+        progress: Callable[[int], None] | None,
+    ) -> None:
+        self.reader, self.log_id, self.options, self.hot = reader, log_id, options, hot
+        self.progress = progress
+        self.prefix = f"{log_id}/"
+        self.findings = Findings()
+        self.keys: list[LogKey] = [log_key(text) for text in dict.fromkeys(keys)]  # 1
+        origins = {key.name for key in self.keys}
+        if len(origins) > 1:
+            raise BadPin("the keys belong to several logs")
+        self.origin = next(iter(origins), "")
+        self.heads = Heads(
+            reader=reader, prefix=self.prefix, keys=self.keys, origin=self.origin, findings=self.findings
+        )
+        self.payload = PayloadCheck(reader=reader, prefix=self.prefix, findings=self.findings, states=part_states)
+        self.tiles = None if hot is None else TileCheck(reader=hot, prefix=self.prefix, findings=self.findings)
+        self.state = _State()
+        self.since: Checkpoint | None = None
+        self.pointer: Checkpoint | None = None
+        self.chosen: frozenset[int] | None = None
+        self.sampled: Sampled | None = None
+
+    def run(self) -> Report:
+        """Run the procedure. Raises: BadPin."""
+        self._take_pins()  # 1
+        try:
+            self.pointer = self._hot_pointer()
+            self.heads.start()  # 2
+            self._choose_sample()
+            self._batches(after=None)  # 3
+            # A log that grew while we read has batches behind our listing that its newer checkpoints already cover.
+            while self.heads.beyond(self.state.end) and self._batches(after=self.state.end - 1):
+                pass
+            self._settle(None, link_holds=True)
+            self._end()  # 4
+        except (StoreUnavailable, StoreDenied) as error:
+            self.findings.add(Verdict.UNREADABLE, f"the bucket could not be read: {error.detail}", object=self.prefix)
+        self._judge()  # 5
+        return self._report()
+
+    # ── 1. pins ──
+
+    def _take_pins(self) -> None:
+        if not self.keys:
+            detail = "no key was given or found, so no signature could be checked; give the log's key with --key"
+            self.findings.add(Verdict.UNREADABLE, detail)
+        if self.options.since is None:
+            return
+        try:
+            self.since = open_checkpoint(self.options.since, self.keys, self.origin)
+        except MalformedNote as error:
+            raise BadPin(f"the checkpoint file is not a signed note ({error.reason})") from error
+        except BadSignature as error:
+            self._foreign_since(error)
+        else:
+            self.heads.pin(self.since)
+
+    def _foreign_since(self, error: BadSignature) -> None:
+        """Judge a pinned head that our keys did not sign: of this very log, it says that its key was exchanged."""
+        try:
+            stated = parse_checkpoint(parse_note(self.options.since or b"").text)
+        except MalformedNote as malformed:
+            raise BadPin(f"the checkpoint file is not a checkpoint ({malformed.reason})") from malformed
+        if error.name or stated.origin != self.origin:
+            raise BadPin("the checkpoint file is not signed by the key, or is of another log") from error
+        detail = (
+            f"your checkpoint of size {stated.size} was signed by another key than the log uses now; if its key was "
+            "not rotated, this is another log under the same name"
+        )
+        self.findings.add(Verdict.FORKED, detail, object=PINNED, index=stated.size)
+
+    def _hot_pointer(self) -> Checkpoint | None:
+        if self.hot is None or not self.keys:
+            return None
+        key = f"{self.prefix}checkpoint"
+        try:
+            return open_checkpoint(self.hot.get(key), self.keys, self.origin)
+        except ObjectMissing:
+            return None
+        except (MalformedNote, BadSignature, ObjectHidden) as error:
+            detail = f"the pointer to the newest checkpoint is wrong ({error}); muniment rebuild makes it again"
+            self.findings.add(Verdict.ALTERED, detail, object=key)
+            return None
+
+    # ── 2. lists and samples ──
+
+    def _choose_sample(self) -> None:
+        if self.options.sample is None:
+            return
+        last = None
+        for last in self.reader.list(f"{self.prefix}batch/"):  # noqa: B007 - only the last key matters
+            pass
+        taken = None
+        if last is not None:
+            first = self._first_of(last)
+            taken = None if first is None else take(last, first, self.reader.get(last), Findings())
+        size = 0 if taken is None else taken.end
+        count = min(self.options.sample, size)
+        # Which entries are looked into must not be foreseeable by who stores them.
+        source = random.SystemRandom() if self.options.seed is None else random.Random(self.options.seed)  # noqa: S311
+        self.chosen = frozenset(source.sample(range(size), count))
+        self.sampled = Sampled(n=count, of=size)
+
+    def _first_of(self, key: str) -> int | None:
+        try:
+            return parse_batch_key(key.removeprefix(self.prefix))
+        except MalformedBatch:
+            return None
+
+    # ── 3. batches ──
+
+    def _batches(self, after: int | None) -> int:
+        """Take every batch behind an index; returns how many there were."""
+        count = 0
+        start = None if after is None else f"{self.prefix}{batch_key(max(after, 0))}"
+        for key in self.reader.list(f"{self.prefix}batch/", after=start):
+            first = self._first_of(key)
+            if first is None:
+                self.findings.add(Verdict.ALTERED, "an object that is no batch lies among them", object=key)
+                continue
+            if after is not None and first <= after:
+                continue
+            count += 1
+            self._batch(key, first)
+        return count
+
+    def _batch(self, key: str, first: int) -> None:
+        state = self.state
+        taken = self._read(key, first)  # a
+        if state.expected is not None and first < state.expected:
+            detail = f"a second batch covers index {first}, which the batch before it holds already"
+            self.findings.add(Verdict.FORKED, detail, object=key, index=first)
+            return
+        follows = state.held is not None and state.held.end == first
+        if state.expected is not None and first > state.expected:
+            self._gap(state.expected, first)
+        if taken is None:
+            self._settle(None, link_holds=True)
+            self._lose_the_thread(end=first + 1)
+            state.end_is_known = False
+            return
+        link_holds = self._link(taken) if follows else True
+        self._envelope(taken)
+        self._settle(taken if follows else None, link_holds=link_holds)
+        if not follows and first:
+            self._lose_the_thread(end=first)
+        state.held, state.expected, state.end, state.end_is_known = taken, taken.end, taken.end, True
+        if self.progress is not None:
+            self.progress(taken.end)
+
+    def _read(self, key: str, first: int) -> Taken | None:
+        try:
+            data = whole(self.reader, key)
+        except ObjectHidden:
+            self._hidden(key, first)
+        except ObjectMissing:
+            self.findings.add(Verdict.MISSING, f"the batch went away while we read; {RESTORE}", object=key, index=first)
+        except (StoreUnavailable, StoreDenied) as error:
+            self.findings.add(Verdict.UNREADABLE, f"could not be read: {error.detail}", object=key, index=first)
+        else:
+            return take(key, first, data, self.findings)
+        return None
+
+    def _hidden(self, key: str, index: int) -> None:
+        detail = "a delete marker or a second version lies over the batch; remove it, the first version is kept"
+        self.findings.add(Verdict.HIDDEN, detail, object=key, index=index)
+
+    def _gap(self, start: int, end: int) -> None:
+        key = f"{self.prefix}{batch_key(start)}"
+        try:
+            if self.reader.head(key).hidden:
+                self._hidden(key, start)
+                return
+        except ObjectMissing:
+            detail = f"entries {start} to {end - 1} are missing; {RESTORE}"
+            self.findings.add(Verdict.MISSING, detail, object=key, index=start)
+
+    def _lose_the_thread(self, *, end: int) -> None:
+        """Go on behind a hole: nothing is known of what stands there, so nothing is claimed of it."""
+        state = self.state
+        state.held, state.before, state.expected, state.end = None, None, None, end
+        state.tree_holds = state.positions_hold = False
+        state.positions.clear()
+
+    def _link(self, taken: Taken) -> bool:
+        """Check what the batch says of the one before it; returns whether it names that one's bytes."""
+        held, envelope = self.state.held, taken.envelope
+        if held is None or envelope is None:
+            return True
+        if (envelope.previous_key, envelope.previous_count) != (batch_key(held.first), len(held.raws)):
+            detail = f"the batch names another one before it than {held.key}; {RESTORE}"
+            self.findings.add(Verdict.ALTERED, detail, object=taken.key, index=taken.first)
+        return envelope.previous_digest == held.digest
+
+    def _envelope(self, taken: Taken) -> None:
+        envelope, state = taken.envelope, self.state
+        if envelope is None:
+            return
+        if envelope.log_id != self.log_id:
+            detail = "the batch belongs to another log"
+            self.findings.add(Verdict.ALTERED, detail, object=taken.key, index=taken.first)
+        if envelope.fence < state.fence or envelope.checkpoint_size < state.named_size:
+            detail = (
+                "a writer that had lost the log wrote this: its fence or its checkpoint is older than the one before"
+            )
+            self.findings.add(Verdict.FORKED, detail, object=taken.key, index=taken.first)
+        state.fence = max(state.fence, envelope.fence)
+        state.named_size = max(state.named_size, envelope.checkpoint_size)
+        self.heads.named(envelope.checkpoint_size, envelope.checkpoint_digest, taken.key, taken.first)
+
+    def _settle(self, following: Taken | None, *, link_holds: bool) -> None:
+        """Finish the batch that waited, now that its successor (or none) is known."""
+        held, state = self.state.held, self.state
+        if held is None:
+            return
+        after = None if following is None else following.first_previous
+        blamed, next_is_blamed = blame(held, state.before, after, link_holds=link_holds)  # b
+        if following is None:
+            blamed = self._last_of_two(held, blamed)
+        known = held.spoiled | blamed
+        for offset in sorted(blamed):
+            self._broken_entry(held, offset)
+        if following is not None and next_is_blamed and 0 not in following.spoiled:
+            self._broken_entry(following, 0)
+            following.spoiled.add(0)
+        if not link_holds and not known and held.envelope is not None:
+            detail = f"the batch is not the one that the next names; its envelope was changed; {RESTORE}"
+            self.findings.add(Verdict.ALTERED, detail, object=held.key, index=held.first)
+        held.spoiled = known
+        heal(held, after)
+        state.before, state.held = held.leaves[-1], None
+        self._grow(held)  # d
+        chosen = []
+        for index, header in held.entries():
+            self._position(held, index, header)  # c
+            if self._is_chosen(index, header):
+                chosen.append((index, header))
+        if chosen:
+            self.payload.check(held.first, held.end, chosen)  # e
+
+    def _broken_entry(self, taken: Taken, offset: int) -> None:
+        header = taken.headers[offset]
+        detail = f"the entry's header is not the one that its neighbours commit to; {RESTORE}"
+        entry = None if header is None else header.id
+        self.findings.add(Verdict.ALTERED, detail, object=taken.key, entry=entry, index=taken.first + offset)
+
+    def _last_of_two(self, held: Taken, blamed: set[int]) -> set[int]:
+        """Of the last two entries, which no successor tells apart, blame the one that the signed root does not know."""
+        suspect = len(held.headers) - 2
+        last = held.headers[-1]
+        if suspect not in blamed or last is None or not self.state.tree_holds:
+            return blamed
+        self.heads.sizes(held.first, held.end)
+        roots = self.heads.roots_of(held.end)
+        leaves = [*held.leaves[:suspect], last.previous, held.leaves[-1]]
+        whole = [leaf for leaf in leaves if leaf is not None]
+        tree = self.state.frontier.copy()
+        if not roots or len(whole) != len(leaves) or tree.size != held.first:
+            return blamed
+        tree.append_many(whole)
+        return blamed if tree.root() in roots else blamed - {suspect} | {suspect + 1}
+
+    def _position(self, taken: Taken, index: int, header: Header) -> None:
+        state = self.state
+        stream = bytes.fromhex(header.stream)
+        expected = state.positions.get(stream, 0 if state.positions_hold else header.position)
+        if header.position != expected and not taken.spoiled:
+            verdict = Verdict.MISSING if header.position > expected else Verdict.ALTERED
+            detail = f"the stream goes on at position {header.position}, expected {expected}"
+            self.findings.add(verdict, detail, object=taken.key, entry=header.id, index=index)
+        state.positions[stream] = header.position + 1
+
+    def _is_chosen(self, index: int, header: Header) -> bool:
+        if self.options.stream is not None:
+            if header.stream != self.options.stream:
+                return False
+            self.state.of_stream += 1
+        return self.chosen is None or index in self.chosen
+
+    def _grow(self, held: Taken) -> None:
+        state = self.state
+        leaves = [leaf for leaf in held.leaves if leaf is not None]
+        if not state.tree_holds or state.frontier.size != held.first or len(leaves) != len(held.leaves):
+            state.tree_holds = False
+            return
+        at = held.first
+        for size in [*self.heads.sizes(held.first, held.end), held.end]:
+            part = leaves[at - held.first : size - held.first]
+            state.frontier.append_many(part)
+            if self.tiles is not None:
+                self.tiles.grow(part)
+            at = size
+            self.heads.compare(size, state.frontier.root())
+            if self.tiles is not None and self.heads.good_size == size:
+                self.tiles.settle(size)
+
+    # ── 4. the end ──
+
+    def _end(self) -> None:
+        state = self.state
+        if state.end == 0 and not self.heads.beyond(0) and self.options.known_size == 0:
+            detail = "nothing is there to check: the log is empty, or this is the wrong place"
+            self.findings.add(Verdict.UNREADABLE, detail, object=f"{self.prefix}batch/")
+        if state.end_is_known and not self._hidden_batch():
+            for detail in self._longer():
+                self.findings.add(Verdict.ROLLED_BACK, detail, index=state.end)
+            if self.tiles is not None:
+                self.tiles.beyond(state.end)
+        self._hidden_checkpoint()
+        if self.options.stream is not None and state.end and not state.of_stream:
+            self.findings.add(Verdict.UNREADABLE, "the log holds no entry of this stream")
+
+    def _hidden_batch(self) -> bool:
+        """Look under the key of the next batch: a listing leaves out what lies under a delete marker."""
+        key = f"{self.prefix}{batch_key(self.state.end)}"
+        try:
+            hidden = self.reader.head(key).hidden
+        except ObjectMissing:
+            return False
+        if hidden:
+            self._hidden(key, self.state.end)
+        return hidden
+
+    def _longer(self) -> Iterator[str]:
+        """Yield why this log should be longer than it is."""
+        end = self.state.end
+        for head in self.heads.beyond(end):
+            yield f"{head.source} was signed over {head.checkpoint.size} entries, the bucket has {end}; {RESTORE}"
+        if self.pointer is not None and self.pointer.size > end:
+            seen = self.pointer.size
+            yield f"the unlocked store points at a checkpoint of {seen} entries, the bucket has {end}; {RESTORE}"
+        if self.options.known_size > end:
+            yield f"the database knows {self.options.known_size} entries, the bucket has {end}; {RESTORE}"
+
+    def _hidden_checkpoint(self) -> None:
+        """Look under the key of the newest checkpoint, which no batch names yet."""
+        sizes = {self.state.end} | ({self.pointer.size} if self.pointer is not None else set())
+        for size in sizes - {0, self.heads.stored_size}:
+            key = f"{self.prefix}checkpoint/{size:020d}"
+            try:
+                hidden = self.reader.head(key).hidden
+            except ObjectMissing:
+                if self.pointer is not None and self.pointer.size == size:
+                    detail = f"the newest checkpoint was signed and is missing; {RESTORE}"
+                    self.findings.add(Verdict.MISSING, detail, object=key)
+                continue
+            if hidden and not any(one.object == key for one in self.findings.kept):
+                detail = "a delete marker lies over the newest checkpoint; remove it, the object is kept"
+                self.findings.add(Verdict.HIDDEN, detail, object=key)
+
+    # ── 5. the judgement ──
+
+    def _judge(self) -> None:
+        state, heads = self.state, self.heads
+        heads.foreign()
+        evidence = [one.index for one in self.findings.kept if one.verdict is Verdict.ALTERED and one.index is not None]
+        told = False
+        for head in heads.mismatched:
+            size = head.checkpoint.size
+            explained = any(index < size for index in evidence)
+            if size < heads.good_size or (head.is_pinned and not explained):
+                detail = (
+                    f"{head.source} of size {size} is signed over other entries than the bucket holds: two histories"
+                )
+                self.findings.add(Verdict.FORKED, detail, object=head.source, index=self._first_unproven(size))
+            elif told:
+                continue  # what follows the first one cannot fit either
+            elif explained:
+                detail = f"the root of size {size} does not fit, because of the altered entries named before it"
+                self.findings.add(Verdict.ALTERED, detail, object=head.source)
+            elif size == state.end:
+                detail = (
+                    f"the signed root of size {size} does not fit: the last entry was changed, or all of them from "
+                    f"{self._first_unproven(size)} on; {RESTORE}"
+                )
+                self.findings.add(Verdict.ALTERED, detail, object=head.source, index=size - 1)
+            else:
+                detail = f"the entries from {self._first_unproven(size)} on are not those that were signed; {RESTORE}"
+                self.findings.add(Verdict.FORKED, detail, object=head.source, index=self._first_unproven(size))
+            told = told or not head.is_pinned
+        if state.end and self.keys and not self.findings.counts and not heads.stored_size:
+            detail = "no checkpoint was signed yet, so nothing says what the log should be; try again in a few seconds"
+            self.findings.add(Verdict.UNREADABLE, detail, object=f"{self.prefix}checkpoint/")
+
+    def _first_unproven(self, size: int) -> int:
+        """The first index that no good head up to this size vouches for."""
+        return self.heads.good_size if self.heads.good_size <= size else 0
+
+    def _report(self) -> Report:
+        state, heads = self.state, self.heads
+        anchored = heads.anchored and self.findings.verdict not in (Verdict.FORKED, Verdict.ROLLED_BACK)
+        notes = [] if anchored else [UNANCHORED]
+        if state.end > heads.good_size:
+            notes.append(f"{state.end - heads.good_size} entries are not under a good checkpoint (yet)")
+        left = heads.left_over(state.end)
+        if left:
+            notes.append(f"{left} checkpoints could not be compared, because entries before them could not be read")
+        return Report(
+            log_id=self.log_id,
+            verdict=self.findings.verdict,
+            anchored=anchored,
+            size=state.end,
+            signed_size=heads.good_size,
+            checked=self.payload.counts.checked,
+            erased=self.payload.counts.erased,
+            expired=self.payload.counts.expired,
+            findings=tuple(self.findings.sorted()),
+            more_findings=self.findings.left_out,
+            sampled=self.sampled,
+            notes=tuple(notes),
+        )
