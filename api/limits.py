@@ -73,6 +73,8 @@ def _check(body: bytes, content_type: str) -> None:
     charset = parameters.partition("charset=")[2].strip().strip('"')
     if charset and charset not in ("utf-8", "utf8"):
         raise Problem("unsupported-media-type", "send UTF-8")
+    if kind.strip() == "application/x-ndjson":
+        return  # judged line by line: one bad line does not refuse the others
     if not body.isascii():
         try:
             body.decode("utf-8")

@@ -46,8 +46,17 @@ PROBLEMS: dict[str, ProblemType] = {
     "store-in-use": _of(409, "Live artifacts lie in this store", "Erase or register them elsewhere first."),
     "name-taken": _of(409, "The name is taken", "Choose another one."),
     "subject-not-erased": _of(409, "This person was not erased", "A new start needs a completed erasure before it."),
-    "plan-stale": _of(409, "The plan changed since it was read", "Plan again, read it, and approve its new hash."),
-    "not-due": _of(409, "It is not due yet", "Ask again at the date in `detail`."),
+    "stale-plan": _of(409, "The plan changed since it was read", "Plan again, read it, and approve its new hash."),
+    "illegal-move": _of(409, "The request's state does not allow this", "`detail` names the state and the step."),
+    "too-late": _of(409, "It is too late for this", "The first destructive step was taken, or the date has passed."),
+    "extension-too-late": _of(409, "No second period can be added", "An extension is told before the first date."),
+    "clock-cannot-pause": _of(409, "This clock cannot be paused", "The regulation names the grounds; CCPA has none."),
+    "report-not-ready": _of(409, "There is no such report yet", "Ask again at the date in `detail`."),
+    "lease-lost": _of(409, "Another worker has this request now", "Read its state again."),
+    "proposal-changed": _of(
+        409, "The action is bound to another proposal", "A changed proposal needs a new action id."
+    ),
+    "action-settled": _of(409, "The action has another outcome", "An outcome is recorded once; read the action."),
     "erased": _of(410, "It was erased", "`request` names the request, `certificate` its proof once issued."),
     # 413 to 423
     "too-large": _of(413, "The body is too large", "Send at most 16 MiB and the number of items `detail` names."),
@@ -60,6 +69,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "unknown-class": _of(422, "No such data class", "Register it with `PUT /v1/data-classes/{name}` first."),
     "unknown-store": _of(422, "No such store", "Register it with `PUT /v1/stores/{name}` first."),
     "unknown-kind": _of(422, "No such kind", "Register it with `PUT /v1/kinds/{name}` first."),
+    "invalid-entry": _of(422, "The entry is not valid", "`errors` names the field; the other entries were stored."),
     "unknown-source": _of(422, "No such source", "Register or record the source first."),
     "unknown-stream": _of(404, "No such stream", "Make it with `POST /v1/streams`, or record an entry in it."),
     "no-subject": _of(422, "Nobody is named", "Name a subject or a source; only `personal: false` needs neither."),
@@ -73,6 +83,11 @@ PROBLEMS: dict[str, ProblemType] = {
         422, "The secret is outside the tenant's own", "Use `env:MUNIMENT_SECRET_<TENANT>_…` or `file:` in its folder."
     ),
     "not-built": _of(422, "This version does not do that", "It is refused rather than half done; `detail` names it."),
+    "unknown-ground": _of(422, "Not a ground for this", "`detail` lists those of the regulation."),
+    "unknown-timezone": _of(422, "No such time zone", "Use a name of the IANA database, such as Europe/Berlin."),
+    "unknown-jurisdiction": _of(422, "No such jurisdiction", "Use an ISO 3166 code such as DE, DE-BY or US-CA."),
+    "unknown-regulation": _of(422, "No such regulation", "Built are gdpr and ccpa."),
+    "bad-report": _of(422, "The certificate does not hold", "`detail` says which step failed."),
     "bad-cursor": _of(422, "The cursor is not one of ours", "Send `next_cursor` back as it came, or none."),
     "legal-hold": _of(423, "A legal hold stops this", "It stays until the hold is released by its keepers."),
     # 429 and 5xx

@@ -21,6 +21,7 @@ import msgspec
 
 from ledger.entry import uuid7_time
 from ledger.errors import MalformedHeader
+from registry.lenient import Unsplittable, elements, has_unique_keys, members
 
 MAX_DEPTH = 200
 MAX_SOURCES = 10_000
@@ -116,8 +117,15 @@ def split_batch(data: bytes) -> list[bytes]:
     """Return the items of a `{"entries": […]}` body, as sent. Raises: MalformedEntry when it is not one."""
     try:
         return [bytes(raw) for raw in _BATCH.decode(data).entries]
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise MalformedEntry("the body is not JSON of the form {“entries”: […]}", problem="malformed") from error
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        # One odd body must not take the others with it: split without judging, each item is judged by itself.
+        try:
+            found = members(data)
+            if found.keys() == {"entries"}:
+                return list(elements(found["entries"]))
+        except Unsplittable:
+            pass
+        raise MalformedEntry("the body is not JSON of the form {“entries”: […]}", problem="malformed") from None
 
 
 def split_lines(data: bytes) -> list[bytes]:
@@ -130,21 +138,59 @@ def parse_entry(raw: bytes) -> Parsed:
     try:
         raw.decode("utf-8")
         sent = _ENTRY.decode(raw)
+        if not has_unique_keys(raw):
+            raise MalformedEntry("a key of the envelope stands twice")
     except UnicodeDecodeError as error:
         raise MalformedEntry("the entry is not valid UTF-8") from error
     except RecursionError as error:
         raise MalformedEntry(f"the entry is nested deeper than {MAX_DEPTH}") from error
     except msgspec.ValidationError as error:
-        detail, _, pointer = str(error).partition(" - at `$")
-        raise MalformedEntry(detail, pointer=pointer.rstrip("`").replace(".", "/")) from error
-    except msgspec.DecodeError as error:
-        raise MalformedEntry("the entry is not JSON") from error
+        raise _refused(error) from error
+    except msgspec.DecodeError:
+        sent = _decode_around(raw)
     try:
         uuid7_time(sent.id)
     except MalformedHeader as error:
         raise MalformedEntry("id is not a UUIDv7 in lower case", pointer="/id") from error
     _require_text(sent)
     return Parsed(sent=sent, raw=raw, at=parse_instant(sent.at, "/at"), parts=_parts(sent))
+
+
+def _refused(error: msgspec.ValidationError) -> MalformedEntry:
+    detail, _, pointer = str(error).partition(" - at `$")
+    return MalformedEntry(detail, pointer=pointer.rstrip("`").replace(".", "/"))
+
+
+def _decode_around(raw: bytes) -> EntryIn:
+    """Return an entry whose bodies a strict parser refuses: the envelope strictly, the bodies as they are."""
+    try:
+        found = members(raw)
+        bodies = {"": found.pop("body")} if "body" in found else {}
+        parts = [members(part) for part in elements(found["parts"])] if "parts" in found else []
+        for number, part in enumerate(parts):
+            if "body" in part:
+                bodies[str(number)] = part.pop("body")
+        if parts:
+            found["parts"] = b"[" + b",".join(_object(part) for part in parts) + b"]"
+        sent = _ENTRY.decode(_object(found))
+    except msgspec.ValidationError as error:
+        raise _refused(error) from error
+    except (Unsplittable, msgspec.DecodeError) as error:
+        raise MalformedEntry("the entry is not JSON") from error
+    for where, body in bodies.items():
+        try:
+            json.loads(body)
+        except (ValueError, RecursionError) as error:
+            raise MalformedEntry("a body is not JSON, not even for a lenient reader", pointer="/body") from error
+        if where:
+            (sent.parts or [])[int(where)].body = msgspec.Raw(body)
+        else:
+            sent.body = msgspec.Raw(body)
+    return sent
+
+
+def _object(found: dict[str, bytes]) -> bytes:
+    return b"{" + b",".join(json.dumps(key).encode() + b":" + value for key, value in found.items()) + b"}"
 
 
 def parse_instant(text: str, pointer: str) -> datetime:
@@ -158,7 +204,7 @@ def parse_instant(text: str, pointer: str) -> datetime:
 
 
 def is_noncanonical(body: bytes) -> bool:
-    """Whether readers may disagree about a JSON body: duplicate keys, numbers beyond a double, lone surrogates."""
+    """Whether readers may disagree about a JSON body: duplicate keys, numbers beyond a double, lone surrogates, NaN."""
     odd = False
 
     def pairs(items: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,167 @@
+"""A whole service for process tests: embedded (SQLite, files) and on servers (PostgreSQL, S3 with Object Lock).
+
+The same tests run on both. Each test gets a tenant of its own in a service that the test module shares.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import boto3
+import pytest
+import uvicorn
+from botocore.config import Config
+
+from api import administration, folder, migrate
+from api.app import create_app
+from api.commands.serve import bind
+from api.settings import Settings, load
+from api.wiring import Services, build
+from muniment.registry import Client
+
+_names = itertools.count()
+
+
+class Running:
+    """One service in this process, behind a real socket; can be stopped and started again on the same data."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.start()
+
+    def start(self, **overrides: Any) -> None:
+        """Open the folder and serve it, with some settings changed."""
+        if overrides:
+            self.settings = self.settings.model_copy(update=overrides)
+        folder.make(self.settings.data)
+        self._lock = folder.lock(self.settings.data)
+        self._lock.__enter__()
+        self.services: Services = build(self.settings)
+        migrate.upgrade(self.services.database)
+        self.services.start(sole=True)
+        self._socket = bind("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        config = uvicorn.Config(create_app(self.services), log_config=None, access_log=False, lifespan="on")
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]}, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            assert self._thread.is_alive(), "the server did not start"
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End the server and everything it holds."""
+        self._server.should_exit = True
+        self._thread.join(timeout=20)
+        self._socket.close()
+        self.services.close()
+        self._lock.__exit__(None, None, None)
+
+
+@dataclass(slots=True, kw_only=True)
+class Desk:
+    """One tenant of a running service: a client for each principal."""
+
+    running: Running
+    tenant: str
+    tokens: dict[str, str]
+    log_key: str
+    certificate_key: str
+    clients: dict[str, Client] = field(default_factory=dict)
+
+    def client(self, principal: str) -> Client:
+        """The client of a principal; reconnects where the service was started again."""
+        key = f"{principal}@{self.running.url}"
+        if key not in self.clients:
+            self.clients[key] = Client(self.running.url, self.tokens[principal], timeout=60)
+        return self.clients[key]
+
+    def call(self, principal: str, method: str, path: str, body: object = None, **more: Any) -> Any:
+        """Send a request as a principal; raises ApiProblem."""
+        return self.client(principal).request(method, path, body, **more)
+
+    def close(self) -> None:
+        """Close the connections."""
+        for client in self.clients.values():
+            client.close()
+
+
+def wait_for(read: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """Return the first truthy value of `read`, asked again until the time is over."""
+    end = time.monotonic() + seconds
+    while True:
+        value = read()
+        if value:
+            return value
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
+
+
+def _embedded(base: Path) -> Settings:
+    return load(base / "data", allow_targets=f"file:{base}/stores/**,sqlite:{base}/stores/**")
+
+
+def _on_servers(base: Path, request: pytest.FixtureRequest, patch: pytest.MonkeyPatch) -> Settings:
+    service = request.getfixturevalue("s3_service")
+    url = request.getfixturevalue("make_postgres_database")()
+    patch.setenv("AWS_ACCESS_KEY_ID", service.access_key)
+    patch.setenv("AWS_SECRET_ACCESS_KEY", service.secret_key)
+    patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    s3 = boto3.client("s3", endpoint_url=service.endpoint, config=Config(request_checksum_calculation="when_required"))
+    name = secrets.token_hex(4)
+    s3.create_bucket(Bucket=f"locked-{name}", ObjectLockEnabledForBucket=True)
+    s3.create_bucket(Bucket=f"hot-{name}")
+    s3.close()
+    return load(
+        base / "data",
+        allow_targets=f"file:{base}/stores/**,sqlite:{base}/stores/**,127.0.0.1:*,localhost:*",
+        database_url=url,
+        object_store=f"s3://locked-{name}/m",
+        hot_store=f"s3://hot-{name}/m",
+        s3_endpoint_url=service.endpoint,
+        lock_unit="second",
+    )
+
+
+@pytest.fixture(
+    scope="module",
+    params=["embedded", pytest.param("servers", marks=[pytest.mark.postgres, pytest.mark.s3])],
+)
+def running(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A service shared by a module's tests."""
+    base = tmp_path_factory.mktemp(f"service-{request.param}")
+    (base / "stores").mkdir()
+    os.umask(0o077)
+    with pytest.MonkeyPatch.context() as patch:
+        settings = _embedded(base) if request.param == "embedded" else _on_servers(base, request, patch)
+        made = Running(settings)
+        yield made
+        made.stop()
+
+
+def new_desk(running: Running) -> Desk:
+    """A new tenant of the service with its first tokens."""
+    made = administration.create_tenant(running.services, f"t{next(_names)}-{secrets.token_hex(3)}")
+    return Desk(
+        running=running,
+        tenant=made.tenant,
+        tokens=made.tokens,
+        log_key=made.log_key,
+        certificate_key=made.certificate_key,
+    )
+
+
+@pytest.fixture
+def desk(running: Running) -> Iterator[Desk]:
+    """A tenant of this test's own."""
+    made = new_desk(running)
+    yield made
+    made.close()
