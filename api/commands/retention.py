@@ -18,7 +18,9 @@ def retention() -> None:
 @retention.command("due")
 @click.option("--before", default=None, help="Due before this instant (default now).")
 @remote
-def due(*, before: str | None, data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool) -> int:  # fmt: skip
+def due(
+    *, before: str | None, data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool
+) -> int:
     """Lists what is due."""
     query = f"?before={quote(before, safe='')}" if before else ""
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:

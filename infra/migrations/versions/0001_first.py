@@ -32,6 +32,7 @@ TENANTED = {
     "registration_review": "tenant_id",
     "request": "tenant_id",
     "request_event": "tenant_id",
+    "request_subject": "tenant_id",
     "retention_event": "tenant_id",
     "run": "tenant_id",
     "scope_key": "tenant_id",
@@ -357,6 +358,13 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("detail", sa.JSON(), nullable=False),
         sa.Column("entry_id", sa.String(length=36), nullable=True),
         sa.PrimaryKeyConstraint("tenant_id", "request_id", "n"),
+    )
+    op.create_table(
+        "request_subject",
+        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
+        sa.Column("lookup", sa.LargeBinary(), nullable=False),
+        sa.Column("request_id", sa.String(length=40), nullable=False),
+        sa.PrimaryKeyConstraint("tenant_id", "lookup", "request_id"),
     )
     op.create_table(
         "retention_event",

@@ -1,0 +1,229 @@
+"""Artifacts: register, read, search, sources, lineage, provenance, use. All rules are in `registry`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from fastapi import Depends, Path, Query
+from pydantic import BaseModel, ConfigDict, Field
+
+from api.auth import Anyone, Desk, Parts, Writer, require
+from api.errors import Problem
+from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
+from api.requests import Body, make_router
+from registry import artifacts
+from registry.acting import Acting
+
+router = make_router("artifacts")
+MAX_ARTIFACTS = 5000
+Id = Annotated[str, Path(examples=["art_019e2c1d7a5b4c60"], max_length=64)]
+User = Annotated[Acting, Depends(require("writer", "platform"))]
+_ARTIFACT: dict[str, Any] = {
+    "data_class": "summary",
+    "store": "vectors",
+    "locator": {"collection": "mem", "id": "42"},
+    "subjects": ["user:user_18"],
+    "sources": ["entry:019e2c1d-7a5b-7c60-8000-000000000001"],
+    "activity": {"kind": "summarise", "run": "run_482", "model": "m-1", "prompt_version": "p7"},
+    "scope": {"conversation": "conv_71"},
+    "observed_at": "2026-05-04T10:00:00Z",
+    "source_type": "explicit_user_statement",
+    "confidence": 0.9,
+}
+
+
+class Registration(Body):
+    """Artifacts to register; each is judged for itself."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"artifacts": [_ARTIFACT]}]})
+    artifacts: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_ARTIFACTS)
+
+
+class Registered(BaseModel):
+    """What became of one item."""
+
+    model_config = ConfigDict(extra="allow")
+    id: str | None = None
+    status: Literal["created", "exists", "rejected", "erased", "review"]
+
+
+class Results(BaseModel):
+    """One result per item, in order."""
+
+    results: list[dict[str, Any]]
+
+
+class ArtifactView(BaseModel):
+    """An artifact; people under opaque ids, no place, no free text."""
+
+    model_config = ConfigDict(extra="allow")
+    id: str
+    status: str
+
+
+class Artifacts(BaseModel):
+    """A page of artifacts."""
+
+    items: list[dict[str, Any]]
+    next_cursor: str | None = None
+
+
+class Search(Body):
+    """Which artifacts; all given filters must hold."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"subject": "user:user_18", "status": "live"}]})
+    subject: str | None = None
+    data_class: str | None = None
+    store: str | None = None
+    status: str | None = None
+    scope: dict[str, str] | None = None
+
+
+class Sources(Body):
+    """Late sources of an artifact."""
+
+    sources: list[Any] = Field(min_length=1, max_length=10_000, examples=[["art_019e2c1d7a5b4c60"]])
+
+
+class Use(Body):
+    """Whether an artifact may be used, and why that changes."""
+
+    status: Literal["quarantined", "verified", "revoked", "active"]
+    reason: str = Field(min_length=1, max_length=2000, description="Sealed with the artifact.")
+
+
+@router.post("/v1/artifacts")
+def register(body: Registration, acting: Writer, parts: Parts) -> Results:
+    """Registers up to 5,000 artifacts; never reads the store. The same place is the same artifact."""
+    with parts.database.transaction(acting.tenant_id) as session:
+        results = artifacts.register(session, parts.vault, acting, body.artifacts, parts.clock.now())
+    if any(result["status"] == "erased" for result in results):
+        parts.jobs.wake()  # late copies join the request that erased their person or source
+    return Results(results=results)
+
+
+@router.post("/v1/artifacts:search")
+def search(body: Search, acting: Desk, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Artifacts:
+    """Artifacts by person, class, store, status or scope, in order of registration."""
+    after = read_cursor(cursor, int)
+    filters = body.model_dump(exclude_none=True)
+    with parts.database.transaction(acting.tenant_id, write=False) as session:
+        items, last = artifacts.search(
+            session, parts.vault, acting, filters, limit=limit, after=after[0] if after else 0
+        )
+    return Artifacts(items=items, next_cursor=None if last is None else write_cursor(last))
+
+
+@router.get("/v1/artifacts/{artifact}")
+def get_artifact(artifact: Id, acting: Anyone, parts: Parts) -> ArtifactView:
+    """One artifact."""
+    with parts.database.transaction(acting.tenant_id, write=False) as session:
+        return ArtifactView.model_validate(artifacts.get_artifact(session, acting.tenant_id, artifact))
+
+
+@router.post("/v1/artifacts/{artifact}/sources")
+def add_sources(artifact: Id, body: Sources, acting: Writer, parts: Parts) -> dict[str, Any]:
+    """Adds late sources; their people reach the artifact and everything made from it at once."""
+    with parts.database.transaction(acting.tenant_id) as session:
+        return artifacts.add_sources(session, parts.vault, acting, artifact, body.sources, now=parts.clock.now())
+
+
+@router.get("/v1/artifacts/{artifact}/lineage")
+def get_lineage(
+    *,
+    artifact: Id,
+    acting: Anyone,
+    parts: Parts,
+    direction: Literal["up", "down"] = "up",
+    depth: Annotated[int, Query(ge=1, le=100)] = 10,
+    limit: Limit = 1000,
+) -> dict[str, Any]:
+    """What it was made from (`up`) or what was made from it (`down`)."""
+    with parts.database.transaction(acting.tenant_id, write=False) as session:
+        return artifacts.lineage(session, acting.tenant_id, artifact, direction=direction, depth=depth, limit=limit)
+
+
+@router.get("/v1/artifacts/{artifact}/provenance")
+def get_provenance(artifact: Id, acting: Anyone, parts: Parts) -> dict[str, Any]:
+    """Where a remembered fact came from."""
+    with parts.database.transaction(acting.tenant_id, write=False) as session:
+        return artifacts.provenance(session, parts.vault, acting, artifact, parts.clock.now())
+
+
+@router.get("/v1/artifacts/{artifact}/prov")
+def get_prov(artifact: Id, acting: Anyone) -> None:
+    """The same as W3C PROV-JSON. A later feature: refused by name."""
+    del artifact, acting
+    raise Problem("not-built", "PROV-JSON is not built in this version; use …/provenance")
+
+
+@router.post("/v1/artifacts/{artifact}/status")
+def set_status(artifact: Id, body: Use, acting: User, parts: Parts) -> ArtifactView:
+    """Quarantines, revokes, verifies or reactivates an artifact; the reason is sealed with it."""
+    with parts.database.transaction(acting.tenant_id) as session:
+        artifacts.set_use(session, parts.vault, acting, artifact, body.status, reason=body.reason)
+        return ArtifactView.model_validate(artifacts.get_artifact(session, acting.tenant_id, artifact))
+
+
+class Resolve(Body):
+    """Which memories may be used for whom and what."""
+
+    subject: str
+    purpose: str
+    scope: dict[str, str] | None = None
+    artifacts: list[Any] | None = None
+
+
+def _no_memory(_: Mapping[str, Any] | Body | None = None) -> None:
+    raise Problem("not-built", "memory governance (resolve, confirm, conflict, forget) is not built in this version")
+
+
+@router.post("/v1/memory:resolve")
+def resolve_memory(body: Resolve, acting: Writer) -> None:
+    """Whether memories may be used now. A later feature: refused by name, so that nothing passes unchecked."""
+    del acting
+    _no_memory(body)
+
+
+@router.post("/v1/memory/{artifact}:confirm")
+def confirm_memory(artifact: Id, acting: Writer) -> None:
+    """A later feature: refused by name."""
+    del artifact, acting
+    _no_memory()
+
+
+@router.post("/v1/memory/{artifact}:conflict")
+def conflict_memory(artifact: Id, acting: Writer) -> None:
+    """A later feature: refused by name."""
+    del artifact, acting
+    _no_memory()
+
+
+@router.post("/v1/memory/{artifact}:forget")
+def forget_memory(artifact: Id, acting: Writer) -> None:
+    """A later feature: refused by name; use a request of right `erasure`."""
+    del artifact, acting
+    _no_memory()
+
+
+class Task(Body):
+    """The answer of an agent's own store to a task."""
+
+    outcome: str
+    finished_at: datetime | None = None
+
+
+@router.post("/v1/connector-tasks:claim")
+def claim_task(acting: Writer) -> None:
+    """Work for stores of kind `agent`. A later feature: refused by name."""
+    del acting
+    raise Problem("not-built", "stores of kind agent are not built in this version")
+
+
+@router.post("/v1/connector-tasks/{task}")
+def finish_task(task: str, body: Task, acting: Writer) -> None:
+    """The outcome of such work. A later feature: refused by name."""
+    del task, body, acting
+    raise Problem("not-built", "stores of kind agent are not built in this version")
