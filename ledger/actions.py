@@ -111,7 +111,7 @@ def claim(session: Session, tenant_id: int, wanted: Claim, now: datetime) -> tup
 
 
 def settle(
-    session: Session, tenant_id: int, lookup: bytes, state: ActionState, provider_ref: bytes | None, now: datetime
+    session: Session, tenant_id: int, lookup: bytes, state: ActionState, provider_ref: bytes | None, *, now: datetime
 ) -> ActionRow:
     """Record the outcome; the same outcome again changes nothing. Raises: UnknownAction, ActionSettled."""
     row = session.get(ActionRow, (tenant_id, lookup), with_for_update=True)

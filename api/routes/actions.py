@@ -80,7 +80,7 @@ def outcome(action_id: str, body: Outcome, acting: Writer, parts: Parts) -> dict
         if body.provider_ref is not None:
             seals = Seals(session, parts.vault, acting.tenant_id)
             sealed = seals.seal(NOBODY, "action", lookup.hex(), body.provider_ref.encode())
-        row = actions.settle(session, acting.tenant_id, lookup, ActionState(body.state), sealed, parts.clock.now())
+        row = actions.settle(session, acting.tenant_id, lookup, ActionState(body.state), sealed, now=parts.clock.now())
         return _view(session, parts, acting, row, action_id)
 
 
