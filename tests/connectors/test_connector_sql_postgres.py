@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import shutil
@@ -40,6 +41,8 @@ def server() -> Iterator[Any]:
         made = get_server(folder / "data", cleanup_mode="stop")
         yield made
         made.cleanup()
+        # It would run once more when the interpreter ends, and make its folder again.
+        atexit.unregister(made._cleanup)
     finally:
         if before is None:
             del os.environ["XDG_RUNTIME_DIR"]
