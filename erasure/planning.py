@@ -172,7 +172,8 @@ class Planner:
         # Their captures are made when they are erased: no store is asked inside a transaction.
         history.put_copies(session, row.tenant_id, row.request_id, more.added, {})
         body = {"request": row.request_id, "addendum": [copy.ref for copy in more.added]}
-        self._parts.record.announce(session, row.tenant_id, Kind.REQUEST_STATE, body, now)
+        entry_id = self._parts.record.announce(session, row.tenant_id, Kind.REQUEST_STATE, body, now)
+        row.details = {**row.details, "addenda": [*row.details.get("addenda", []), entry_id]}
         return more.added, ()
 
     def _send_back(

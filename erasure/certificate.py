@@ -1,0 +1,165 @@
+r"""The certificate: its model, its canonical bytes and its signature. Pure.
+
+Guarantees: what it says of a copy comes from a verification record or says so; a copy that counts as gone without one
+is refused (`NotVerified`). It holds no identifier, no locator and no digest that could be guessed: the person appears
+as a salted commitment whose opening is in the letter only. Which fields the log proves and which are only stated stands
+in `marks`, and `erasure.report_check` accepts no other division. It claims support for compliance, never compliance.
+
+    {"certificate": {…}, "signature": {"key": "<name>+<key id>", "ed25519": "<base64>"}}
+
+The whole file is RFC 8785; the signature is over `muniment-certificate/v1\n` and the RFC 8785 bytes of `certificate`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import rfc8785
+
+from erasure.errors import NotVerified
+from erasure.request import GONE
+
+SCHEMA = "muniment-certificate/v1"
+PREFIX = b"muniment-certificate/v1\n"
+_COMMITMENT = b"muniment-subject-commitment/v1\n"
+
+PROVEN = (
+    "/right",
+    "/regulation",
+    "/received_at",
+    "/plan_hash",
+    "/approvals",
+    "/copies/*/id (keys)",
+    "/copies/*/state (gone)",
+    "/copies/*/level (gone)",
+    "/copies/*/key",
+    "/copies count",
+)
+"""What the log proves when `erasure.report_check` passes: said in an event that stands in the log."""
+STATED = (
+    "/tenant",
+    "/due_at",
+    "/answered_at",
+    "/completed_at",
+    "/state",
+    "/subject_commitments",
+    "/coverage",
+    "/copies/*/data_class",
+    "/copies/*/store",
+    "/copies/*/path",
+    "/copies/*/rule",
+    "/copies/*/method",
+    "/copies/*/attempts",
+    "/copies/*/times",
+    "/copies/*/residual_until",
+    "/retained",
+    "/skeleton",
+    "/recipients",
+    "/residuals",
+    "/exceptions",
+    "/verifier",
+)
+CLAIM = (
+    "This document states what was erased, what was not, and how that was checked. It is designed to support an answer "
+    "under data protection law and is no legal opinion."
+)
+
+
+class Signing(Protocol):
+    """What signs a certificate."""
+
+    @property
+    def name(self) -> str:
+        """The key's name."""
+        ...
+
+    @property
+    def key_id(self) -> bytes:
+        """The four bytes of its C2SP key id."""
+        ...
+
+    def sign(self, message: bytes) -> bytes:
+        """The Ed25519 signature."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proof:
+    """One event of the record: its header, why it is in the log, and the key of its one part."""
+
+    entry: str
+    index: int
+    header: bytes
+    inclusion: tuple[bytes, ...]
+    part: bytes
+    part_key: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogEvidence:
+    """Events proven against one signed checkpoint of the log whose key is `key`."""
+
+    checkpoint: str
+    key: str
+    proofs: tuple[Proof, ...]
+
+
+def commitment(salt: bytes, identifier: str) -> str:
+    """The salted commitment of a person's name; without the 32 random bytes it cannot be guessed."""
+    return hashlib.sha256(_COMMITMENT + salt + identifier.encode()).hexdigest()
+
+
+def build(
+    facts: Mapping[str, Any], copies: Sequence[Mapping[str, Any]], evidence: LogEvidence, *, version: str
+) -> dict[str, Any]:
+    """The certificate's value. `facts` are its other members, as JSON. Raises: NotVerified."""
+    unverified = [int(copy["copy"]) for copy in copies if copy["state"] in GONE and copy["verified_at"] is None]
+    if unverified:
+        raise NotVerified(unverified)
+    return {
+        **facts,
+        "schema": SCHEMA,
+        "version": version,
+        "claim": CLAIM,
+        "copies": [dict(copy) for copy in copies],
+        "marks": {"proven": list(PROVEN), "stated": list(STATED)},
+        "log": {
+            "checkpoint": evidence.checkpoint,
+            "key": evidence.key,
+            "proofs": [_proof(proof) for proof in evidence.proofs],
+        },
+    }
+
+
+def sign(certificate: Mapping[str, Any], signer: Signing) -> bytes:
+    """The file: certificate and signature, canonical."""
+    signature = signer.sign(PREFIX + rfc8785.dumps(dict(certificate)))
+    key = f"{signer.name}+{signer.key_id.hex()}"
+    return rfc8785.dumps({"certificate": dict(certificate), "signature": {"key": key, "ed25519": _base64(signature)}})
+
+
+def evidence_ids(copies: Iterable[Mapping[str, Any]], *others: str | None) -> list[str]:
+    """Every event that a certificate leans on, once, in a stable order."""
+    found = [entry for entry in others if entry]
+    for copy in copies:
+        found.extend(copy["evidence"])
+    return list(dict.fromkeys(found))
+
+
+def _proof(proof: Proof) -> dict[str, Any]:
+    return {
+        "entry": proof.entry,
+        "index": proof.index,
+        "header": _base64(proof.header),
+        "inclusion": [node.hex() for node in proof.inclusion],
+        "part": _base64(proof.part),
+        "part_key": _base64(proof.part_key),
+    }
+
+
+def _base64(data: bytes) -> str:
+    return b64encode(data).decode("ascii")

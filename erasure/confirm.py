@@ -1,0 +1,177 @@
+"""Looks for what was erased, as another actor than the one that erased it.
+
+Guarantees: connectors of its own, opened read-only; items from the sealed captures of the plan, never from the
+executor's query; keys tried by a vault that holds nothing. A copy counts only when its absence was shown at the level
+its class requires; «could not check» is never an absence, and what is found sends the copy back. It erases nothing.
+
+How independent it is, as certificates print it: other code and, where the store has them, other credentials than the
+eraser; the same process and the same party.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlmodel import Session
+
+from connectors.base import Finding, Item, Level
+from connectors.errors import ConnectorError
+from erasure import history
+from erasure.models import CopyRow
+from erasure.parts import Parts
+from erasure.request import GONE, CopyState
+from erasure.work import captures_of, failed, load_work, report_of
+from ledger.entry import Kind
+from registry import stores
+from registry.errors import RegistryError
+from registry.models import StoreRow
+from vault.errors import VaultError
+
+INDEPENDENCE = {
+    "code": "another module than the eraser, by ids captured before the erasure",
+    "credentials": "read-only where the store has them",
+    "process": "the same process",
+    "party": "the same party",
+}
+_UNREACHED = (ConnectorError, RegistryError, OSError)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Confirmed:
+    """How many copies were shown to be gone, and how many were found or could not be checked."""
+
+    verified: int = 0
+    sent_back: int = 0
+
+
+def confirm(parts: Parts, tenant_id: int, owner: str, now: datetime, *, again: bool = False) -> Confirmed:
+    """Verify what is not verified yet; `again` looks at everything that counts as gone, for the quiet period."""
+    run = _Confirmation(parts, tenant_id, owner, now, again=again)
+    return run.run()
+
+
+class _Confirmation:
+    def __init__(self, parts: Parts, tenant_id: int, owner: str, now: datetime, *, again: bool) -> None:
+        self._parts = parts
+        self._tenant_id = tenant_id
+        self._owner = owner
+        self._now = now
+        self._again = again
+
+    def run(self) -> Confirmed:
+        """Stores first, then keys."""
+        with self._parts.transactions(self._tenant_id, write=False) as session:
+            known = stores.in_force(session, self._tenant_id)
+            names = sorted({copy.store for copy in self._wanted(session, "artifact")})
+        verified = sent_back = 0
+        for name in names:
+            good, bad = self._store(known.get(name), name)
+            verified, sent_back = verified + good, sent_back + bad
+        good, bad = self._keys()
+        return Confirmed(verified=verified + good, sent_back=sent_back + bad)
+
+    def _wanted(self, session: Session, kind: str) -> list[CopyRow]:
+        rows = history.copies_of(session, self._tenant_id, self._owner, *sorted(GONE))
+        return [copy for copy in rows if copy.kind == kind and (self._again or copy.verified_at is None)]
+
+    def _store(self, store: StoreRow | None, name: str) -> tuple[int, int]:
+        with self._parts.transactions(self._tenant_id, write=False) as session:
+            work = load_work(session, self._tenant_id, self._owner)
+            report = report_of(work.facts().get("reclaim", {}).get(name))
+            copies = [copy for copy in self._wanted(session, "artifact") if copy.store == name]
+            found = captures_of(session, self._parts, work, copies)
+        by_level: dict[Level, list[Item]] = {}
+        for copy in copies:
+            if copy.copy_no in found:
+                by_level.setdefault(_level_of(copy), []).append(found[copy.copy_no].item(copy.copy_no))
+        findings: dict[int, Finding] = {}
+        try:
+            if store is not None:
+                with self._parts.connect(store, True) as connector:
+                    for level, items in sorted(by_level.items()):
+                        size = connector.capabilities().batch_size
+                        for start in range(0, len(items), size):
+                            batch = items[start : start + size]
+                            seen = connector.verify(batch, level, deadline=self._parts.store_seconds, reclaimed=report)
+                            findings |= {int(finding.copy_id): finding for finding in seen}
+        except _UNREACHED:
+            # What was seen before the store fell silent still counts; the rest is asked again.
+            pass
+        return self._write(name, [copy.copy_no for copy in copies], findings)
+
+    def _write(self, name: str, numbers: Sequence[int], findings: dict[int, Finding]) -> tuple[int, int]:
+        good: list[CopyRow] = []
+        sent_back = 0
+        with self._parts.transactions(self._tenant_id) as session:
+            rows = {copy.copy_no: copy for copy in self._wanted(session, "artifact") if copy.store == name}
+            for number in numbers:
+                copy = rows.get(number)
+                if copy is None:
+                    continue
+                if self._accept(session, copy, findings.get(number)):
+                    good.append(copy)
+                else:
+                    sent_back += 1
+            self._announce(session, good)
+        return len(good), sent_back
+
+    def _accept(self, session: Session, copy: CopyRow, finding: Finding | None) -> bool:
+        """Whether absence was shown at the required level; otherwise the copy is sent back or given up."""
+        session.add(copy)
+        if finding is None:
+            copy.attempts += 1
+            if copy.attempts >= self._parts.max_attempts and copy.verified_at is None:
+                copy.state, copy.detail = CopyState.UNREACHABLE, "nobody could look whether it is gone"
+            return False
+        copy.level = None if finding.level is None else finding.level.value
+        if finding.present is False and finding.level is not None and finding.level >= _level_of(copy):
+            copy.verified_at, copy.verified_how, copy.detail = self._now, finding.how, None
+            if copy.state != CopyState.ALREADY_ABSENT:
+                physical = finding.level >= Level.L2
+                copy.state = CopyState.ERASED_PHYSICAL if physical else CopyState.ERASED_LOGICAL
+            return True
+        copy.verified_at = None
+        seen = f"found again by {finding.how}" if finding.present else (finding.could_not_check or "not shown absent")
+        failed(session, copy, self._parts, detail=seen, end=CopyState.FAILED)
+        return False
+
+    def _keys(self) -> tuple[int, int]:
+        good: list[CopyRow] = []
+        sent_back = 0
+        with self._parts.transactions(self._tenant_id) as session:
+            for copy in self._wanted(session, "key"):
+                session.add(copy)
+                try:
+                    self._parts.vault.prove_destroyed(session, self._tenant_id, [copy.key_id or ""])
+                except VaultError as error:
+                    copy.verified_at, copy.key_state = None, "live"
+                    failed(session, copy, self._parts, detail=type(error).__name__, end=CopyState.FAILED)
+                    sent_back += 1
+                    continue
+                final = self._parts.vault.final_at(session, self._tenant_id, [copy.key_id or ""])
+                copy.key_state = "destroyed" if final is None else "final"
+                copy.verified_at, copy.verified_how = self._now, "a vault that holds nothing could not open it"
+                good.append(copy)
+            self._announce(session, good)
+        return len(good), sent_back
+
+    def _announce(self, session: Session, rows: Sequence[CopyRow]) -> None:
+        for start in range(0, len(rows), history.INSERT_CHUNK):
+            chunk = rows[start : start + history.INSERT_CHUNK]
+            lines: list[dict[str, Any]] = [
+                {"copy": copy.copy_no, "state": copy.state, "level": copy.level, "key": copy.key_state}
+                for copy in chunk
+            ]
+            body = {"owner": self._owner, "copies": lines}
+            entry_id = self._parts.record.announce(session, self._tenant_id, Kind.COPY_VERIFIED, body, self._now)
+            for copy in chunk:
+                copy.verify_evidence = entry_id
+                session.add(copy)
+
+
+def _level_of(copy: CopyRow) -> Level:
+    """The level to show; a class that asks for the key alone still has its copies read once by the store's API."""
+    return Level.L1 if copy.required == "key" else Level(copy.required)

@@ -1,0 +1,332 @@
+"""Issues certificates: gathers what the tables and the record say, builds, signs, keeps.
+
+Guarantees: one per version and event, its bytes never changed; the state of the request and its certificate are
+written in one transaction, after a look that no copy changed meanwhile. The person's names are committed with fresh
+salts, whose openings lie sealed with the request and go into the letter alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from erasure import certificate, history
+from erasure.certificate import LogEvidence, Proof
+from erasure.confirm import INDEPENDENCE
+from erasure.history import fact_of, ref_of
+from erasure.models import CertificateRow, CopyRow, RequestRow
+from erasure.parts import Parts, Tenant
+from erasure.plan import instant_text
+from erasure.planning import request_seal
+from erasure.request import BROKEN, CopyState, State, completion
+from ledger.entry import Kind
+from ledger.models import PartRef
+from registry import stores
+from registry.duration import Duration
+from registry.models import StoreRow
+
+_SALT_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draft:
+    """What a certificate will say, with what has to be unchanged when it is written."""
+
+    facts: dict[str, Any]
+    copies: list[dict[str, Any]]
+    entries: list[str]
+    number: int
+    fingerprint: str
+
+
+def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, version: str, state: State) -> bytes | None:
+    """The signed certificate, kept together with the request's state; None when a copy changed meanwhile.
+
+    Raises: NotVerified, and what the log raises.
+    """
+    parts.record.ship_outbox(tenant.tenant_id, now)
+    with parts.transactions(tenant.tenant_id) as session:
+        row = history.load(session, tenant.tenant_id, request_id, lock=True)
+        _commit_to_names(session, parts, row)
+    with parts.transactions(tenant.tenant_id, write=False) as session:
+        row = history.load(session, tenant.tenant_id, request_id)
+        draft = _draft(session, parts, tenant, row, now=now, state=state)
+    evidence = parts.record.evidence(tenant.tenant_id, draft.entries, now)
+    shown = LogEvidence(
+        checkpoint=evidence.checkpoint,
+        key=parts.record.log_vkey(tenant.tenant_id),
+        proofs=tuple(
+            Proof(
+                entry=one.entry_id,
+                index=one.index,
+                header=one.header,
+                inclusion=tuple(one.inclusion),
+                part=one.part,
+                part_key=one.part_key,
+            )
+            for one in evidence.entries
+        ),
+    )
+    body = certificate.sign(
+        certificate.build(draft.facts, draft.copies, shown, version=version), parts.signer(tenant.log_id)
+    )
+    with parts.transactions(tenant.tenant_id) as session:
+        row = history.load(session, tenant.tenant_id, request_id, lock=True)
+        copies = history.copies_of(session, tenant.tenant_id, request_id)
+        if _fingerprint(copies) != draft.fingerprint:
+            return None
+        _keep(session, parts, row, body, now=now, version=version, state=state, number=draft.number)
+    return body
+
+
+def opening_of(session: Session, parts: Parts, row: RequestRow) -> list[dict[str, str]]:
+    """The salts and names behind a certificate's commitments: for the person's letter, and nowhere else."""
+    said = request_seal(session, parts, row).open("said", row.sealed)
+    found: list[dict[str, str]] = said.get("commitments", [])
+    return found
+
+
+def _commit_to_names(session: Session, parts: Parts, row: RequestRow) -> None:
+    seal = request_seal(session, parts, row)
+    said = seal.open("said", row.sealed)
+    if "commitments" in said:
+        return
+    verified = sorted({line["subject"] for line in said["identity"]})
+    said["commitments"] = [
+        {"salt": secrets.token_hex(_SALT_BYTES), "subject": said["subjects"][place]["text"]} for place in verified
+    ]
+    row.sealed = seal.seal("said", said)
+    session.add(row)
+
+
+def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, now: datetime, state: State) -> Draft:
+    copies = history.copies_of(session, row.tenant_id, row.request_id)
+    known = stores.in_force(session, row.tenant_id)
+    lines = [_line(copy) for copy in copies]
+    earlier = _newest(session, row)
+    received = next(
+        line.entry_id for line in history.events_of(session, row.tenant_id, row.request_id) if line.event == "received"
+    )
+    details = row.details
+    facts = {
+        "supersedes": None if earlier is None else hashlib.sha256(earlier.body).hexdigest(),
+        "tenant": tenant.name,
+        "log": tenant.log_id,
+        "request": row.request_id,
+        "right": row.right,
+        "regulation": row.regulation,
+        "received_at": instant_text(row.received_at),
+        "due_at": instant_text(row.extended_until or row.due_at),
+        "answered_at": None if row.answered_at is None else instant_text(row.answered_at),
+        "issued_at": instant_text(now),
+        "completed_at": instant_text(row.completed_at or now),
+        "state": state.value,
+        "plan_hash": row.plan_hash,
+        "approval": parts.approval,
+        "subject_commitments": [
+            certificate.commitment(bytes.fromhex(line["salt"]), line["subject"])
+            for line in opening_of(session, parts, row)
+        ],
+        "approvals": [{name: line[name] for name in ("by", "at", "entry")} for line in row.approvals],
+        "coverage": details.get("plan", {}).get("coverage", []),
+        "not_covered": details.get("plan", {}).get("not_covered", []),
+        "retained": [_retained(copy) for copy in copies if copy.state == CopyState.RETAINED],
+        "skeleton": _skeleton(session, row.tenant_id, copies),
+        "recipients": _recipients(copies, known),
+        "residuals": _residuals(copies, known, details, now),
+        "exceptions": _exceptions(copies, details),
+        "verifier": {"independence": INDEPENDENCE, "key_store": "file"},
+    }
+    entries = certificate.evidence_ids(
+        lines,
+        received,
+        details.get("planned_entry"),
+        details.get("fence_entry"),
+        *(str(line["entry"]) for line in row.approvals),
+        *details.get("addenda", []),
+    )
+    number = 1 if earlier is None else earlier.number + 1
+    return Draft(facts=facts, copies=lines, entries=entries, number=number, fingerprint=_fingerprint(copies))
+
+
+def _keep(
+    session: Session,
+    parts: Parts,
+    row: RequestRow,
+    body: bytes,
+    *,
+    now: datetime,
+    version: str,
+    state: State,
+    number: int,
+) -> None:
+    session.add(
+        CertificateRow(
+            tenant_id=row.tenant_id,
+            request_id=row.request_id,
+            version=version,
+            number=number,
+            body=body,
+            issued_at=now,
+        )
+    )
+    row.state = state
+    row.completed_at = row.completed_at or now
+    if version == "interim":
+        due = row.details.get("kek_due")
+        quiet = now + parts.quiet_period
+        row.final_due_at = quiet if due is None else max(quiet, datetime.fromisoformat(due))
+    else:
+        row.details = {**row.details, "final_issued": True}
+    session.add(row)
+    sha256 = hashlib.sha256(body).hexdigest()
+    told = {"request": row.request_id, "version": version, "state": state.value, "sha256": sha256}
+    entry_id = parts.record.announce(session, row.tenant_id, Kind.CERTIFICATE_ISSUED, told, now)
+    history.add_event(
+        session,
+        row,
+        event=f"certificate_{version}",
+        actor="worker",
+        now=now,
+        detail={"state": state.value},
+        entry_id=entry_id,
+    )
+
+
+def state_of(session: Session, row: RequestRow) -> State | None:
+    """The state that a request's copies allow now; None while something waits or is unverified."""
+    copies = history.copies_of(session, row.tenant_id, row.request_id)
+    found = completion(fact_of(copy) for copy in copies).state
+    if found is State.PARTIALLY_FAILED and "exceptions" in row.details:
+        accepted = set(row.details["exceptions"]["copies"])
+        if {copy.copy_no for copy in copies if copy.state in BROKEN} <= accepted:
+            return State.COMPLETED_WITH_EXCEPTIONS
+    return found
+
+
+def _newest(session: Session, row: RequestRow) -> CertificateRow | None:
+    return session.exec(
+        select(CertificateRow)
+        .where(CertificateRow.tenant_id == row.tenant_id, CertificateRow.request_id == row.request_id)
+        .order_by(col(CertificateRow.number).desc())
+        .limit(1)
+    ).first()
+
+
+def _line(copy: CopyRow) -> dict[str, Any]:
+    return {
+        "copy": copy.copy_no,
+        "kind": copy.kind,
+        "id": ref_of(copy),
+        "data_class": copy.data_class,
+        "store": copy.store,
+        "path": list(copy.path),
+        "action": copy.action,
+        "rule": copy.rule,
+        "state": copy.state,
+        "required": copy.required,
+        "level": copy.level,
+        "key": copy.key_state,
+        "method": copy.method,
+        "detail": copy.detail,
+        "attempts": copy.attempts,
+        "collateral": copy.collateral,
+        "started_at": _text(copy.started_at),
+        "finished_at": _text(copy.finished_at),
+        "verified_at": _text(copy.verified_at),
+        "verified_how": copy.verified_how,
+        "residual_until": copy.residual_until,
+        "evidence": [entry for entry in (copy.evidence, copy.verify_evidence) if entry],
+    }
+
+
+def _retained(copy: CopyRow) -> dict[str, Any]:
+    grounds = [reason.detail for reason in history.becauses_of(copy) if reason.detail]
+    return {"copy": copy.copy_no, "rule": copy.rule, "ground": grounds, "until": _text(copy.until)}
+
+
+def _skeleton(session: Session, tenant_id: int, copies: Sequence[CopyRow]) -> dict[str, Any]:
+    """How many headers stay: of entries that a key of the plan sealed."""
+    ids = [copy.key_id for copy in copies if copy.key_id is not None]
+    headers = 0
+    for start in range(0, len(ids), history.INSERT_CHUNK // 2):
+        chunk = ids[start : start + history.INSERT_CHUNK // 2]
+        headers += (
+            session.scalar(
+                sa.select(sa.func.count(sa.distinct(col(PartRef.idx)))).where(
+                    col(PartRef.tenant_id) == tenant_id, col(PartRef.key_id).in_(chunk)
+                )
+            )
+            or 0
+        )
+    return {
+        "headers": headers,
+        "ground": "headers name nobody; they keep the record provable",
+        "ends_at": "with the term of the log",
+    }
+
+
+def _recipients(copies: Sequence[CopyRow], known: dict[str, StoreRow]) -> list[dict[str, Any]]:
+    """Who holds or held copies on our behalf (GDPR Art. 19); telling them is recorded by notices."""
+    names = {copy.store for copy in copies}
+    return [
+        {"store": name, "recipient": row.about["recipient"], "country": row.about.get("country"), "told_at": None}
+        for name, row in sorted(known.items())
+        if name in names and row.about.get("recipient")
+    ]
+
+
+def _residuals(
+    copies: Sequence[CopyRow], known: dict[str, StoreRow], details: dict[str, Any], now: datetime
+) -> list[dict[str, Any]]:
+    """Where bytes may remain, and until when; `unknown` is printed, never left out."""
+    found: list[dict[str, Any]] = []
+    names = sorted({copy.store for copy in copies if copy.kind == "artifact"})
+    for name in names:
+        about = known[name].about if name in known else {}
+        for what in ("backup_retention", "log_retention", "cache_ttl", "provider_retention"):
+            value = about.get(what)
+            until = "unknown" if value is None or value == "unknown" else _later(str(value), now)
+            found.append({"store": name, "what": what, "until": until})
+    if details.get("kek_due") is not None:
+        until = instant_text(datetime.fromisoformat(details["kek_due"]))
+        found.append({"store": "vault", "what": "backups of wrapped keys", "until": until})
+    return found
+
+
+def _later(duration: str, now: datetime) -> str:
+    return instant_text(Duration.parse(duration).add_to(now))
+
+
+def _exceptions(copies: Sequence[CopyRow], details: dict[str, Any]) -> list[dict[str, Any]]:
+    accepted = details.get("exceptions")
+    if accepted is None:
+        return []
+    broken = {copy.copy_no: copy for copy in copies if copy.state in BROKEN}
+    return [
+        {
+            "copy": number,
+            "state": broken[number].state,
+            "detail": broken[number].detail,
+            "accepted_by": accepted["by"],
+            "accepted_at": accepted["at"],
+        }
+        for number in accepted["copies"]
+        if number in broken
+    ]
+
+
+def _fingerprint(copies: Sequence[CopyRow]) -> str:
+    text = "\n".join(f"{copy.copy_no} {copy.state} {copy.level} {copy.key_state} {copy.verified_at}" for copy in copies)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _text(at: datetime | None) -> str | None:
+    return None if at is None else instant_text(at)

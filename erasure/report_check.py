@@ -1,0 +1,280 @@
+"""Checks a certificate offline: no server, no database, no network.
+
+ 1. The file is exactly its canonical bytes.
+ 2. The certificate's signature, by the key that the caller pinned.
+ 3. The checkpoint's signature, by the log key that the caller pinned, else by the one inside (reported as not pinned).
+ 4. Each event: its header is canonical, stands in the tree of that checkpoint, and commits to the sealed part, which
+    the disclosed part key opens to the event's body.
+ 5. What the certificate claims equals what the events say: the request, the plan, the approvals, every key that went,
+    every copy's state and level, and their number.
+ 6. The state follows from the copies: nothing counts as completed that is open, failed or below its level.
+
+Guarantees: raises at the first thing that does not hold; what it returns is what was proven, in words. It does not know
+whether the operator's log was shown alike to everybody; pinning the log's key and comparing checkpoints does that.
+"""
+
+from __future__ import annotations
+
+import binascii
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import Any
+
+import rfc8785
+
+from erasure.certificate import PREFIX, PROVEN, SCHEMA, STATED
+from erasure.errors import ReportError
+from erasure.request import GONE, CopyFact, State, completion
+from ledger.checkpoint import Checkpoint, parse_checkpoint, verify_note
+from ledger.entry import Kind, decode_header, header_hash
+from ledger.errors import LedgerError
+from ledger.merkle import verify_inclusion
+from ledger.signing import Ed25519Verifier, verifier_from_vkey
+from vault.envelope import unseal_with_part_key
+from vault.errors import VaultError
+from vault.packing import unpack
+
+MAX_BYTES = 256 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Event:
+    entry: str
+    index: int
+    kind: str
+    body: Mapping[str, Any]
+
+
+def check(report: bytes, certificate_vkey: str, log_vkey: str | None = None) -> list[str]:
+    """What was proven, a sentence each. Raises: ReportError naming the place that does not hold."""
+    document = _parse(report)  # 1
+    certificate = _member(document, "certificate", dict, "")
+    _check_signature(document, certificate, certificate_vkey)  # 2
+    log = _member(certificate, "log", dict, "/certificate")
+    checkpoint, pinned = _checkpoint(log, log_vkey)  # 3
+    proofs = _member(log, "proofs", list, "/certificate/log")
+    place = "/certificate/log/proofs"
+    events = [_event(proof, checkpoint, f"{place}/{number}") for number, proof in enumerate(proofs)]  # 4
+    proven = _guard(lambda: _claims(certificate, events))  # 5
+    _guard(lambda: _check_state(certificate))  # 6
+    trust = "the pinned log key" if pinned else "the log key inside, which is not pinned"
+    return [
+        "the file is unaltered and signed by the pinned certificate key",
+        f"the checkpoint of size {checkpoint.size} is signed by {trust}",
+        f"{len(events)} events stand in the log under that checkpoint and were opened",
+        *proven,
+    ]
+
+
+def _parse(report: bytes) -> dict[str, Any]:
+    if len(report) > MAX_BYTES:
+        raise ReportError("", f"the file has {len(report)} bytes, at most {MAX_BYTES} are read")
+    try:
+        document = json.loads(report)
+        canonical = rfc8785.dumps(document)
+    except (ValueError, RecursionError, rfc8785.CanonicalizationError) as error:
+        raise ReportError("", "not JSON") from error
+    if not isinstance(document, dict) or set(document) != {"certificate", "signature"}:
+        raise ReportError("", "expected certificate and signature")
+    if canonical != report:
+        raise ReportError("", "the bytes are not canonical (RFC 8785)")
+    return document
+
+
+def _check_signature(document: Mapping[str, Any], certificate: Mapping[str, Any], vkey: str) -> None:
+    signature = _member(document, "signature", dict, "")
+    if set(signature) != {"key", "ed25519"}:
+        raise ReportError("/signature", "expected key and ed25519")
+    try:
+        verifier = Ed25519Verifier.from_vkey(vkey)
+        shown = f"{verifier.name}+{verifier.key_id.hex()}"
+        if signature["key"] != shown:
+            raise ReportError("/signature/key", f"expected {shown}, got another")
+        verifier.verify(PREFIX + rfc8785.dumps(dict(certificate)), _bytes(signature["ed25519"], "/signature/ed25519"))
+    except LedgerError as error:
+        raise ReportError("/signature", str(error)) from error
+    if certificate.get("schema") != SCHEMA:
+        raise ReportError("/certificate/schema", f"expected {SCHEMA}")
+
+
+def _checkpoint(log: Mapping[str, Any], pinned: str | None) -> tuple[Checkpoint, bool]:
+    place = "/certificate/log/checkpoint"
+    note, inside = _member(log, "checkpoint", str, "/certificate/log"), _member(log, "key", str, "/certificate/log")
+    if pinned is not None and inside != pinned:
+        raise ReportError("/certificate/log/key", "the log key inside is not the pinned one")
+    try:
+        text = verify_note(note.encode(), [verifier_from_vkey(inside)])
+        return parse_checkpoint(text), pinned is not None
+    except LedgerError as error:
+        raise ReportError(place, str(error)) from error
+
+
+def _event(proof: Any, checkpoint: Checkpoint, place: str) -> _Event:
+    if not isinstance(proof, dict) or set(proof) != {"entry", "index", "header", "inclusion", "part", "part_key"}:
+        raise ReportError(place, "not a proof")
+    header_bytes = _bytes(proof["header"], f"{place}/header")
+    part = _bytes(proof["part"], f"{place}/part")
+    try:
+        header = decode_header(header_bytes)
+        inclusion = [bytes.fromhex(node) for node in proof["inclusion"]]
+        verify_inclusion(proof["index"], checkpoint.size, header_hash(header_bytes), inclusion, checkpoint.root)
+    except (LedgerError, ValueError, TypeError) as error:
+        raise ReportError(place, f"the event is not in the log: {error}") from error
+    if header.id != proof["entry"]:
+        raise ReportError(f"{place}/entry", "the header is another entry's")
+    _check_part(header.parts, part, place)
+    try:
+        body = json.loads(unpack(unseal_with_part_key(_bytes(proof["part_key"], f"{place}/part_key"), part)))
+    except (VaultError, ValueError) as error:
+        raise ReportError(f"{place}/part", f"the event does not open: {type(error).__name__}") from error
+    if not isinstance(body, dict):
+        raise ReportError(f"{place}/part", "the event holds no object")
+    return _Event(entry=header.id, index=proof["index"], kind=header.kind, body=body)
+
+
+def _check_part(parts: Sequence[Any], part: bytes, place: str) -> None:
+    if len(parts) != 1 or parts[0].length != len(part) or parts[0].sha256 != sha256(part).digest():
+        raise ReportError(f"{place}/part", "the header commits to other bytes")
+
+
+def _claims(certificate: Mapping[str, Any], events: Sequence[_Event]) -> list[str]:
+    if certificate["marks"] != {"proven": list(PROVEN), "stated": list(STATED)}:
+        raise ReportError("/certificate/marks", "claims another division into proven and stated than this checker's")
+    request = certificate["request"]
+    ordered = sorted(events, key=lambda event: event.index)
+    mine = [event for event in ordered if request in (event.body.get("request"), event.body.get("owner"))]
+    if len({event.entry for event in events}) != len(events):
+        raise ReportError("/certificate/log/proofs", "an event is shown twice")
+    _check_receipt(certificate, mine)
+    _check_approval(certificate, mine)
+    _check_keys(certificate, mine)
+    gone = _check_copies(certificate, mine)
+    _check_count(certificate, mine)
+    return [
+        "the request was received when and as stated",
+        f"plan {certificate['plan_hash']} was recorded before it was approved",
+        f"{gone} copies were recorded as verified in the state and at the level stated",
+        f"{len(certificate['copies'])} copies are all that the plan and its additions named",
+    ]
+
+
+def _check_receipt(certificate: Mapping[str, Any], events: Sequence[_Event]) -> None:
+    received = _only(events, Kind.REQUEST_RECEIVED)
+    for name in ("right", "regulation", "received_at"):
+        if received.body.get(name) != certificate[name]:
+            raise ReportError(f"/certificate/{name}", "the record says otherwise")
+
+
+def _check_approval(certificate: Mapping[str, Any], events: Sequence[_Event]) -> None:
+    planned = [event for event in events if event.kind == Kind.REQUEST_PLANNED]
+    if not planned or planned[-1].body.get("plan_hash") != certificate["plan_hash"]:
+        raise ReportError("/certificate/plan_hash", "the record holds another plan")
+    approved = {event.entry: event for event in events if event.kind == Kind.REQUEST_APPROVED}
+    if not certificate["approvals"]:
+        raise ReportError("/certificate/approvals", "nobody approved")
+    for number, line in enumerate(certificate["approvals"]):
+        place = f"/certificate/approvals/{number}"
+        event = approved.get(line["entry"])
+        if event is None or event.index < planned[-1].index:
+            raise ReportError(place, "this approval of this plan is not in the record")
+        for name in ("by", "at"):
+            if event.body.get(name) != line[name]:
+                raise ReportError(f"{place}/{name}", "the record says otherwise")
+        if event.body.get("plan_hash") != certificate["plan_hash"]:
+            raise ReportError(place, "another plan was approved")
+    if not any(event.kind == Kind.FENCE_SET for event in events):
+        raise ReportError("/certificate/log/proofs", "no fence is in the record")
+
+
+def _check_keys(certificate: Mapping[str, Any], events: Sequence[_Event]) -> None:
+    going = {key for event in events if event.kind == Kind.KEY_DESTROYING for key in event.body["keys"]}
+    for number, copy in enumerate(certificate["copies"]):
+        if copy["kind"] == "key" and copy["state"] in GONE and copy["id"] not in going:
+            raise ReportError(f"/certificate/copies/{number}/id", "the record names no such key as destroyed")
+
+
+def _check_copies(certificate: Mapping[str, Any], events: Sequence[_Event]) -> int:
+    """Each copy that counts as gone stands so in the last event that verified it; returns how many."""
+    last: dict[int, tuple[str, Mapping[str, Any]]] = {}
+    for event in events:
+        if event.kind == Kind.COPY_VERIFIED:
+            last.update({line["copy"]: (event.entry, line) for line in event.body["copies"]})
+    gone = 0
+    for number, copy in enumerate(certificate["copies"]):
+        if copy["state"] not in GONE:
+            continue
+        gone += 1
+        place = f"/certificate/copies/{number}"
+        entry, line = last.get(copy["copy"], ("", {}))
+        if entry not in copy["evidence"]:
+            raise ReportError(f"{place}/evidence", "no event verifies this copy")
+        for name in ("state", "level", "key"):
+            if line.get(name) != copy[name]:
+                raise ReportError(f"{place}/{name}", "the record says otherwise")
+    return gone
+
+
+def _check_count(certificate: Mapping[str, Any], events: Sequence[_Event]) -> None:
+    planned = [event for event in events if event.kind == Kind.REQUEST_PLANNED][-1]
+    added = {ref for event in events if event.kind == Kind.REQUEST_STATE for ref in event.body.get("addendum", ())}
+    expected = planned.body.get("copies", 0) + len(added)
+    numbers = {copy["copy"] for copy in certificate["copies"]}
+    if len(certificate["copies"]) != expected or len(numbers) != expected:
+        raise ReportError("/certificate/copies", f"expected {expected} copies, got {len(certificate['copies'])}")
+    shown = {copy["id"] for copy in certificate["copies"]}
+    if not added <= shown:
+        raise ReportError("/certificate/copies", "an addition of the record is missing")
+
+
+def _check_state(certificate: Mapping[str, Any]) -> None:
+    facts = [
+        CopyFact(
+            copy_no=copy["copy"],
+            state=copy["state"],
+            required=copy["required"],
+            level=copy["level"],
+            key_state=copy["key"],
+            verified=copy["verified_at"] is not None,
+        )
+        for copy in certificate["copies"]
+    ]
+    follows = completion(facts).state
+    stated = certificate["state"]
+    accepted = follows is State.PARTIALLY_FAILED and stated == State.COMPLETED_WITH_EXCEPTIONS
+    if stated != follows and not (accepted and certificate["exceptions"]):
+        raise ReportError("/certificate/state", f"the copies make it {follows}, got {stated}")
+
+
+def _only(events: Sequence[_Event], kind: Kind) -> _Event:
+    found = [event for event in events if event.kind == kind]
+    if len(found) != 1:
+        raise ReportError("/certificate/log/proofs", f"expected one {kind.value} event, got {len(found)}")
+    return found[0]
+
+
+def _guard(run: Callable[[], Any]) -> Any:
+    """A certificate that lacks a member, or holds another type, is refused like a wrong one."""
+    try:
+        return run()
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        raise ReportError("/certificate", f"malformed: {type(error).__name__}") from error
+
+
+def _member(value: Mapping[str, Any], name: str, kind: type[Any], place: str) -> Any:
+    found = value.get(name)
+    if not isinstance(found, kind):
+        raise ReportError(f"{place}/{name}", f"expected {kind.__name__}")
+    return found
+
+
+def _bytes(text: Any, place: str) -> bytes:
+    try:
+        data = b64decode(text, validate=True)
+    except (binascii.Error, ValueError, TypeError) as error:
+        raise ReportError(place, "not base64") from error
+    if b64encode(data).decode("ascii") != text:
+        raise ReportError(place, "not canonical base64")
+    return data

@@ -1,0 +1,288 @@
+"""Wakes what is due: execution, confirmation, certificates, the end of holds, the quiet period, late copies.
+
+Guarantees: a request is worked on by one worker at a time, by a lease in its row; a worker that dies loses it and
+another goes on from the tables. Each call does what can be done now and returns; nothing waits inside. One request's failure
+does not stop the others: the first error is raised after all had their turn.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from erasure import history
+from erasure.confirm import confirm
+from erasure.desk import facts_of
+from erasure.execute import destroy_due_keks, execute, pending_work
+from erasure.issue import issue, state_of
+from erasure.models import CopyRow, RequestRow
+from erasure.parts import Parts, Tenant
+from erasure.plan import addendum, build
+from erasure.request import DONE, CopyState, Move, State, move
+from erasure.selector import select_artifacts
+from erasure.standing import claim_of
+from erasure.work import lines_now, load_work
+from ledger.entry import Kind
+from registry import artifacts
+from retention.decide import DESTRUCTIVE
+
+LEASE = timedelta(minutes=5)
+FINAL_RETRY = timedelta(days=1)
+_ACTIVE = (State.APPROVED, State.EXECUTING, State.VERIFYING)
+_MAX_ROUNDS = 8
+_WORKER = "worker"
+
+
+def run_due(parts: Parts, tenant: Tenant, now: datetime, *, worker: str = "worker") -> int:
+    """Do everything that is due for a tenant; returns how many requests were worked on."""
+    _join_late_copies(parts, tenant, now)
+    _wake_ended_holds(parts, tenant, now)
+    done, failures = 0, []
+    for request_id in _due(parts, tenant, now):
+        if not _take(parts, tenant, request_id, worker, now):
+            continue
+        try:
+            advance(parts, tenant, request_id, now)
+            done += 1
+        except Exception as error:  # noqa: BLE001 - raised below, after the others had their turn
+            failures.append(error)
+        finally:
+            _release(parts, tenant, request_id, worker)
+    destroy_due_keks(parts, tenant.tenant_id, now)
+    for request_id in _uncertified(parts, tenant):
+        issue(parts, tenant, request_id, now, version="interim", state=State.COMPLETED_WITH_EXCEPTIONS)
+    for request_id in _final_due(parts, tenant, now):
+        try:
+            finish(parts, tenant, request_id, now)
+            done += 1
+        except Exception as error:  # noqa: BLE001 - as above
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return done
+
+
+def advance(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> State:
+    """Bring one approved request as far as it goes now: execute, confirm, complete. Returns its state."""
+    for _ in range(_MAX_ROUNDS):
+        state = _state(parts, tenant, request_id)
+        if state in (State.APPROVED, State.EXECUTING):
+            if not execute(parts, tenant.tenant_id, request_id, now).ready_to_confirm:
+                break
+        elif state is State.VERIFYING:
+            confirm(parts, tenant.tenant_id, request_id, now)
+            if not _complete(parts, tenant, request_id, now):
+                break
+        else:
+            break
+    return _state(parts, tenant, request_id)
+
+
+def finish(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> bool:
+    """The end of the quiet period: look at everything again, then the final certificate. True once it is issued.
+
+    A copy that is found again returns the request to `executing`. The certificate waits until every root that could
+    open a destroyed key-encryption key is gone.
+    """
+    confirm(parts, tenant.tenant_id, request_id, now, again=True)
+    with parts.transactions(tenant.tenant_id) as session:
+        row = history.load(session, tenant.tenant_id, request_id, lock=True)
+        state = state_of(session, row)
+        if state is None or state is State.PARTIALLY_FAILED:
+            _reopen(session, parts, row, now, why="found in the quiet period")
+            return False
+        keys = [
+            copy.key_id
+            for copy in history.copies_of(session, tenant.tenant_id, request_id, CopyState.KEY_DESTROYED)
+            if copy.key_id is not None
+        ]
+        if keys and parts.vault.final_at(session, tenant.tenant_id, keys) is None:
+            row.final_due_at = now + FINAL_RETRY
+            session.add(row)
+            return False
+    return issue(parts, tenant, request_id, now, version="final", state=state) is not None
+
+
+def _complete(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> bool:
+    """Whether another round may bring more: True after a move back to execution."""
+    with parts.transactions(tenant.tenant_id) as session:
+        row = history.load(session, tenant.tenant_id, request_id, lock=True)
+        if history.copies_of(session, tenant.tenant_id, request_id, CopyState.PENDING, CopyState.RUNNING):
+            _reopen(session, parts, row, now, why="copies are not shown to be gone")
+            return True
+        state = state_of(session, row)
+        if state is None:
+            return False
+        if state is State.PARTIALLY_FAILED:
+            row.state = state
+            session.add(row)
+            body = {"request": request_id, "state": state.value}
+            entry_id = parts.record.announce(session, tenant.tenant_id, Kind.REQUEST_STATE, body, now)
+            history.add_event(
+                session, row, event="partially_failed", actor=_WORKER, now=now, detail={"state": state.value},
+                entry_id=entry_id,
+            )  # fmt: skip
+            return False
+    issue(parts, tenant, request_id, now, version="interim", state=state)
+    return False
+
+
+def _reopen(session: Session, parts: Parts, row: RequestRow, now: datetime, *, why: str) -> None:
+    row.state = move(State(row.state), Move.REOPEN, facts_of(row, _WORKER, now))
+    row.completed_at = row.final_due_at = None
+    session.add(row)
+    body = {"request": row.request_id, "state": row.state, "why": why}
+    entry_id = parts.record.announce(session, row.tenant_id, Kind.REQUEST_STATE, body, now)
+    history.add_event(
+        session,
+        row,
+        event="reopened",
+        actor=_WORKER,
+        now=now,
+        detail={"state": row.state, "why": why},
+        entry_id=entry_id,
+    )
+
+
+def _state(parts: Parts, tenant: Tenant, request_id: str) -> State:
+    with parts.transactions(tenant.tenant_id, write=False) as session:
+        return State(history.load(session, tenant.tenant_id, request_id).state)
+
+
+def _due(parts: Parts, tenant: Tenant, now: datetime) -> list[str]:
+    """Requests that an advance may move: approved ones, and others with work that is ready or unverified."""
+    with parts.transactions(tenant.tenant_id, write=False) as session:
+        rows = session.exec(
+            select(RequestRow)
+            .where(RequestRow.tenant_id == tenant.tenant_id, col(RequestRow.state).in_(_ACTIVE))
+            .order_by(col(RequestRow.due_at), col(RequestRow.request_id))
+        ).all()
+        return [
+            row.request_id
+            for row in rows
+            if row.state != State.EXECUTING
+            or pending_work(session, tenant.tenant_id, row.request_id, now)
+            or not history.copies_of(session, tenant.tenant_id, row.request_id, CopyState.PENDING, CopyState.RUNNING)
+        ]
+
+
+def _final_due(parts: Parts, tenant: Tenant, now: datetime) -> list[str]:
+    with parts.transactions(tenant.tenant_id, write=False) as session:
+        rows = session.exec(
+            select(RequestRow).where(
+                RequestRow.tenant_id == tenant.tenant_id,
+                col(RequestRow.state).in_(sorted(DONE)),
+                col(RequestRow.final_due_at) <= now,
+            )
+        )
+        return [row.request_id for row in rows if not row.details.get("final_issued")]
+
+
+def _uncertified(parts: Parts, tenant: Tenant) -> list[str]:
+    """Requests that a person ended with exceptions, which have no certificate of that yet."""
+    with parts.transactions(tenant.tenant_id, write=False) as session:
+        rows = session.exec(
+            select(RequestRow).where(
+                RequestRow.tenant_id == tenant.tenant_id,
+                RequestRow.state == State.COMPLETED_WITH_EXCEPTIONS,
+                col(RequestRow.final_due_at).is_(None),
+            )
+        )
+        return [row.request_id for row in rows]
+
+
+def _take(parts: Parts, tenant: Tenant, request_id: str, worker: str, now: datetime) -> bool:
+    with parts.transactions(tenant.tenant_id) as session:
+        done = session.connection().execute(
+            sa.update(RequestRow)
+            .where(
+                col(RequestRow.tenant_id) == tenant.tenant_id,
+                col(RequestRow.request_id) == request_id,
+                sa.or_(col(RequestRow.lease_until).is_(None), col(RequestRow.lease_until) <= now),
+            )
+            .values(lease_owner=worker, lease_until=now + LEASE)
+        )
+        return done.rowcount == 1
+
+
+def _release(parts: Parts, tenant: Tenant, request_id: str, worker: str) -> None:
+    with parts.transactions(tenant.tenant_id) as session:
+        session.connection().execute(
+            sa.update(RequestRow)
+            .where(
+                col(RequestRow.tenant_id) == tenant.tenant_id,
+                col(RequestRow.request_id) == request_id,
+                col(RequestRow.lease_owner) == worker,
+            )
+            .values(lease_owner=None, lease_until=None)
+        )
+
+
+def _wake_ended_holds(parts: Parts, tenant: Tenant, now: datetime) -> None:
+    """What was retained and may go now: the request goes on under its own id and date."""
+    with parts.transactions(tenant.tenant_id) as session:
+        rows = session.exec(
+            select(RequestRow).where(
+                RequestRow.tenant_id == tenant.tenant_id, RequestRow.state == State.COMPLETED_WITH_RETAINED
+            )
+        ).all()
+        for row in rows:
+            work = load_work(session, tenant.tenant_id, row.request_id, lock=True)
+            kept = history.copies_of(session, tenant.tenant_id, row.request_id, CopyState.RETAINED)
+            lines = lines_now(session, work, [copy for copy in kept if copy.data_class != "identity"], now)
+            if any(line.action in DESTRUCTIVE for line in lines.values()):
+                row.details = {key: value for key, value in row.details.items() if key != "final_issued"}
+                _reopen(session, parts, row, now, why="a ground to retain has ended")
+
+
+def _join_late_copies(parts: Parts, tenant: Tenant, now: datetime) -> None:
+    """Items registered about a fenced person join the request that fenced them, as a logged addendum."""
+    with parts.transactions(tenant.tenant_id) as session:
+        by_request: dict[str, list[int]] = {}
+        for late in artifacts.late_copies(session, tenant.tenant_id):
+            by_request.setdefault(late.request_id, []).append(late.artifact_id)
+        for request_id, ids in sorted(by_request.items()):
+            row = session.get(RequestRow, (tenant.tenant_id, request_id), with_for_update=True)
+            if row is not None and State(row.state) in (*_ACTIVE, *DONE, State.PARTIALLY_FAILED):
+                _join(session, parts, row, ids, now)
+
+
+def _join(session: Session, parts: Parts, row: RequestRow, ids: list[int], now: datetime) -> None:
+    known = set(
+        session.exec(
+            select(CopyRow.artifact_id).where(CopyRow.tenant_id == row.tenant_id, CopyRow.owner == row.request_id)
+        )
+    )
+    new = [artifact_id for artifact_id in ids if artifact_id not in known]
+    if not new:
+        return
+    given = select_artifacts(
+        session,
+        row.tenant_id,
+        new,
+        owner=row.request_id,
+        claim=claim_of(row),
+        now=now,
+        subjects=frozenset(row.subjects),
+    )
+    copies = history.copies_of(session, row.tenant_id, row.request_id)
+    more = addendum([history.plan_copy_of(copy) for copy in copies], build(given))
+    history.put_copies(session, row.tenant_id, row.request_id, more.added, {})
+    body = {"request": row.request_id, "addendum": [copy.ref for copy in more.added], "late": True}
+    entry_id = parts.record.announce(session, row.tenant_id, Kind.REQUEST_STATE, body, now)
+    details = {key: value for key, value in row.details.items() if key != "final_issued"}
+    row.details = {**details, "addenda": [*details.get("addenda", []), entry_id]}
+    session.add(row)
+    history.add_event(
+        session,
+        row,
+        event="late_copies",
+        actor=_WORKER,
+        now=now,
+        detail={"copies": len(more.added)},
+        entry_id=entry_id,
+    )
+    if State(row.state) not in _ACTIVE:
+        _reopen(session, parts, row, now, why="late copies")
