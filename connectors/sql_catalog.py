@@ -66,6 +66,7 @@ class Catalog:
         self._quote = connection.dialect.identifier_preparer
         self._is_sqlite = connection.dialect.name == "sqlite"
         self._tables: dict[tuple[str | None, str], Table] = {}
+        self._written: dict[str, Table] = {}
         self._children: dict[tuple[str | None, str], tuple[Child, ...]] | None = None
 
     def quote(self, name: str) -> str:
@@ -92,10 +93,12 @@ class Catalog:
         """Return the table of a locator, written `table` or `schema.table`. Raises: BadLocator."""
         if not isinstance(written, str) or not written:
             raise BadLocator("table is a name")
+        if (known := self._written.get(written)) is not None:
+            return known
         schema, name = self._find(written)
         if (schema, name) not in self._tables:
             self._tables[schema, name] = self._reflect(schema, name)
-        return self._tables[schema, name]
+        return self._written.setdefault(written, self._tables[schema, name])
 
     def _find(self, written: str) -> tuple[str | None, str]:
         """Match the written name with the catalog, so that a dot inside a name cannot mislead. Raises: BadLocator."""
