@@ -137,18 +137,20 @@ def mark_fenced(session: Session, tenant_id: int, sets: Mapping[int, Members]) -
 
 def mark_erasing(session: Session, tenant_id: int, requests: Mapping[int, str]) -> None:
     """Mark artifacts for removal, each under its request."""
-    if not requests:
-        return
-    session.connection().execute(
-        sa.update(Artifact)
-        .where(
-            col(Artifact.tenant_id) == tenant_id,
-            col(Artifact.id) == sa.bindparam("artifact_id"),
-            col(Artifact.status).in_(REMOVABLE),
-        )
-        .values(status="erasing", request_id=sa.bindparam("request")),
-        [{"artifact_id": artifact_id, "request": request} for artifact_id, request in requests.items()],
-    )
+    under: dict[str, list[int]] = {}
+    for artifact_id, request in sorted(requests.items()):
+        under.setdefault(request, []).append(artifact_id)
+    for request, artifact_ids in under.items():
+        for chunk in chunks(artifact_ids):
+            session.connection().execute(
+                sa.update(Artifact)
+                .where(
+                    col(Artifact.tenant_id) == tenant_id,
+                    col(Artifact.id).in_(chunk),
+                    col(Artifact.status).in_(REMOVABLE),
+                )
+                .values(status="erasing", request_id=request)
+            )
 
 
 def request_behind(subjects: Members, closed: Mapping[int, Fence]) -> str | None:
