@@ -32,6 +32,7 @@ ROUTERS = (
     "kinds",
     "controller",
     "record",
+    "replay",
     "log",
     "actions",
     "requests",

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import Depends, Request, Response
-from pydantic import AwareDatetime, ConfigDict, Field
+from pydantic import AwareDatetime, ConfigDict
 from sqlmodel import Session, select
 from starlette.concurrency import run_in_threadpool
 
@@ -26,11 +26,11 @@ from ledger import index
 from ledger.entry import Kind, uuid7_time
 from ledger.errors import MalformedHeader
 from ledger.models import EntryRow
-from registry import classes, playback, streams, subjects
+from registry import classes, playback, subjects
 from registry.acting import Acting
 from registry.entries import MalformedEntry, split_batch, split_lines
 from registry.keyed import Lookups
-from registry.models import RunRow, StreamRow
+from registry.models import RunRow
 from registry.playback import ReadEntry, ReadPart, entry_name, read_entries
 
 router = make_router("record")
@@ -315,22 +315,3 @@ def _run(session: Session, parts: Services, acting: Acting, name: str | None) ->
     return session.exec(
         select(RunRow.run_no).where(RunRow.tenant_id == acting.tenant_id, RunRow.lookup == lookup)
     ).first()
-
-
-class Replay(Body):
-    """A stream by the caller's name, up to an instant or a tree size, whole or by pages."""
-
-    stream: str = Field(min_length=1, max_length=512)
-    at: AwareDatetime | None = None
-    size: int | None = Field(default=None, ge=0)
-    limit: int | None = Field(default=None, ge=1, le=10_000)
-    cursor: str | None = None
-    model_config = ConfigDict(json_schema_extra={"examples": [{"stream": "conv_71"}]})
-
-
-def stream_row(session: Session, parts: Services, acting: Acting, name: str) -> StreamRow:
-    """Return the stream of that name. Raises: Problem `unknown-stream`."""
-    found = streams.find_streams(session, parts.vault, acting.tenant_id, [name]).get(name)
-    if found is None:
-        raise Problem("unknown-stream", "no stream of that name in this tenant")
-    return found

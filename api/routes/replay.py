@@ -1,0 +1,147 @@
+"""Replay over HTTP: a stream as it was said and done, with a verdict per entry, as JSON, NDJSON or a page.
+
+Guarantees: the checkpoint is extended over what is returned before it is returned; every read of content becomes an
+entry itself. The fold is `audit.replay`, which shares only the ledger's format with the code that wrote the record.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from fastapi import Request, Response
+from pydantic import AwareDatetime, ConfigDict, Field
+from sqlmodel import Session
+
+from api.auth import Parts, Purpose, ReadPurpose
+from api.errors import Problem
+from api.pagination import read_cursor, write_cursor
+from api.requests import Body, make_router
+from api.routes.record import NDJSON, Reader, audit_read, visible
+from api.wiring import Services
+from audit.findings import Integrity
+from audit.render import html_page
+from audit.replay import Content, StoredEntry, Transcript, Unsealed, fold, transcript_json
+from ledger.models import LogStream
+from registry import playback, streams
+from registry.acting import Acting
+from registry.models import StreamRow
+from registry.playback import ReadEntry, read_entries
+
+router = make_router("record")
+MAX_WHOLE = 100_000
+
+
+class Replay(Body):
+    """A stream by the caller's name, as it was at an instant or a tree size, whole or by pages."""
+
+    stream: str = Field(min_length=1, max_length=512)
+    at: AwareDatetime | None = None
+    size: int | None = Field(default=None, ge=0)
+    limit: int | None = Field(default=None, ge=1, le=10_000)
+    cursor: str | None = None
+    model_config = ConfigDict(json_schema_extra={"examples": [{"stream": "conv_71"}]})
+
+
+@router.post(
+    "/v1/replay",
+    response_class=Response,
+    responses={200: {"content": {"application/json": {}, NDJSON: {}, "text/html": {}}}},
+)
+def replay(body: Replay, request: Request, acting: Reader, parts: Parts, purpose: ReadPurpose) -> Response:
+    """The exact exchange of one stream with its proof state; `Accept` chooses JSON, NDJSON or HTML."""
+    transcript, cursor, read = _replayed(parts, acting, purpose, body)
+    audit_read(parts, acting, purpose, read)
+    accept = request.headers.get("accept", "")
+    view = transcript_json(transcript)
+    view["next_cursor"] = cursor
+    if "text/html" in accept:
+        plain = msgspec.json.decode(msgspec.json.encode(view))
+        return Response(html_page(plain), media_type="text/html")
+    if NDJSON in accept:
+        entries = view.pop("entries")
+        lines = [msgspec.json.encode(view), *(msgspec.json.encode(_one_line(entry)) for entry in entries)]
+        return Response(b"\n".join(lines) + b"\n", media_type=NDJSON)
+    return Response(msgspec.json.encode(view), media_type="application/json")
+
+
+def _replayed(
+    parts: Services, acting: Acting, purpose: Purpose, body: Replay
+) -> tuple[Transcript, str | None, list[ReadEntry]]:
+    tenant_id = acting.tenant_id
+    after = read_cursor(body.cursor, int)
+    start = -1 if after is None else after[0]
+    with parts.database.transaction(tenant_id, write=False) as session:
+        stream = _stream(session, parts, acting, body.stream)
+        limit = MAX_WHOLE if body.limit is None else body.limit
+        rows = playback.stream_rows(session, tenant_id, stream.stream_no, size=body.size, after=start, limit=limit + 1)
+        if body.at is not None:
+            rows = [row for row in rows if row.received <= body.at]
+        if body.limit is None and len(rows) > MAX_WHOLE:
+            raise Problem("too-large", f"the stream has more than {MAX_WHOLE} entries; read it by pages with limit")
+        page, more = rows[:limit], len(rows) > limit
+        head = session.get(LogStream, (tenant_id, stream.stream_no))
+        may_see = visible(session, acting, purpose)
+        entries = read_entries(session, parts.vault, parts.log, tenant_id, page, may_see=may_see)
+    proofs = parts.log.proofs(tenant_id, [row.idx for row in page], parts.clock.now()) if page else []
+    by_index = {entry.row.idx: entry for entry in entries}
+    stored = [
+        StoredEntry(
+            index=entry.row.idx,
+            header=entry.raw_header,
+            inclusion=proof.inclusion,
+            noncanonical=entry.row.noncanonical,
+        )
+        for entry, proof in zip(entries, proofs, strict=True)
+    ]
+    partial = more or body.at is not None or body.size is not None
+    transcript = fold(
+        body.stream,
+        stored,
+        lambda entry, _header: _unsealed(by_index[entry.index]),
+        note=proofs[0].checkpoint.encode() if proofs else None,
+        vkey=parts.log.vkey(tenant_id) if proofs else None,
+        stream_id=stream.stream_id,
+        after=start,
+        next_position=None if head is None or partial else head.position,
+        whole=not more,
+    )
+    cursor = write_cursor(page[-1].position) if more else None
+    return transcript, cursor, entries
+
+
+def _stream(session: Session, parts: Services, acting: Acting, name: str) -> StreamRow:
+    found = streams.find_streams(session, parts.vault, acting.tenant_id, [name]).get(name)
+    if found is None:
+        raise Problem("unknown-stream", "no stream of that name in this tenant")
+    return found
+
+
+def _unsealed(entry: ReadEntry) -> Unsealed:
+    facts = {name: value for name, value in entry.skeleton.items() if name != "parts"}
+    if entry.actor is not None:
+        facts["actor"] = entry.actor
+    return Unsealed(
+        parts=[
+            Content(
+                name=part.name,
+                form=part.form,
+                data_class=part.data_class,
+                state=Integrity(part.state),
+                data=part.data,
+                because=part.because,
+            )
+            for part in entry.parts
+        ],
+        facts=facts,
+    )
+
+
+def _one_line(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an entry that fits one line: a body that holds line feeds goes as base64."""
+    body = entry.get("body")
+    if isinstance(body, msgspec.Raw) and b"\n" in bytes(body):
+        return {**{k: v for k, v in entry.items() if k != "body"}, "body_raw": base64.b64encode(bytes(body)).decode()}
+    return dict(entry)
