@@ -1,8 +1,8 @@
 """Every way we know to tamper with a log, each by name, as a function over a copy in memory.
 
 Guarantees: a corruption changes the copy or says that this log has nothing it could change (`NotApplicable`). Those
-that leave a history which is sound in itself name what is needed to notice them: `since` (the auditor's own head) or `hot`
-(the unlocked store). New attacks are added here first; `prove` and the tests take them from this list.
+that leave a history which is sound in itself name what is needed to notice them: `since` (the auditor's own head) or
+`hot` (the unlocked store). New attacks are added here first; `prove` and the tests take them from this list.
 """
 
 from __future__ import annotations

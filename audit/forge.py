@@ -45,7 +45,7 @@ class StandInKey:
 
 @dataclass(slots=True)
 class MemoryBucket:
-    """Objects in memory: `hidden` under a delete marker, `covered` under a second version, `denied` without an answer."""
+    """Objects in memory: `hidden` by a delete marker, `covered` by a second version, `denied` without an answer."""
 
     objects: dict[str, bytes] = field(default_factory=dict)
     hidden: set[str] = field(default_factory=set)

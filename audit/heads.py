@@ -1,8 +1,8 @@
 """The signed heads of a log: every checkpoint in the bucket, what batches and pins say about them.
 
 Guarantees: each checkpoint is opened once, with the pinned keys only; its key, its size and its origin must agree. A
-head counts as good only when the tree built from the batches has its root. The list of checkpoints is taken before that of
-the batches, so a log that grows meanwhile is never called short. Does not build the tree.
+head counts as good only when the tree built from the batches has its root. The list of checkpoints is taken before that
+of the batches, so a log that grows meanwhile is never called short. Does not build the tree.
 """
 
 from __future__ import annotations

@@ -85,7 +85,9 @@ class PayloadCheck:
                     data = self.reader.get(key, offset=one.part.offset, length=one.part.length)
                     self._check_part(key, one, memoryview(data))
         except ObjectHidden:
-            detail = f"a delete marker or a second version lies over {len(parts)} parts; remove it, the first version is kept"
+            detail = (
+                f"a delete marker or a second version lies over {len(parts)} parts; remove it, the first one is kept"
+            )
             self._add(Verdict.HIDDEN, detail, key, parts[0])
         except ObjectMissing:
             self._missing(key, parts)

@@ -98,12 +98,21 @@ def verify(
     adds tiles and the pointer to the newest checkpoint. `progress` is told how many entries were done.
     Raises: BadPin when a key or the pinned checkpoint cannot be used at all.
     """
-    return _Audit(reader, log_id, keys, options or Options(), hot, part_states, progress).run()
+    return _Audit(
+        reader=reader,
+        log_id=log_id,
+        keys=keys,
+        options=options or Options(),
+        hot=hot,
+        part_states=part_states,
+        progress=progress,
+    ).run()
 
 
 class _Audit:
     def __init__(
         self,
+        *,
         reader: Reader,
         log_id: str,
         keys: Sequence[str],

@@ -1,0 +1,255 @@
+"""What `audit.verify` needs from this deployment: the logs there are, their readers, and whose keys are gone.
+
+Guarantees: reads only, so it runs beside a serving process: no lock is taken, no folder, key or row is made. The
+database's word about a key (`erased`, `expired`) only explains why bytes are gone; it never makes altered bytes fine.
+Does not judge: `audit` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from urllib.parse import quote, unquote, urlsplit
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from api.database import Database
+from api.settings import Settings
+from audit.findings import Report
+from audit.payload import ERASED, EXPIRED, PartStates
+from audit.reader import FolderReader, Reader
+from audit.verify import Options, verify
+from ledger.models import EntryRow, LogState, PartRef
+from ledger.s3 import open_s3
+from ledger.signing import Ed25519Signer
+from registry.keyed import Lookups
+from registry.models import StreamRow, Tenant
+from retention.models import SweepRow
+from vault.errors import VaultError
+from vault.keks import KekStore
+from vault.models import DataKey, KeyState, PartKey
+from vault.providers import open_root
+from vault.vault import Vault
+
+ORIGIN = "muniment/{log_id}"
+_GONE = (KeyState.DESTROYED.value, KeyState.LOST.value)
+
+Sessions = Callable[[int], AbstractContextManager[Session]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownLog:
+    """One tenant's log as the database knows it; `tenant` is None for a log that only the bucket has."""
+
+    tenant_id: int | None
+    tenant: str | None
+    log_id: str
+    size: int = 0
+
+    @property
+    def origin(self) -> str:
+        """The name of the key that signs this log."""
+        return ORIGIN.format(log_id=self.log_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """A log and what it came to."""
+
+    log: KnownLog
+    report: Report
+
+
+@contextmanager
+def read_only(settings: Settings) -> Iterator[Sessions | None]:
+    """Yields read-only sessions of the deployment's database by tenant, None when there is no database to read."""
+    if settings.on_postgres:
+        database = Database(settings.database)
+        try:
+            yield lambda tenant_id: database.transaction(tenant_id, write=False)
+        finally:
+            database.close()
+        return
+    path = Path(sa.make_url(settings.database).database or "")
+    if not path.is_file():
+        yield None
+        return
+    engine = sa.create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true")
+    try:
+        yield lambda _tenant_id: Session(engine)
+    finally:
+        engine.dispose()
+
+
+def stores_of(settings: Settings) -> tuple[Reader, Reader]:
+    """Returns readers of the locked and of the unlocked store. Raises what opening an S3 bucket raises."""
+    return _reader(settings, settings.objects, locked=True), _reader(settings, settings.hot, locked=False)
+
+
+def _reader(settings: Settings, url: str, *, locked: bool) -> Reader:
+    if url.startswith("s3://"):
+        return open_s3(url, endpoint_url=settings.s3_endpoint_url, locked=locked)
+    return FolderReader(_folder_of(url))
+
+
+def _folder_of(url: str) -> Path:
+    parts = urlsplit(url)
+    return Path(unquote(parts.netloc + parts.path)).absolute()
+
+
+def logs_of(settings: Settings, sessions: Sessions | None, bucket: Reader) -> list[KnownLog]:
+    """Returns every log: those of the database, and those that only the bucket has."""
+    known: list[KnownLog] = []
+    if sessions is not None:
+        tenants = _tenants(settings, sessions)
+        for tenant_id, name, log_id in tenants:
+            with sessions(tenant_id) as session:
+                state = session.get(LogState, tenant_id)
+            known.append(
+                KnownLog(tenant_id=tenant_id, tenant=name, log_id=log_id, size=state.size if state is not None else 0)
+            )
+    seen = {log.log_id for log in known}
+    return known + [
+        KnownLog(tenant_id=None, tenant=None, log_id=log_id) for log_id in _top_level(bucket) if log_id not in seen
+    ]
+
+
+def _tenants(settings: Settings, sessions: Sessions) -> list[tuple[int, str, str]]:
+    query = select(Tenant).order_by(col(Tenant.name))
+    if settings.on_postgres:
+        database = Database(settings.database)
+        try:
+            with database.unscoped() as session:
+                return [(row.id, row.name, row.log_id) for row in session.exec(query)]
+        finally:
+            database.close()
+    with sessions(0) as session:
+        return [(row.id, row.name, row.log_id) for row in session.exec(query)]
+
+
+def _top_level(bucket: Reader) -> Iterator[str]:
+    """Yields the first segments of all keys, one look each."""
+    after: str | None = None
+    while True:
+        key = next(iter(bucket.list("", after=after)), None)
+        if key is None:
+            return
+        top = key.partition("/")[0]
+        if top != "probe":
+            yield top
+        # "~" sorts after every character of a key.
+        after = f"{top}/~"
+
+
+def own_vkey(settings: Settings, log: KnownLog) -> str | None:
+    """Returns the public key of the signer in the key folder, None where there is none; makes none."""
+    if not settings.key_root.startswith("file://"):
+        return None
+    folder = _folder_of(settings.key_root)
+    # The store makes a seed that it does not find; here a missing one means that we do not know the key.
+    if not any(folder.glob(f"kek/*/seed-{quote(log.origin, safe='')}.key")):
+        return None
+    try:
+        keks = KekStore(folder, open_root(settings.key_root, clock=_now))
+        return Ed25519Signer.from_seed(log.origin, keks.signing_seed(log.origin)).vkey
+    except VaultError:
+        return None
+
+
+def stream_id_of(settings: Settings, sessions: Sessions, tenant_id: int, name: str) -> str | None:
+    """Returns the random id of the stream that callers name so; None where it, or the look-up key, is not at hand."""
+    if not settings.key_root.startswith("file://"):
+        return None
+    folder = _folder_of(settings.key_root)
+    # As with the log's key: a look-up key that is missing must not be made here.
+    if not any(folder.glob(f"kek/{tenant_id}/*")):
+        return None
+    try:
+        vault = Vault(KekStore(folder, open_root(settings.key_root, clock=_now)), clock=_now)
+        lookup = Lookups(vault, tenant_id).of("stream", name)
+    except VaultError:
+        return None
+    with sessions(tenant_id) as session:
+        query = select(StreamRow.stream_id).where(StreamRow.tenant_id == tenant_id, StreamRow.lookup == lookup)
+        return session.exec(query).first()
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+def part_states(sessions: Sessions, tenant_id: int) -> PartStates:
+    """Returns what says whose keys are gone, batch by batch: by a sweep `expired`, otherwise `erased`."""
+
+    def states(first: int, end: int) -> Mapping[tuple[int, int], str]:
+        with sessions(tenant_id) as session:
+            query = (
+                select(PartRef.idx, PartRef.part, DataKey.request)
+                .join(
+                    DataKey,
+                    sa.and_(col(DataKey.tenant_id) == PartRef.tenant_id, col(DataKey.key_id) == PartRef.key_id),
+                )
+                .where(
+                    PartRef.tenant_id == tenant_id,
+                    PartRef.idx >= first,
+                    PartRef.idx < end,
+                    col(DataKey.state).in_(_GONE),
+                )
+            )
+            gone = session.exec(query).all()
+            if not gone:
+                return {}
+            sweeps = set(session.exec(select(SweepRow.sweep_id).where(SweepRow.tenant_id == tenant_id)))
+            kept = _kept(session, tenant_id, sorted({idx for idx, _, _ in gone}))
+        found: dict[tuple[int, int], str] = {}
+        for idx, part, request in gone:
+            if (idx, part) in kept:
+                continue
+            state = EXPIRED if request in sweeps else ERASED
+            # A joint part ends with the first of its keys; a person's request outweighs a sweep.
+            if found.get((idx, part)) != ERASED:
+                found[idx, part] = state
+        return found
+
+    return states
+
+
+def _kept(session: Session, tenant_id: int, indexes: Sequence[int]) -> set[tuple[int, int]]:
+    """The parts that have a live key of their own although their data key is gone."""
+    kept: set[tuple[int, int]] = set()
+    for start in range(0, len(indexes), 500):
+        rows = session.exec(
+            select(EntryRow.idx, EntryRow.entry_id).where(
+                EntryRow.tenant_id == tenant_id, col(EntryRow.idx).in_(indexes[start : start + 500])
+            )
+        )
+        idx_of = {str(UUID(bytes=entry_id)): idx for idx, entry_id in rows}
+        parts = session.exec(
+            select(PartKey.entry_id, PartKey.part).where(
+                PartKey.tenant_id == tenant_id,
+                PartKey.state == KeyState.LIVE.value,
+                col(PartKey.entry_id).in_(list(idx_of)),
+            )
+        )
+        kept |= {(idx_of[entry_id], part) for entry_id, part in parts}
+    return kept
+
+
+def verify_log(
+    log: KnownLog,
+    *,
+    bucket: Reader,
+    hot: Reader,
+    keys: Sequence[str],
+    options: Options,
+    sessions: Sessions | None,
+    progress: Callable[[int], None] | None = None,
+) -> Report:
+    """Returns what one log comes to. Raises BadPin."""
+    states = None if sessions is None or log.tenant_id is None else part_states(sessions, log.tenant_id)
+    return verify(bucket, log_id=log.log_id, keys=keys, options=options, hot=hot, part_states=states, progress=progress)
