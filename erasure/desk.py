@@ -217,6 +217,8 @@ class Desk:
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             row.state = move(State(row.state), Move.CANCEL, self._facts(row, acting, now))
+            session.add(row)
+            session.flush()
             if subjects.lift_fence(session, acting.tenant_id, row.subjects, request_id):
                 self._parts.record.announce(session, acting.tenant_id, Kind.FENCE_LIFTED, {"request": request_id}, now)
             row.fence_at = None

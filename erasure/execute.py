@@ -82,6 +82,7 @@ class _Execution:
                     copy.state = CopyState.PENDING
                     session.add(copy)
             self._decide_retained(session, work, [copy for copy in copies if copy.state == CopyState.RETAINED])
+            session.flush()
             live = [copy.artifact_id for copy in copies if copy.state == CopyState.PENDING and copy.artifact_id]
             artifacts.mark_status(session, self._tenant_id, live, "erasing", request_id=self._owner)
             return True

@@ -140,6 +140,7 @@ def put_copies(
 
 def drop_copies(session: Session, tenant_id: int, owner: str) -> None:
     """Remove the lines of a plan that is being replaced; never called after approval."""
+    session.flush()  # expiring would drop what the caller changed and did not write yet
     session.connection().execute(
         sa.delete(CopyRow).where(col(CopyRow.tenant_id) == tenant_id, col(CopyRow.owner) == owner)
     )

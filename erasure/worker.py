@@ -1,8 +1,8 @@
 """Wakes what is due: execution, confirmation, certificates, the end of holds, the quiet period, late copies.
 
 Guarantees: a request is worked on by one worker at a time, by a lease in its row; a worker that dies loses it and
-another goes on from the tables. Each call does what can be done now and returns; nothing waits inside. One request's failure
-does not stop the others: the first error is raised after all had their turn.
+another goes on from the tables. Each call does what can be done now and returns; nothing waits inside. One request's
+failure does not stop the others: the first error is raised after all had their turn.
 """
 
 from __future__ import annotations
