@@ -41,7 +41,8 @@ class Secrets:
             return self._from_environment(tenant, reference, name)
         if scheme == "file":
             return self._from_file(tenant, reference, name)
-        raise SecretRefused(scheme, "write env:NAME or file:PATH")
+        # Not shown: somebody wrote the secret itself where its name belongs.
+        raise SecretRefused("reference", "write env:NAME or file:PATH")
 
     def _from_environment(self, tenant: str, reference: str, name: str) -> str:
         prefix = secret_prefix(tenant)

@@ -7,7 +7,8 @@ from pathlib import Path
 import click
 
 from api.commands.options import CannotRun, json_option, show
-from erasure.report_check import ReportError, check
+from erasure.errors import ReportError
+from erasure.report_check import check
 
 
 @click.command("verify-report")

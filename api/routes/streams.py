@@ -23,7 +23,7 @@ StreamSpec = Annotated[
 RunSpec = Annotated[
     dict[str, Any],
     BodyOf(
-        examples=[{"run": "run_482", "stream": "conv_71", "workflow": "refund", "status": "running", "step": "check"}]
+        examples=[{"run": "run_482", "stream": "conv_71", "workflow": "refund", "status": "active", "step": "check"}]
     ),
 ]
 

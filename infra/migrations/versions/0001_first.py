@@ -20,6 +20,7 @@ TENANTED = {
     "copy": "tenant_id",
     "data_class": "tenant_id",
     "derivation": "tenant_id",
+    "disposition": "tenant_id",
     "entry": "tenant_id",
     "hold": "tenant_id",
     "idempotency": "tenant_id",
@@ -34,6 +35,7 @@ TENANTED = {
     "request_event": "tenant_id",
     "request_subject": "tenant_id",
     "retention_event": "tenant_id",
+    "retention_hint": "tenant_id",
     "run": "tenant_id",
     "scope_key": "tenant_id",
     "store": "tenant_id",
@@ -182,6 +184,25 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.PrimaryKeyConstraint("tenant_id", "child", "parent_kind", "parent"),
     )
     op.create_index("ix_derivation_parent", "derivation", ["tenant_id", "parent_kind", "parent"], unique=False)
+    op.create_table(
+        "disposition",
+        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
+        sa.Column("id", sa.BigInteger(), nullable=False),
+        sa.Column("artifact_id", sa.BigInteger(), nullable=False),
+        sa.Column("data_class", sa.String(length=64), nullable=False),
+        sa.Column("rule", sa.String(length=24), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("opened_at", sa.BigInteger(), nullable=False),
+        sa.Column("due_at", sa.BigInteger(), nullable=False),
+        sa.Column("kept_until", sa.BigInteger(), nullable=True),
+        sa.Column("decided_by", sa.String(length=128), nullable=True),
+        sa.Column("decided_at", sa.BigInteger(), nullable=True),
+        sa.Column("entry_id", sa.String(length=36), nullable=True),
+        sa.Column("sealed", sa.LargeBinary(), nullable=True),
+        sa.PrimaryKeyConstraint("tenant_id", "id"),
+    )
+    op.create_index("ix_disposition_artifact", "disposition", ["tenant_id", "artifact_id"], unique=False)
+    op.create_index("ix_disposition_state", "disposition", ["tenant_id", "state", "id"], unique=False)
     op.create_table(
         "entry",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
@@ -378,6 +399,13 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.PrimaryKeyConstraint("tenant_id", "id"),
     )
     op.create_index("ix_event_name", "retention_event", ["tenant_id", "name", "lookup"], unique=False)
+    op.create_table(
+        "retention_hint",
+        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
+        sa.Column("data_class", sa.String(length=64), nullable=False),
+        sa.Column("version", sa.Integer(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant_id", "data_class"),
+    )
     op.create_table(
         "run",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),

@@ -1,0 +1,142 @@
+"""A tick is taken once, a failing job ends nothing, the worker wakes at once, pages are opaque."""
+
+import threading
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api import migrate, telemetry
+from api.clock import Clock
+from api.database import Database
+from api.errors import Problem
+from api.jobs import Job, Jobs, fire_time
+from api.pagination import paged, read_cursor, write_cursor
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MINUTE = timedelta(minutes=1)
+
+
+@pytest.fixture
+def database(tmp_path: Path) -> Iterator[Database]:
+    database = Database(f"sqlite:///{tmp_path / 'jobs.db'}")
+    migrate.upgrade(database)
+    yield database
+    database.close()
+
+
+def jobs_of(database: Database, log: StringIO | None = None) -> Jobs:
+    return Jobs(database, Clock(), telemetry.build(stream=log or StringIO()))
+
+
+def test_two_schedulers_do_a_shared_tick_once(database: Database) -> None:
+    done: list[datetime] = []
+    both = [jobs_of(database) for _ in range(2)]
+    for jobs in both:
+        jobs.add(Job(name="sweep", every=timedelta(days=1), run=done.append))
+    assert [jobs.tick("sweep") for jobs in both] == [True, False]
+    assert len(done) == 1
+
+
+def test_an_unshared_job_runs_in_every_process(database: Database) -> None:
+    done: list[datetime] = []
+    for jobs in (jobs_of(database), jobs_of(database)):
+        jobs.add(Job(name="outbox", every=MINUTE, run=done.append, shared=False))
+        assert jobs.tick("outbox")
+    assert len(done) == 2
+
+
+def test_a_failing_job_is_logged_without_its_text_and_ends_nothing(database: Database) -> None:
+    log = StringIO()
+    jobs = jobs_of(database, log)
+
+    def fail(_: datetime) -> int:
+        raise RuntimeError("kowalski")
+
+    jobs.add(Job(name="bad", every=MINUTE, run=fail, shared=False))
+    jobs.add_work(fail)
+    assert not jobs.tick("bad")
+    assert jobs.work_once() == 0
+    assert '"error": "RuntimeError"' in log.getvalue()
+    assert "kowalski" not in log.getvalue()
+
+
+def test_the_worker_wakes_at_once_and_works_until_nothing_is_left(database: Database) -> None:
+    jobs = jobs_of(database)
+    waiting = [3]
+    empty = threading.Event()
+
+    def work(_: datetime) -> int:
+        if waiting[0] == 0:
+            return 0
+        waiting[0] -= 1
+        if waiting[0] == 0:
+            empty.set()
+        return 1
+
+    jobs.add_work(work)
+    jobs.start(scheduler=False)
+    assert empty.wait(5)
+    empty.clear()
+    waiting[0] = 2
+    jobs.wake()
+    assert empty.wait(1.5)
+    jobs.stop()
+
+
+def test_a_name_is_registered_once(database: Database) -> None:
+    jobs = jobs_of(database)
+    job = Job(name="a", every=MINUTE, run=lambda _: None)
+    jobs.add(job)
+    with pytest.raises(ValueError, match="twice"):
+        jobs.add(job)
+
+
+@given(
+    st.integers(0, 4_000_000_000_000_000).map(lambda number: EPOCH + timedelta(microseconds=number)),
+    st.integers(1, 100_000).map(lambda seconds: timedelta(seconds=seconds)),
+)
+def test_a_fire_time_is_at_or_before_now_and_within_one_period(now: datetime, every: timedelta) -> None:
+    fire = fire_time(now, every)
+    assert fire <= now < fire + every
+    assert fire_time(fire, every) == fire
+
+
+def test_the_clock_moves_forward_only() -> None:
+    clock = Clock()
+    before = clock.now()
+    assert clock.move(timedelta(days=200)) >= before + timedelta(days=200)
+    with pytest.raises(ValueError, match="forward"):
+        clock.move(-timedelta(seconds=1))
+
+
+@given(st.lists(st.integers(), unique=True).map(sorted), st.integers(1, 7))
+def test_pages_are_the_list_in_pieces(values: list[int], limit: int) -> None:
+    seen: list[int] = []
+    cursor = None
+    while True:
+        after = read_cursor(cursor, int)
+        rows = [value for value in values if after is None or value > after[0]]
+        page, cursor = paged(rows[: limit + 1], limit, lambda value: (value,))
+        seen += page
+        if cursor is None:
+            break
+    assert seen == values
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "!!!!", "WzFd", "WyJhIiwxXQ", "W10", "bnVsbA", "é", write_cursor(1, "a", "b")]
+)
+def test_a_cursor_that_is_not_ours_is_refused(text: str) -> None:
+    with pytest.raises(Problem) as refused:
+        read_cursor(text, int, str)
+    assert refused.value.name == "bad-cursor"
+
+
+@given(st.integers(), st.text())
+def test_a_cursor_comes_back_as_it_went(number: int, name: str) -> None:
+    assert read_cursor(write_cursor(number, name), int, str) == (number, name)
