@@ -75,6 +75,11 @@ class Jobs:
         self._wake.set()
 
     @property
+    def owner(self) -> str:
+        """The random name of this process, as it stands in leases."""
+        return self._owner
+
+    @property
     def names(self) -> list[str]:
         """The registered jobs."""
         return sorted(self._jobs)

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -19,11 +20,16 @@ from urllib.parse import unquote, urlsplit
 from api import telemetry as telemetry_module
 from api.clock import Clock
 from api.database import Database
+from api.idempotency import expire
 from api.jobs import Job, Jobs
 from api.secrets import Secrets
 from api.settings import SettingRefused, Settings, environment_secret
 from api.telemetry import Telemetry
 from connectors.base import Connector, open_connector
+from erasure.parts import Parts as ErasureParts
+from erasure.parts import Tenant as ErasureTenant
+from erasure.worker import run_due
+from ledger.errors import NotLeader
 from ledger.files import FileStore
 from ledger.head import LogParts
 from ledger.lease import Lease
@@ -46,6 +52,7 @@ LEASE_EVERY = timedelta(seconds=1)
 OUTBOX_EVERY = timedelta(seconds=1)
 CHECKPOINT_EVERY = timedelta(seconds=5)
 DAY = timedelta(days=1)
+VAULT_EVERY = timedelta(seconds=20)
 _REFERENCE = re.compile(r"(env:|file:(?!/)).*", re.DOTALL)
 CERTIFICATE_NAME = "muniment/{log_id}/certificate"
 """The name of a tenant's certificate key, another one than its log's."""
@@ -69,6 +76,30 @@ class Services:
     secrets: Secrets
     targets: Targets
     jobs: Jobs
+
+    @property
+    def erasure(self) -> ErasureParts:
+        """What the legal desk and its worker work with."""
+        return ErasureParts(
+            vault=self.vault,
+            record=self.record,
+            transactions=self.database.transaction,
+            connect=self.connect,
+            signer=self.certificate_signer,
+            approval=self.settings.approval,
+            quiet_period=self.settings.quiet_period,
+            kek_grace=self.settings.kek_grace,
+            truncate_log=self.database.truncate_wal,
+        )
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads the log now; only who does can store the events that come before each step."""
+        try:
+            self.lease.check()
+        except NotLeader:
+            return False
+        return True
 
     def tenants(self) -> list[Acting]:
         """Every tenant, as the service itself acting in it."""
@@ -210,6 +241,26 @@ def _register_jobs(services: Services) -> None:
     jobs.add(Job(name="lease", every=LEASE_EVERY, run=services.lease.take, shared=False))
     jobs.add(Job(name="outbox", every=OUTBOX_EVERY, run=for_each(services.record.ship_outbox), shared=False))
     jobs.add(Job(name="checkpoints", every=CHECKPOINT_EVERY, run=for_each(services.log.publish), shared=False))
+    jobs.add(Job(name="answers", every=timedelta(hours=1), run=for_each(partial(expire, services.database))))
+    jobs.add(Job(name="roots", every=DAY, run=services.keks.turn))
+    jobs.add(Job(name="vault", every=VAULT_EVERY, run=lambda _now: services.vault.expire(), shared=False))
+    jobs.add_work(lambda now: _work_on_requests(services, now))
+
+
+def _work_on_requests(services: Services, now: datetime) -> int:
+    """Carries every tenant's requests as far as they go now; one tenant's failure does not stop the others."""
+    if not services.leads:
+        return 0
+    done, failures = 0, []
+    for acting in services.tenants():
+        tenant = ErasureTenant(tenant_id=acting.tenant_id, name=acting.tenant, log_id=acting.log_id)
+        try:
+            done += run_due(services.erasure, tenant, now, worker=services.jobs.owner)
+        except Exception as error:  # noqa: BLE001 - raised below, after the others had their turn
+            failures.append(error)
+    if failures:
+        raise failures[0]
+    return done
 
 
 def _for_each_tenant(services: Services) -> Callable[[Callable[[int, datetime], Any]], Callable[[datetime], None]]:
@@ -217,6 +268,8 @@ def _for_each_tenant(services: Services) -> Callable[[Callable[[int, datetime], 
 
     def wrap(run: Callable[[int, datetime], Any]) -> Callable[[datetime], None]:
         def job(now: datetime) -> None:
+            if not services.leads:
+                return
             failures = []
             for acting in services.tenants():
                 try:

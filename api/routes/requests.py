@@ -1,0 +1,328 @@
+"""The legal desk over HTTP: requests from receipt to certificate. The verbs are `erasure.desk`, `planning`, `reader`.
+
+Guarantees: free text and identifiers travel in bodies and are sealed at once; approval wakes the worker; a certificate
+is served as the bytes that were signed. Progress is also a stream of server-sent events.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from fastapi import Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import AwareDatetime, ConfigDict, Field
+
+from api.auth import Legal, Parts, require
+from api.errors import Problem
+from api.pagination import Limit, paged, read_cursor
+from api.requests import Body, make_router
+from erasure.desk import Desk
+from erasure.planning import Planner
+from erasure.reader import Reader
+from erasure.request import DONE
+from registry.acting import Acting
+
+router = make_router("requests")
+Watcher = Annotated[Acting, Depends(require("legal", "auditor"))]
+_EVENT_SECONDS = 0.5
+_EVENTS_END_SECONDS = 600.0
+_ENDED = frozenset(str(state) for state in DONE) | {"no_match", "refused", "cancelled", "duplicate", "partially_failed"}
+
+
+class NewRequest(Body):
+    """What a person asks for, as the desk received it."""
+
+    right: Literal["erasure", "access", "portability", "rectification", "restriction", "objection"]
+    subjects: list[str] = Field(min_length=1, max_length=100)
+    scope: dict[str, Any] | None = None
+    regulation: Literal["gdpr", "ccpa"]
+    jurisdiction: str | None = Field(default=None, pattern=r"^[A-Z]{2}(-[A-Z0-9]{1,3})?$")
+    timezone: str | None = Field(default=None, max_length=64)
+    received_at: AwareDatetime | None = None
+    channel: str | None = Field(default=None, max_length=200)
+    corrections: dict[str, Any] | None = None
+    note: str | None = Field(default=None, max_length=10_000)
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "right": "erasure",
+                    "subjects": ["email:ada@example.org"],
+                    "regulation": "gdpr",
+                    "jurisdiction": "DE-BY",
+                    "timezone": "Europe/Berlin",
+                    "received_at": "2026-11-29T09:00:00Z",
+                    "channel": "e-mail",
+                }
+            ]
+        }
+    )
+
+
+class Identity(Body):
+    """How one identifier of the request was checked."""
+
+    identifier: str = Field(min_length=3, max_length=600)
+    method: str = Field(min_length=1, max_length=200)
+    evidence: str | None = Field(default=None, max_length=10_000)
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"identifier": "email:ada@example.org", "method": "login", "evidence": "…"}]}
+    )
+
+
+class Approval(Body):
+    """Which plan is approved."""
+
+    plan_hash: str = Field(pattern=r"^[0-9a-f]{64}$")
+    model_config = ConfigDict(json_schema_extra={"examples": [{"plan_hash": "0" * 64}]})
+
+
+class Refusal(Body):
+    """On which ground of the regulation."""
+
+    ground: str = Field(min_length=1, max_length=100)
+    model_config = ConfigDict(json_schema_extra={"examples": [{"ground": "manifestly_unfounded"}]})
+
+
+class Reason(Body):
+    """Why, in the desk's words or as a code of the regulation; sealed."""
+
+    reason: str = Field(min_length=1, max_length=10_000)
+    model_config = ConfigDict(json_schema_extra={"examples": [{"reason": "clarification"}]})
+
+
+class Settlement(Body):
+    """What a human says of a copy."""
+
+    outcome: Literal["erase", "erased", "retained", "failed"]
+    evidence: str | None = Field(default=None, max_length=10_000)
+    comment: str = Field(min_length=1, max_length=10_000)
+    model_config = ConfigDict(json_schema_extra={"examples": [{"outcome": "erased", "comment": "done by the vendor"}]})
+
+
+class Notice(Body):
+    """What the person was told, how and when."""
+
+    kind: Literal["acknowledged", "extended", "refused", "answered", "restriction_lifting"]
+    channel: str = Field(min_length=1, max_length=200)
+    sent_at: AwareDatetime
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"kind": "answered", "channel": "e-mail", "sent_at": "2026-12-01T10:00:00Z"}]}
+    )
+
+
+class Subject(Body):
+    """A person by one name."""
+
+    subject: str = Field(min_length=3, max_length=600)
+    model_config = ConfigDict(json_schema_extra={"examples": [{"subject": "email:ada@example.org"}]})
+
+
+def _desk(parts: Parts) -> Desk:
+    return Desk(parts.erasure)
+
+
+@router.post("/v1/requests", status_code=201)
+def create(body: NewRequest, acting: Legal, parts: Parts) -> dict[str, Any]:
+    """Takes a request in, whether or not anybody by that name is known; says until when it must be answered."""
+    spec = {name: value for name, value in body.model_dump().items() if value is not None}
+    return _desk(parts).create(acting, spec, parts.clock.now())
+
+
+@router.get("/v1/requests")
+def requests(
+    acting: Watcher,
+    parts: Parts,
+    *,
+    state: str | None = None,
+    right: str | None = None,
+    due_before: AwareDatetime | None = None,
+    limit: Limit = 50,
+    cursor: str | None = None,
+) -> dict[str, Any]:
+    """Requests by state, right and date."""
+    after = read_cursor(cursor, str)
+    found = Reader(parts.erasure).requests(
+        acting,
+        state=state,
+        right=right,
+        due_before=due_before,
+        after=None if after is None else after[0],
+        limit=limit + 1,
+    )
+    items, following = paged(found, limit, lambda row: (row["id"],))
+    return {"items": items, "next_cursor": following}
+
+
+@router.post("/v1/requests:search")
+def search(body: Subject, acting: Watcher, parts: Parts) -> dict[str, Any]:
+    """Requests that name a person."""
+    return {"items": Reader(parts.erasure).search(acting, body.subject), "next_cursor": None}
+
+
+@router.get("/v1/requests/{request_id}")
+def read(request_id: str, acting: Watcher, parts: Parts) -> dict[str, Any]:
+    """A request with the counts of its copies and its history."""
+    return Reader(parts.erasure).get(acting, request_id)
+
+
+@router.post("/v1/requests/{request_id}/verify-identity")
+def verify_identity(request_id: str, body: Identity, acting: Legal, parts: Parts) -> dict[str, Any]:
+    """Notes that one identifier was checked; unverified ones stay out of the selector."""
+    return _desk(parts).verify_identity(
+        acting,
+        request_id,
+        identifier=body.identifier,
+        method=body.method,
+        evidence=body.evidence,
+        now=parts.clock.now(),
+    )
+
+
+@router.post("/v1/requests/{request_id}/plan")
+def plan(request_id: str, acting: Legal, parts: Parts) -> dict[str, Any]:
+    """Freezes what would happen, copy by copy; nothing is touched. Nobody known: `no_match`."""
+    return Planner(parts.erasure).plan(acting, request_id, parts.clock.now())
+
+
+@router.get("/v1/requests/{request_id}/plan")
+def read_plan(request_id: str, acting: Watcher, parts: Parts) -> dict[str, Any]:
+    """The frozen plan."""
+    return Reader(parts.erasure).plan_view(acting, request_id)
+
+
+@router.post("/v1/requests/{request_id}/approve")
+def approve(request_id: str, body: Approval, acting: Legal, parts: Parts) -> dict[str, Any]:
+    """Approves exactly one plan, as another person than its creator and checker; sets the fence; work begins."""
+    view = Planner(parts.erasure).approve(acting, request_id, body.plan_hash, parts.clock.now())
+    parts.jobs.wake()
+    return view
+
+
+@router.post("/v1/requests/{request_id}/refuse")
+def refuse(request_id: str, body: Refusal, acting: Legal, parts: Parts) -> dict[str, Any]:
+    """Refuses on a ground of the regulation."""
+    return _desk(parts).refuse(acting, request_id, ground=body.ground, now=parts.clock.now())
+
+
+@router.post("/v1/requests/{request_id}/extend")
+def extend(request_id: str, body: Reason, acting: Legal, parts: Parts) -> dict[str, Any]:
+    """Extends the answer's date once, before it has passed."""
+    return _desk(parts).extend(acting, request_id, reason=body.reason, now=parts.clock.now())
+
+
+@router.post("/v1/requests/{request_id}/pause")
+def pause(request_id: str, body: Reason, acting: Legal, parts: Parts) -> dict[str, Any]:
+    """Stops the legal clock for a reason of the regulation."""
+    return _desk(parts).pause(acting, request_id, reason=body.reason, now=parts.clock.now())
+
+
+@router.post("/v1/requests/{request_id}/resume")
+def resume(request_id: str, acting: Legal, parts: Parts) -> dict[str, Any]:
+    """Lets the legal clock run again."""
+    return _desk(parts).resume(acting, request_id, now=parts.clock.now())
+
+
+@router.post("/v1/requests/{request_id}/cancel")
+def cancel(request_id: str, acting: Legal, parts: Parts) -> dict[str, Any]:
+    """Cancels before the first destructive step."""
+    return _desk(parts).cancel(acting, request_id, now=parts.clock.now())
+
+
+@router.post("/v1/requests/{request_id}/retry")
+def retry(request_id: str, acting: Legal, parts: Parts) -> dict[str, Any]:
+    """Tries what failed again, with its attempts counted anew."""
+    view = _desk(parts).retry(acting, request_id, now=parts.clock.now())
+    parts.jobs.wake()
+    return view
+
+
+@router.post("/v1/requests/{request_id}/accept-exceptions")
+def accept_exceptions(request_id: str, body: Reason, acting: Legal, parts: Parts) -> dict[str, Any]:
+    """Ends with what failed, accepted by a second person with a reason."""
+    view = _desk(parts).accept_exceptions(acting, request_id, reason=body.reason, now=parts.clock.now())
+    parts.jobs.wake()
+    return view
+
+
+@router.get("/v1/requests/{request_id}/copies")
+def copies(
+    request_id: str,
+    acting: Watcher,
+    parts: Parts,
+    *,
+    state: str | None = None,
+    limit: Limit = 50,
+    cursor: str | None = None,
+) -> dict[str, Any]:
+    """The copies of the plan with their state, level and evidence."""
+    after = read_cursor(cursor, int)
+    found = Reader(parts.erasure).copies(
+        acting, request_id, state=state, after=0 if after is None else after[0], limit=limit + 1
+    )
+    items, following = paged(found, limit, lambda row: (row["copy"],))
+    return {"items": items, "next_cursor": following}
+
+
+@router.post("/v1/requests/{request_id}/copies/{copy}")
+def settle(request_id: str, copy: int, body: Settlement, acting: Legal, parts: Parts) -> dict[str, Any]:
+    """A human's word on a copy that waits for one; what is said to be erased is still looked for."""
+    comment = body.comment if body.evidence is None else f"{body.comment}\n{body.evidence}"
+    view = _desk(parts).settle_copy(
+        acting, request_id, copy, outcome=body.outcome, comment=comment, now=parts.clock.now()
+    )
+    parts.jobs.wake()
+    return view
+
+
+@router.post("/v1/requests/{request_id}/notices")
+def notice(request_id: str, body: Notice, acting: Legal, parts: Parts) -> dict[str, Any]:
+    """Notes what the person was told; `answered` stops the legal clock."""
+    return _desk(parts).notice(
+        acting, request_id, kind=body.kind, channel=body.channel, sent_at=body.sent_at, now=parts.clock.now()
+    )
+
+
+@router.get(
+    "/v1/requests/{request_id}/report",
+    response_class=Response,
+    responses={200: {"content": {"application/json": {}}, "description": "The certificate as it was signed."}},
+)
+def report(
+    request_id: str,
+    request: Request,
+    acting: Watcher,
+    parts: Parts,
+    version: Annotated[Literal["interim", "final"] | None, Query()] = None,
+) -> Response:
+    """The newest certificate, or that of a version; `final` before its date is 409 with that date."""
+    accept = request.headers.get("accept", "*/*")
+    if not any(kind in accept for kind in ("application/json", "*/*", "application/*")):
+        raise Problem("not-built", "certificates as HTML and PDF are not built in this version; ask for JSON")
+    body = Reader(parts.erasure).certificate(acting, request_id, version)
+    return Response(body, media_type="application/json")
+
+
+@router.get("/v1/requests/{request_id}/events", response_class=StreamingResponse)
+def events(request_id: str, acting: Watcher, parts: Parts) -> StreamingResponse:
+    """Progress as server-sent events: state and counts at each change, until the request has ended."""
+    reader = Reader(parts.erasure)
+    first = reader.get(acting, request_id)
+
+    def lines() -> Iterator[str]:
+        last, end = "", time.monotonic() + _EVENTS_END_SECONDS
+        view = first
+        while True:
+            told = json.dumps({name: view[name] for name in ("id", "state", "counts", "waiting_for")})
+            if told != last:
+                yield f"event: progress\ndata: {told}\n\n"
+                last = told
+            if view["state"] in _ENDED or time.monotonic() > end:
+                return
+            time.sleep(_EVENT_SECONDS)
+            view = reader.get(acting, request_id)
+
+    return StreamingResponse(lines(), media_type="text/event-stream", headers={"cache-control": "no-store"})
