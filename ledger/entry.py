@@ -100,6 +100,7 @@ class Kind(StrEnum):
     CONTENT_READ = "content.read"
     SUBJECT_MERGED = "subject.merged"
     TENANT_CREATED = "tenant.created"
+    KEY_ROTATED = "key.rotated"
 
 
 USER_KINDS = frozenset(

@@ -166,6 +166,16 @@ class IdConflict(LedgerError):
         self.entry_id = entry_id
 
 
+class SigningKeyMissing(LedgerError):
+    """The key folder does not hold the private key that the log's key list says is signing."""
+
+    def __init__(self, *, use: str, generation: int) -> None:
+        """Keep the use of the key and its generation."""
+        super().__init__(f"the {use} key of generation {generation} is not in the key folder; bring it back")
+        self.use = use
+        self.generation = generation
+
+
 class NotLeader(LedgerError):
     """This process does not hold the lease of the log, or holds it no longer."""
 
@@ -173,3 +183,14 @@ class NotLeader(LedgerError):
         """Keep what was noticed."""
         super().__init__(f"not the writer of this log: {detail}")
         self.detail = detail
+
+
+class CheckpointPending(LedgerError):
+    """The process that leads the log has not signed a checkpoint over this size yet: ask again in a second."""
+
+    problem = "checkpoint-pending"
+
+    def __init__(self, *, size: int) -> None:
+        """Keep the size that is waited for."""
+        super().__init__(f"no checkpoint of size {size} or more is signed yet")
+        self.size = size

@@ -20,13 +20,13 @@ from sqlmodel import Session
 
 from ledger import index
 from ledger.batches import Batch, batch_key, decode_batch
-from ledger.checkpoint import Checkpoint, parse_checkpoint, verify_note
+from ledger.checkpoint import Checkpoint
 from ledger.entry import NO_PREVIOUS, decode_header, header_hash
-from ledger.errors import LogForked, LogRolledBack, ObjectExists, ObjectMissing
+from ledger.errors import LogForked, LogRolledBack, ObjectExists, ObjectMissing, SigningKeyMissing
+from ledger.keyring import LOG, KeyWindow, NamedSigner, open_checkpoint, read_windows, signers
 from ledger.merkle import root_of
 from ledger.models import EntryRow, LogState
 from ledger.objects import HotStore, ObjectStore
-from ledger.signing import Signer, verifier_from_vkey
 from ledger.tiles import TILE_WIDTH
 from ledger.tree import Tree, require_equal
 
@@ -38,34 +38,43 @@ class Transactions(Protocol):
         """Return the transaction."""
 
 
-class LogSigner(Signer, Protocol):
-    """A signer that knows its own public text form."""
-
-    @property
-    def vkey(self) -> str:
-        """The key in C2SP text form, to pin."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogParts:
-    """What a log is made of. `signer` gives the log's key by origin; `lock_end` the end of LOG_TERM from an instant."""
+    """What a log is made of.
+
+    `signer` gives the log's first key by origin; `lock_end` the end of LOG_TERM from an instant. `later_signer` gives the
+    key of a generation after a rotation; without it no log of this deployment can rotate.
+    """
 
     transactions: Transactions
     locked: ObjectStore
     hot: HotStore
-    signer: Callable[[str], LogSigner]
+    signer: Callable[[str], NamedSigner]
     lock_end: Callable[[datetime], datetime]
+    later_signer: Callable[[str, int], NamedSigner] | None = None
+
+    def signer_of(self, origin: str, generation: int) -> NamedSigner:
+        """Return the log's key of a generation. Raises: SigningKeyMissing."""
+        if generation == 0:
+            return self.signer(origin)
+        if self.later_signer is None:
+            raise SigningKeyMissing(use=LOG, generation=generation)
+        return self.later_signer(origin, generation)
 
 
 @dataclass(slots=True, kw_only=True)
 class Head:
-    """One log's end. Only the holder of `lock` changes it."""
+    """One log's end. Only the holder of `lock` changes it.
+
+    `keys` are all keys the log ever had, `signers` those that sign now, the newest last.
+    """
 
     tenant_id: int
     log_id: str
     origin: str
     tree: Tree
-    signer: LogSigner
+    keys: tuple[KeyWindow, ...]
+    signers: tuple[NamedSigner, ...]
     lock: threading.RLock = field(default_factory=threading.RLock)
     size: int = 0
     batch_first: int | None = None
@@ -87,7 +96,8 @@ class Head:
     def become(self, other: Head) -> None:
         """Take over a newly opened head of the same log, keeping the lock that callers wait for."""
         for name in ("tree", "size", "batch_first", "batch_count", "batch_digest", "previous", "checkpoint_size",
-                     "checkpoint_digest", "checkpoint_note", "checkpoint_at", "unintegrated", "read_only"):  # fmt: skip
+                     "checkpoint_digest", "checkpoint_note", "checkpoint_at", "unintegrated", "read_only", "keys",
+                     "signers"):  # fmt: skip
             setattr(self, name, getattr(other, name))
         self.stale = False
 
@@ -184,12 +194,14 @@ def _from_state(parts: LogParts, state: LogState) -> Head:
         except ObjectExists:
             require_equal(path, data, hot.get(f"{log_id}/{path}"))
 
+    keys = read_windows(parts.locked, log_id, LOG, parts.signer(state.origin).vkey)
     return Head(
         tenant_id=state.tenant_id,
         log_id=log_id,
         origin=state.origin,
         tree=Tree(put=put, get=lambda path: hot.get(f"{log_id}/{path}")),
-        signer=parts.signer(state.origin),
+        keys=keys,
+        signers=signers(keys, lambda generation: parts.signer_of(state.origin, generation)),
         size=state.size,
         batch_first=state.batch_first,
         batch_count=state.batch_count,
@@ -246,8 +258,11 @@ def _check_newest_checkpoint(parts: LogParts, head: Head) -> None:
 
 
 def read_checkpoint(head: Head, note: bytes) -> Checkpoint:
-    """Return the checkpoint in a note that this log's key signed. Raises: BadSignature, MalformedNote, LogForked."""
-    checkpoint = parse_checkpoint(verify_note(note, [verifier_from_vkey(head.signer.vkey)]))
+    """Return the checkpoint that a key of this log signed in its time.
+
+    Raises: BadSignature, MalformedNote, LogForked.
+    """
+    checkpoint = open_checkpoint(note, head.keys)
     if checkpoint.origin != head.origin:
         raise LogForked(f"a checkpoint of {checkpoint.origin} lies in the bucket of {head.origin}")
     return checkpoint

@@ -33,6 +33,7 @@ from ledger.draft import Appended, Draft, Placed, PlacedState, SealedPart
 from ledger.entry import Header, Part, encode_header, header_hash, uuid7
 from ledger.errors import LogForked, NotLeader, ObjectExists
 from ledger.head import Head, LogParts, checkpoint_key, index_key, open_head, read_checkpoint, save
+from ledger.keyring import KeyWindow, change_key
 from ledger.lease import Lease
 from ledger.merkle import consistency_proof, inclusion_proof, root_of, verify_consistency
 from ledger.models import LogState
@@ -89,8 +90,35 @@ class Log:
         return origin
 
     def vkey(self, tenant_id: int) -> str:
-        """Return the public key of a tenant's log, to pin."""
-        return self.head(tenant_id).signer.vkey
+        """Return the public key of a tenant's log, to pin: the newest that signed the newest checkpoint."""
+        head = self.head(tenant_id)
+        signed = [window.vkey for window in head.keys if window.covers(head.checkpoint_size)]
+        return signed[-1] if signed else head.signers[-1].vkey
+
+    def keys(self, tenant_id: int) -> tuple[KeyWindow, ...]:
+        """Return every key the log had, oldest first, with the sizes it may sign."""
+        return self.head(tenant_id).keys
+
+    def rotate_key(self, tenant_id: int, now: datetime, *, revoke: bool = False) -> bytes:
+        """Give the log its next key; returns the signed note of the change.
+
+        The newest checkpoint is signed by the keys before, the next one by the new key too (with `revoke` by it alone).
+        Raises: NotLeader, LogForked, SigningKeyMissing, and what the store raises.
+        """
+        with self.entered(tenant_id) as head:
+            self.publish(tenant_id, now)
+            note = change_key(
+                self._parts.locked,
+                log_id=head.log_id,
+                keys=head.keys,
+                signer_of=lambda generation: self._parts.signer_of(head.origin, generation),
+                size=head.checkpoint_size,
+                revoke=revoke,
+                now=now,
+                lock_until=self._parts.lock_end(now),
+            )
+            head.become(open_head(self._parts, tenant_id))
+        return note
 
     def head(self, tenant_id: int) -> Head:
         """Return the tenant's head, opened and caught up at its first use. Raises: NotLeader, LogForked."""
@@ -334,7 +362,7 @@ class Log:
         if old_size:
             proof = consistency_proof(old_size, head.tree.size, head.tree.read)
             verify_consistency(old_size, head.tree.size, proof, old_root, head.tree.root())
-        note = sign_note(text, [head.signer])
+        note = sign_note(text, head.signers)
         try:
             self._parts.locked.put(head.key(checkpoint_key(head.tree.size)), note, lock_until=self._parts.lock_end(now))
         except ObjectExists:
@@ -467,4 +495,4 @@ def _receipt(head: Head, batch: Batch, data: bytes, now: datetime) -> str:
         f"muniment-receipt/v1\n{head.origin}\n{batch.first}\n{batch.count}\n"
         f"{sha256(data).hexdigest()}\n{now:%Y-%m-%dT%H:%M:%S.%fZ}\n"
     )
-    return sign_note(text, [head.signer]).decode()
+    return sign_note(text, head.signers).decode()
