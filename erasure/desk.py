@@ -143,22 +143,24 @@ class Desk:
             return history.view_of(session, row)
 
     def find_duplicate(self, session: Session, row: RequestRow, acting: Acting, now: datetime) -> bool:
-        """Whether the request asks for nothing beyond an earlier verified one that is still open; it then ends so."""
+        """Whether the request asks for nothing beyond another verified one that is open; it then ends as duplicate.
+
+        Who is verified second is the duplicate; between two that are verified and not planned, the later one is.
+        """
         rows = session.exec(
             select(RequestRow).where(
                 RequestRow.tenant_id == row.tenant_id,
                 RequestRow.right == row.right,
                 col(RequestRow.state).in_(sorted(OPEN - {State.RECEIVED, State.IDENTITY_PENDING})),
                 RequestRow.request_id != row.request_id,
-                col(RequestRow.created_at) <= row.created_at,
             )
         )
-        for earlier in rows:
-            first = (earlier.created_at, earlier.request_id) < (row.created_at, row.request_id)
-            if first and is_contained(_extent(row), _extent(earlier)):
+        for other in rows:
+            comes_first = other.state != State.VERIFIED or other.request_no < row.request_no
+            if comes_first and is_contained(_extent(row), _extent(other)):
                 row.state = move(State(row.state), Move.FIND_DUPLICATE, self._facts(row, acting, now))
-                row.duplicate_of = earlier.request_id
-                self._state(session, row, acting, now, event="duplicate", detail={"of": earlier.request_id})
+                row.duplicate_of = other.request_id
+                self._state(session, row, acting, now, event="duplicate", detail={"of": other.request_id})
                 return True
         return False
 

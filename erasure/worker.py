@@ -7,6 +7,7 @@ failure does not stop the others: the first error is raised after all had their 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
@@ -19,8 +20,8 @@ from erasure.execute import destroy_due_keks, execute, pending_work
 from erasure.issue import issue, state_of
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
-from erasure.plan import addendum, build
-from erasure.request import DONE, CopyState, Move, State, move
+from erasure.plan import IDENTITY, addendum, build
+from erasure.request import DONE, WAITING, CopyState, Move, State, move
 from erasure.selector import select_artifacts
 from erasure.standing import claim_of
 from erasure.work import lines_now, load_work
@@ -109,7 +110,7 @@ def _complete(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> b
     """Whether another round may bring more: True after a move back to execution."""
     with parts.transactions(tenant.tenant_id) as session:
         row = history.load(session, tenant.tenant_id, request_id, lock=True)
-        if history.copies_of(session, tenant.tenant_id, request_id, CopyState.PENDING, CopyState.RUNNING):
+        if _needs_execution(history.copies_of(session, tenant.tenant_id, request_id)):
             _reopen(session, parts, row, now, why="copies are not shown to be gone")
             return True
         state = state_of(session, row)
@@ -127,6 +128,15 @@ def _complete(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> b
             return False
     issue(parts, tenant, request_id, now, version="interim", state=state)
     return False
+
+
+def _needs_execution(copies: Sequence[CopyRow]) -> bool:
+    """Whether something is to be erased; the identity key alone waits until nothing else waits for a person."""
+    others = [copy for copy in copies if copy.data_class != IDENTITY]
+    if any(copy.state in (CopyState.PENDING, CopyState.RUNNING) for copy in others):
+        return True
+    waits = any(copy.state in WAITING for copy in others)
+    return not waits and any(copy.state == CopyState.PENDING for copy in copies)
 
 
 def _reopen(session: Session, parts: Parts, row: RequestRow, now: datetime, *, why: str) -> None:
@@ -231,7 +241,7 @@ def _wake_ended_holds(parts: Parts, tenant: Tenant, now: datetime) -> None:
         for row in rows:
             work = load_work(session, tenant.tenant_id, row.request_id, lock=True)
             kept = history.copies_of(session, tenant.tenant_id, row.request_id, CopyState.RETAINED)
-            lines = lines_now(session, work, [copy for copy in kept if copy.data_class != "identity"], now)
+            lines = lines_now(session, work, [copy for copy in kept if copy.data_class != IDENTITY], now)
             if any(line.action in DESTRUCTIVE for line in lines.values()):
                 row.details = {key: value for key, value in row.details.items() if key != "final_issued"}
                 _reopen(session, parts, row, now, why="a ground to retain has ended")

@@ -1,0 +1,553 @@
+"""What stores, people and crashes do to a request, over real parts."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlmodel import Session, select
+
+from connectors.errors import StoreUnreachable
+from connectors.memory import Faults
+from erasure import execute as execution
+from erasure.errors import IllegalMove, NotBuilt, ReportNotReady, SeparateDuties, StalePlan, TooLate
+from erasure.execute import execute
+from erasure.report_check import check
+from erasure.worker import advance, run_due
+from ledger.entry import Kind
+from registry.models import Artifact, SubjectIdentifier, Tombstone
+from retention.models import HoldRow, SweepRow
+from vault.models import DataKey
+
+TEXT = "Ada Lovelace wrote about her rash on Tuesday"
+
+
+# ── stores that misbehave ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "faults",
+    [
+        pytest.param(Faults(keeps=frozenset({"a"})), id="claims and keeps"),
+        pytest.param(Faults(soft_deletes=frozenset({"a"})), id="soft delete", marks=pytest.mark.scenario("A3")),
+        pytest.param(Faults(search_returns=frozenset({"a"})), id="search answers", marks=pytest.mark.scenario("A4")),
+        pytest.param(Faults(reclaim_does_nothing=True), id="reclaim lies", marks=pytest.mark.scenario("A13")),
+        pytest.param(Faults(refuses=frozenset({"a"})), id="refuses", marks=pytest.mark.scenario("C4")),
+        pytest.param(Faults(unreachable=True), id="unreachable", marks=pytest.mark.scenario("A10")),
+        pytest.param(Faults(hangs=frozenset({"erase"})), id="erase hangs", marks=pytest.mark.scenario("D7")),
+        pytest.param(Faults(hangs=frozenset({"verify"})), id="verify hangs"),
+        pytest.param(Faults(hangs=frozenset({"reclaim"})), id="reclaim hangs"),
+    ],
+)
+def test_a_store_that_lies_fails_or_hangs_never_lets_a_request_complete(world: Any, faults: Faults) -> None:
+    world.change(store_seconds=0.05)
+    world.memory_store("odd", faults)
+    odd = world.keep_in_memory("odd", "a", TEXT)
+    good = world.file("ada.txt", "Ada Lovelace in a file of her own")
+    request = world.erase()
+    assert world.state(request) == "partially_failed", world.reader.copies(world.acting(), request)
+    states = world.copy_states(request)
+    assert states[odd] in {"failed", "unreachable"}
+    assert states[good] == "erased_physical"  # the others are not held up
+    with pytest.raises(ReportNotReady):
+        world.reader.certificate(world.acting(), request)
+
+
+def test_after_the_store_is_repaired_a_retry_completes_the_request(world: Any) -> None:
+    world.memory_store("odd", Faults(unreachable=True))
+    world.keep_in_memory("odd", "a", TEXT)
+    request = world.erase()
+    assert world.state(request) == "partially_failed"
+    world.faults.clear()
+    world.desk.retry(world.acting("ann"), request, now=world.now)
+    world.work()
+    assert world.state(request) == "completed", world.reader.copies(world.acting(), request)
+
+
+@pytest.mark.parametrize("faults", [Faults(fail_before=frozenset({1})), Faults(fail_after=frozenset({1}))])
+def test_a_store_that_fails_around_its_commit_is_tried_again(world: Any, faults: Faults) -> None:
+    world.memory_store("odd", faults)
+    world.keep_in_memory("odd", "a", TEXT)
+    request = world.ask()
+    world.plan(request)
+    world.approve(request)
+    world.work(1)
+    world.faults.clear()  # a new connector counts its calls anew
+    world.work()
+    assert world.state(request) == "completed"
+
+
+def test_exceptions_are_accepted_by_a_second_person_and_printed(world: Any) -> None:
+    world.memory_store("odd", Faults(unreachable=True))
+    odd = world.keep_in_memory("odd", "a", TEXT)
+    request = world.erase()
+    for principal in ("ann", "carol"):
+        with pytest.raises(SeparateDuties):
+            world.desk.accept_exceptions(world.acting(principal), request, reason="vendor is gone", now=world.now)
+    world.desk.accept_exceptions(world.acting("dan"), request, reason="vendor is gone", now=world.now)
+    world.work()
+    assert world.state(request) == "completed_with_exceptions"
+    report = world.reader.certificate(world.acting(), request)
+    check(report, world.certificate_key, world.log_key)
+    assert odd.encode() in report
+    assert b"vendor is gone" not in report
+
+
+@pytest.mark.scenario("C1")
+def test_a_copy_in_a_store_that_is_not_built_keeps_a_request_from_completing(world: Any) -> None:
+    world.store("vectors", "qdrant", {"url": "http://127.0.0.1:1"})
+    world.register(
+        {
+            "data_class": "note",
+            "store": "vectors",
+            "locator": {"collection": "c", "id": "1"},
+            "subjects": ["email:ada@example.org"],
+        }
+    )
+    request = world.erase()
+    assert world.state(request) == "partially_failed"
+    assert "not_covered" in world.copy_states(request).values()
+
+
+def test_an_item_of_another_owner_waits_for_a_human_and_stays(world: Any) -> None:
+    mine = world.note("n1", TEXT)
+    with sqlite3.connect(world.database_file) as db:
+        db.execute("UPDATE note SET owner = 'user:somebody_else'")
+    request = world.erase()
+    assert world.state(request) == "verifying"
+    assert world.copy_states(request)[mine] == "awaiting_human"
+    assert world.reader.get(world.acting(), request)["waiting_for"]["awaiting_human"] == 1
+    with sqlite3.connect(world.database_file) as db:
+        assert db.execute("SELECT count(*) FROM note").fetchone() == (1,)
+        db.execute("DELETE FROM note")
+        db.commit()
+        db.execute("VACUUM")
+    world.desk.settle_copy(world.acting("ann"), request, 1, outcome="erased", comment="by hand", now=world.now)
+    world.work()
+    assert world.state(request) in {"completed", "partially_failed"}
+
+
+# ── holds, late copies, the quiet period ──────────────────────────────────────────────────────────────────────
+
+
+def hold(world: Any, artifact: str) -> None:
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        row = session.exec(select(Artifact).where(Artifact.store == "cvs")).one()
+        session.add(
+            HoldRow(
+                tenant_id=world.tenant.tenant_id,
+                hold_id=f"hold_{artifact[-6:]}",
+                name="case 7",
+                artifacts=[row.id],
+                created_by="dan",
+                created_at=world.now,
+            )
+        )
+
+
+def release(world: Any) -> None:
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        row = session.exec(select(HoldRow)).one()
+        row.released_at = world.now
+        session.add(row)
+
+
+def test_a_held_copy_is_retained_and_goes_under_the_same_request_when_the_hold_ends(world: Any) -> None:
+    world.note("n1", TEXT)
+    held = world.file("ada.txt", "Ada Lovelace in a file of her own")
+    hold(world, held)
+    request = world.erase()
+    assert world.state(request) == "completed_with_retained"
+    assert world.copy_states(request)[held] == "retained"
+    assert (world.files / "ada.txt").exists()
+    check(world.reader.certificate(world.acting(), request), world.certificate_key, world.log_key)
+    release(world)
+    world.work()
+    assert world.state(request) == "completed"
+    assert not (world.files / "ada.txt").exists()
+    check(world.reader.certificate(world.acting(), request), world.certificate_key, world.log_key)
+
+
+def test_a_hold_placed_after_approval_still_wins(world: Any) -> None:
+    held = world.file("ada.txt", "Ada Lovelace in a file of her own")
+    request = world.ask()
+    world.plan(request)
+    world.approve(request)
+    hold(world, held)
+    world.work()
+    assert (world.files / "ada.txt").exists()
+    assert world.copy_states(request)[held] == "retained"
+    assert world.state(request) == "completed_with_retained"
+
+
+@pytest.mark.scenario("B6")
+def test_a_late_copy_joins_the_request_that_closed_the_person(world: Any) -> None:
+    world.note("n1", TEXT)
+    request = world.erase()
+    assert world.state(request) == "completed"
+    (world.files / "late.txt").write_text("Ada Lovelace, written by a queue that was behind")
+    item = {"data_class": "summary", "store": "cvs", "locator": {"path": "late.txt"}, "subjects": ["email:ada@example.org"]}  # fmt: skip  # noqa: E501
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        from registry import artifacts
+
+        [result] = artifacts.register(session, world.services.vault, world.acting("writer"), [item], world.now)
+    assert result["status"] == "erased"
+    world.work()
+    assert world.state(request) == "completed", world.reader.copies(world.acting(), request)
+    assert not (world.files / "late.txt").exists()
+    check(world.reader.certificate(world.acting(), request), world.certificate_key, world.log_key)
+
+
+def test_what_is_said_about_a_fenced_person_is_not_kept(world: Any) -> None:
+    world.say("my address is 12 Byron Lane, Nottingham")
+    request = world.ask()
+    world.plan(request)
+    world.approve(request)
+    assert world.say("and again, 12 Byron Lane") == "suppressed"
+    world.work()
+    assert world.state(request) == "completed"
+    assert world.bytes_left("Byron Lane") == []
+
+
+def test_the_final_certificate_comes_after_the_quiet_period_and_supersedes_the_interim_one(world: Any) -> None:
+    world.note("n1", TEXT)
+    request = world.erase()
+    with pytest.raises(ReportNotReady) as refused:
+        world.reader.certificate(world.acting(), request, "final")
+    assert refused.value.due_at is not None
+    world.now = refused.value.due_at
+    world.services.keks.turn(world.now, force=True)
+    world.work()
+    final = world.reader.certificate(world.acting(), request, "final")
+    check(final, world.certificate_key, world.log_key)
+    assert b'"key":"final"' in final
+
+
+@pytest.mark.scenario("B3")
+def test_a_copy_that_returns_in_the_quiet_period_reopens_the_request(world: Any) -> None:
+    world.memory_store("odd")
+    world.keep_in_memory("odd", "a", TEXT)
+    request = world.erase()
+    assert world.state(request) == "completed"
+    world.memory["odd"].put("a", TEXT.encode())  # read-repair brings it back
+    world.now += timedelta(days=2)
+    run_due(world.parts, world.tenant, world.now)
+    assert world.state(request) == "executing"
+    world.work()
+    assert world.state(request) == "completed"
+    assert "a" not in world.memory["odd"].rows
+
+
+# ── people ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_duties_are_separate_by_principal_and_a_stale_hash_is_refused(world: Any) -> None:
+    world.note("n1", TEXT)
+    request = world.ask()
+    world.verify(request, principal="bob")
+    planned = world.plan(request)
+    for principal in ("ann", "bob"):
+        with pytest.raises(SeparateDuties):
+            world.planner.approve(world.acting(principal), request, planned["plan_hash"], world.now)
+    with pytest.raises(StalePlan):
+        world.planner.approve(world.acting("carol"), request, "0" * 64, world.now)
+    assert world.approve(request)["state"] == "approved"
+
+
+def test_cancelling_lifts_the_fence_before_the_first_destructive_step_and_not_after(world: Any) -> None:
+    world.note("n1", TEXT)
+    first = world.ask()
+    world.plan(first)
+    world.approve(first)
+    assert world.desk.cancel(world.acting("ann"), first, now=world.now)["state"] == "cancelled"
+    assert world.say("I stay after all") == "stored"
+    second = world.ask()
+    world.plan(second)
+    world.approve(second)
+    execute(world.parts, world.tenant.tenant_id, second, world.now)
+    with pytest.raises((TooLate, IllegalMove)):
+        world.desk.cancel(world.acting("ann"), second, now=world.now)
+
+
+def test_a_second_request_is_a_duplicate_only_once_it_is_verified(world: Any) -> None:
+    world.note("n1", TEXT)
+    first = world.ask()
+    spec = {"right": "erasure", "subjects": ["email:ada@example.org"], "regulation": "gdpr"}
+    second = world.desk.create(world.acting("eve"), spec, world.now)["id"]
+    world.plan(first)
+    assert world.state(first) == "planned"  # a hostile unverified one swallows nothing
+    assert world.state(second) == "received"
+    assert world.verify(second)["state"] == "duplicate"
+    assert world.reader.get(world.acting(), second)["duplicate_of"] == first
+
+
+def test_only_verified_identifiers_are_planned(world: Any) -> None:
+    world.note("n1", TEXT)
+    world.note("n2", "Bob likes sailing in the harbour", owner="user:bob_7")
+    spec = {"right": "erasure", "subjects": ["email:ada@example.org", "user:bob_7"], "regulation": "gdpr"}
+    request = world.desk.create(world.acting("ann"), spec, world.now)["id"]
+    with pytest.raises(IllegalMove):
+        world.plan(request)
+    world.verify(request)
+    world.plan(request)
+    view = world.reader.plan_view(world.acting(), request)
+    assert sum("artifact" in copy for copy in view["copies"]) == 1
+
+
+def test_other_rights_are_received_with_their_dates_and_their_plan_is_refused_by_name(world: Any) -> None:
+    world.note("n1", TEXT)
+    spec = {"right": "access", "subjects": ["email:ada@example.org"], "regulation": "ccpa", "jurisdiction": "US-CA"}
+    request = world.desk.create(world.acting("ann"), spec, world.now)
+    assert request["acknowledge_by"] is not None
+    world.verify(request["id"])
+    with pytest.raises(NotBuilt, match="access"):
+        world.plan(request["id"])
+
+
+def test_a_request_is_found_by_the_name_it_carries_and_shows_none(world: Any) -> None:
+    request = world.ask(note="she called on Monday, her name is Ada")
+    found = world.reader.search(world.acting(), "email:ADA@example.org")
+    assert [line["id"] for line in found] == [request]
+    assert "ada" not in str(found).lower()
+    assert world.bytes_left("called on Monday") == []
+
+
+def test_an_addition_between_plan_and_fence_is_logged_and_another_kind_sends_the_plan_back(world: Any) -> None:
+    world.note("n1", TEXT)
+    request = world.ask()
+    world.plan(request)
+    world.note("n2", "Ada Lovelace wrote once more on Wednesday")
+    assert world.approve(request)["state"] == "approved"
+    world.work()
+    assert world.state(request) == "completed"
+    check(world.reader.certificate(world.acting(), request), world.certificate_key, world.log_key)
+
+    world.note("n3", "Bob likes sailing in the harbour", owner="user:bob_7")
+    other = world.ask("user:bob_7")
+    world.plan(other)
+    world.file("bob.txt", "Summary: Bob sails in the harbour", subjects=("user:bob_7",))
+    view = world.approve(other)
+    assert (view["state"], view["plan_hash"]) == ("planned", None)
+
+
+# ── the end state, and crashes on the way to it ───────────────────────────────────────────────────────────────
+
+
+def test_after_completion_nothing_readable_of_the_person_is_in_the_registry(world: Any) -> None:
+    artifact = world.note("n1", TEXT)
+    request = world.erase()
+    with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
+        row = session.exec(select(Artifact)).one()
+        assert (row.status, row.sealed) == ("erased", None)
+        assert all(line.sealed is None for line in session.exec(select(SubjectIdentifier)))
+        assert session.exec(select(Tombstone)).one().request_id == request
+        mine = [key for key in session.exec(select(DataKey)) if key.request == request]
+        assert mine
+        assert all(key.wrapped is None for key in mine)
+    assert artifact in world.copy_states(request)
+
+
+STEPS = ("begin", "close_keys", "destroy_record_keys", "bury", "destroy_identity", "rotate", "hand_over")
+
+
+class Crash(Exception):
+    pass
+
+
+def fill(world: Any) -> str:
+    source = world.note("n1", TEXT)
+    world.file("ada.txt", "Summary: Ada Lovelace complains about a rash", subjects=(), sources=(source,))
+    world.memory_store("odd")
+    world.keep_in_memory("odd", "a", "Ada Lovelace in memory, quite long a text")
+    world.say("my address is 12 Byron Lane, Nottingham")
+    request = world.ask()
+    world.plan(request)
+    world.approve(request)
+    return str(request)
+
+
+@pytest.mark.scenario("D1")
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_crash_around_any_step_reaches_the_same_end(
+    world: Any, monkeypatch: pytest.MonkeyPatch, step: str, when: str
+) -> None:
+    request = fill(world)
+    real = getattr(execution._Execution, step)
+
+    def broken(self: Any) -> Any:
+        if when == "after":
+            real(self)
+        raise Crash(step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(execution._Execution, step, broken)
+        with pytest.raises(Crash):
+            advance(world.parts, world.tenant, request, world.now)
+    world.services.vault.evict_all()
+    world.work()
+    assert_erased(world, request)
+
+
+@pytest.mark.slow
+def test_a_crash_at_any_commit_reaches_the_same_end(
+    make_world: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, full_length: bool
+) -> None:
+    """Every transaction of a run fails once before its commit, and once after it."""
+    commits = _count_commits(make_world("count"), monkeypatch)
+    assert commits > 10
+    step = 1 if full_length else 4
+    for number in range(1, commits + 1, step):
+        for after in (False, True):
+            world = make_world(f"crash-{number}-{after}")
+            request = fill(world)
+            with monkeypatch.context() as patch:
+                _break_commit(patch, number, after=after)
+                with pytest.raises(Crash):
+                    advance(world.parts, world.tenant, request, world.now)
+            world.services.vault.evict_all()
+            world.work(12)
+            assert_erased(world, request)
+
+
+def _count_commits(world: Any, monkeypatch: pytest.MonkeyPatch) -> int:
+    request = fill(world)
+    count = 0
+    real = Session.commit
+
+    def counted(self: Session) -> None:
+        nonlocal count
+        count += 1
+        real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "commit", counted)
+        advance(world.parts, world.tenant, request, world.now)
+    return count
+
+
+def _break_commit(patch: pytest.MonkeyPatch, number: int, *, after: bool) -> None:
+    count = 0
+    real = Session.commit
+
+    def broken(self: Session) -> None:
+        nonlocal count
+        count += 1
+        if count == number:
+            if after:
+                real(self)
+            raise Crash(str(number))
+        real(self)
+
+    patch.setattr(Session, "commit", broken)
+
+
+def assert_erased(world: Any, request: str) -> None:
+    assert world.state(request) == "completed", world.reader.copies(world.acting(), request)
+    states = set(world.copy_states(request).values())
+    assert states <= {"erased_physical", "already_absent", "key_destroyed"}
+    assert not (world.files / "ada.txt").exists()
+    assert world.memory["odd"].rows == {}
+    assert world.bytes_left("Ada Lovelace", "Byron Lane", "ada@example.org") == []
+    check(world.reader.certificate(world.acting(), request), world.certificate_key, world.log_key)
+
+
+def test_a_dead_workers_lease_ends_and_another_goes_on(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = fill(world)
+    with monkeypatch.context() as patch:
+        patch.setattr("erasure.worker.advance", _raise)
+        patch.setattr("erasure.worker._release", lambda *_: None)
+        with pytest.raises(Crash):
+            run_due(world.parts, world.tenant, world.now, worker="dead")
+    assert run_due(world.parts, world.tenant, world.now, worker="other") == 0
+    world.now += timedelta(minutes=6)
+    run_due(world.parts, world.tenant, world.now, worker="other")
+    world.work()
+    assert world.state(request) == "completed"
+
+
+def _raise(*_: Any) -> None:
+    raise Crash("advance")
+
+
+# ── sweeps take the same road ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_sweep_is_executed_and_confirmed_like_a_request(world: Any) -> None:
+    from erasure import captures, history
+    from erasure.confirm import confirm
+    from erasure.plan import build
+    from erasure.planning import wanted_of
+    from erasure.selector import select_artifacts
+    from erasure.work import load_work
+
+    kept = world.file("bob.txt", "Summary: Bob sails in the harbour", subjects=("user:bob_7",))
+    world.now += timedelta(days=60)
+    tenant_id = world.tenant.tenant_id
+    old = world.note("n1", TEXT)
+    world.now += timedelta(days=45)
+    with world.parts.transactions(tenant_id) as session:
+        ids = [row.id for row in session.exec(select(Artifact))]
+        plan = build(select_artifacts(session, tenant_id, ids, owner="sweep_1", claim=None, now=world.now))
+        sweep = SweepRow(
+            tenant_id=tenant_id, sweep_id="sweep_1", state="executing", at=world.now, created_by="system",
+            created_at=world.now,
+        )  # fmt: skip
+        session.add(sweep)
+    assert [copy.ref for copy in plan.copies] == [kept]
+    found = captures.capture(world.parts, tenant_id, wanted_of(plan.copies))
+    with world.parts.transactions(tenant_id) as session:
+        seal = load_work(session, tenant_id, "sweep_1").seal(session, world.parts)
+        history.put_copies(
+            session, tenant_id, "sweep_1", plan.copies, {ref: seal.seal_capture(one, ref) for ref, one in found.items()}
+        )
+    assert execute(world.parts, tenant_id, "sweep_1", world.now).ready_to_confirm
+    assert confirm(world.parts, tenant_id, "sweep_1", world.now).verified == 1
+    assert not (world.files / "bob.txt").exists()
+    with sqlite3.connect(world.database_file) as db:
+        assert db.execute("SELECT id FROM note").fetchall() == [("n1",)]
+    assert old
+
+
+def test_events_of_an_erasure_name_nobody(world: Any) -> None:
+    world.note("n1", TEXT)
+    bodies: list[Any] = []
+    real = world.services.record.event
+
+    class Telling:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(world.services.record, name)
+
+        def event(self, tenant_id: int, kind: Kind, body: Any, now: datetime) -> str:
+            bodies.append(body)
+            return str(real(tenant_id, kind, body, now))
+
+        def announce(self, session: Session, tenant_id: int, kind: Kind, body: Any, now: datetime) -> str:
+            bodies.append(body)
+            return str(world.services.record.announce(session, tenant_id, kind, body, now))
+
+    world.change(record=Telling())
+    world.erase()
+    assert len(bodies) > 5
+    assert "ada" not in str(bodies).lower()
+    assert "n1" not in str(bodies)
+
+
+def test_a_store_that_cannot_be_opened_is_not_fatal(world: Any) -> None:
+    world.note("n1", TEXT)
+    request = world.ask()
+    world.plan(request)
+    world.approve(request)
+    real = world.parts.connect
+
+    def closed(store: Any, read_only: bool) -> Any:
+        if store.name == "db":
+            raise StoreUnreachable("sql")
+        return real(store, read_only)
+
+    world.change(connect=closed)
+    world.work()
+    assert world.state(request) == "partially_failed"
