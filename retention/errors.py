@@ -56,3 +56,50 @@ class NoSecondPeriod(RetentionError):
     def __init__(self, detail: str) -> None:
         super().__init__(f"no extension: {detail}")
         self.detail = detail
+
+
+class NotKnown(RetentionError):
+    """No hold, run or disposition of that id exists in this tenant."""
+
+    problem = "not-found"
+
+    def __init__(self, what: str, name: str) -> None:
+        super().__init__(f"no {what} {name!r} in this tenant")
+        self.what = what
+        self.name = name
+
+
+class NotOpen(RetentionError):
+    """A run, hold or disposition is past the point where this can be done to it."""
+
+    problem = "conflict"
+
+    def __init__(self, what: str, name: str, state: str, wanted: str) -> None:
+        super().__init__(f"{what} {name} is {state}: it cannot be {wanted}")
+        self.what = what
+        self.name = name
+        self.state = state
+        self.wanted = wanted
+
+
+class SecondPersonNeeded(RetentionError):
+    """Who started a run or placed a hold cannot approve or release it."""
+
+    problem = "separate-duties"
+    hint = "another principal with the role legal does this; APPROVAL=single lifts it for a team of one"
+
+    def __init__(self, step: str, other: str) -> None:
+        super().__init__(f"the principal of the {other} cannot {step}")
+        self.step = step
+        self.other = other
+
+
+class EventNotListed(RetentionError):
+    """A writer may report only events that start the clock of a class its token carries."""
+
+    problem = "outside-token-scope"
+    hint = 'a class lists it as retention.from "event:<name>"; legal and platform tokens may report any'
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"no class of this token waits for event {name!r}")
+        self.name = name

@@ -1,4 +1,4 @@
-"""SQL tables of retention: named events, holds, restrictions are on subjects, runs of sweeps.
+"""SQL tables of retention: named events, holds, runs of sweeps, dispositions; restrictions stand on subjects.
 
 Guarantees: selectors are kept resolved (surrogates and HMACs), free text sealed. Not here: any decision; those are
 made by `retention.decide` at the moment of use.
@@ -70,6 +70,44 @@ class SweepRow(SQLModel, table=True):
     approved_by: str | None = Field(default=None, max_length=128)
     created_at: datetime = Field(sa_type=Instant)
     finished_at: datetime | None = Field(default=None, sa_type=Instant)
+    lease_owner: str | None = Field(default=None, max_length=64)
+    lease_until: datetime | None = Field(default=None, sa_type=Instant)
+    __table_args__ = (sa.Index("ix_sweep_state", "tenant_id", "state", "created_at"),)
+
+
+class DispositionRow(SQLModel, table=True):
+    """An item whose class ends in a review: waits for a human, or was decided by one.
+
+    `state`: open, erase (a run has it), extended, reclassified, gone. `kept_until` is the end of an extension.
+    """
+
+    __tablename__ = "disposition"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    id: int = Field(primary_key=True, sa_type=_big)
+    artifact_id: int = Field(sa_type=_big)
+    data_class: str = Field(max_length=64)
+    rule: str = Field(max_length=24)
+    state: str = Field(default="open", max_length=16)
+    opened_at: datetime = Field(sa_type=Instant)
+    due_at: datetime = Field(sa_type=Instant)
+    kept_until: datetime | None = Field(default=None, sa_type=Instant)
+    decided_by: str | None = Field(default=None, max_length=128)
+    decided_at: datetime | None = Field(default=None, sa_type=Instant)
+    entry_id: str | None = Field(default=None, max_length=36)
+    sealed: bytes | None = Field(default=None, sa_type=_bytes)
+    __table_args__ = (
+        sa.Index("ix_disposition_artifact", "tenant_id", "artifact_id"),
+        sa.Index("ix_disposition_state", "tenant_id", "state", "id"),
+    )
+
+
+class HintRow(SQLModel, table=True):
+    """The version of a class under which its items' end dates were last worked out, so that a change is seen once."""
+
+    __tablename__ = "retention_hint"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    data_class: str = Field(primary_key=True, max_length=64)
+    version: int
 
 
 class TickRow(SQLModel, table=True):

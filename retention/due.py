@@ -1,0 +1,298 @@
+"""Finds what may be due, by index look-ups in bounded batches, and keeps the dates by which it is found right.
+
+Guarantees: nothing that is due is missed: items are found by their end date, items of a clock that waits for an event
+by the event itself (also when they were registered after it happened), record keys by class and month. What is found
+here is a candidate; `retention.decide` has the last word. A class that changed has the end dates of its items worked
+out again before the next sweep looks. Source: DESIGN §9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from ledger.models import Instant
+from registry import classes
+from registry.artifacts import by_numbers
+from registry.declaration import DataClass
+from registry.keyed import NO_MONTH
+from registry.models import Artifact, ScopeKey
+from registry.registration import Dates
+from retention.decide import Item, class_end
+from retention.events import ARTIFACT_KIND, ENDED, happened, scopes_of, write_hints
+from retention.items import Candidate, load_artifacts, load_keys
+from retention.models import EventRow, HintRow
+from retention.schedule import Schedule, ends_at, month_end, month_of, newest_start, schedule_of
+from vault.models import DataKey, KeyState
+
+BATCH = 10_000
+OWN_CLOCKS = ("created", "observed", "last_activity")
+"""Clocks that start with dates of the item itself."""
+_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a listing of what is due goes on: the phase, and the last key of that phase."""
+
+    phase: str = "dates"
+    group: str = ""
+    at: datetime | None = None
+    number: int = 0
+    key: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Candidates in their order, and where the next batch starts; None at the end."""
+
+    candidates: list[Candidate]
+    following: Place | None
+
+
+def schedules_in_force(session: Session, tenant_id: int) -> dict[str, Schedule]:
+    """The schedule of every class in force, by name."""
+    return {name: schedule_of(spec) for name, spec in classes.in_force(session, tenant_id).items()}
+
+
+def due(
+    session: Session,
+    tenant_id: int,
+    schedules: Mapping[str, Schedule],
+    *,
+    before: datetime,
+    limit: int = BATCH,
+    place: Place | None = None,
+) -> Batch:
+    """The next candidates whose end lies at or before an instant, at most `limit` of them."""
+    place = place or Place()
+    if place.phase == "dates":
+        return _by_date(session, tenant_id, schedules, before, limit=limit, place=place)
+    if place.phase == "events":
+        return _by_event(session, tenant_id, schedules, before, limit=limit, place=place)
+    return _by_month(session, tenant_id, schedules, before, limit=limit, place=place)
+
+
+def every_due(
+    session: Session, tenant_id: int, schedules: Mapping[str, Schedule], *, before: datetime, batch: int = BATCH
+) -> Iterator[list[Candidate]]:
+    """All candidates, batch by batch."""
+    place: Place | None = Place()
+    while place is not None:
+        found = due(session, tenant_id, schedules, before=before, limit=batch, place=place)
+        yield found.candidates
+        place = found.following
+
+
+def due_month(schedule: Schedule, before: datetime) -> str | None:
+    """The newest month whose record keys have reached their class's end; None where no month has.
+
+    A clock that waits for something a key cannot know (event, consent) is counted to its cap.
+    """
+    starts = []
+    if schedule.rules.starts in OWN_CLOCKS:
+        starts.append(newest_start(schedule.keep, before))
+    if schedule.latest is not None:
+        starts.append(newest_start(schedule.latest, before))
+    if not starts:
+        return None
+    month = month_of(max(starts))
+    if month_end(month) > max(starts):
+        month = month_of(datetime.fromisoformat(f"{month}-01T00:00:00+00:00") - _DAY)
+    end = class_end(Item(item_id=0, data_class=schedule.name, created=month_end(month)), schedule.rules)
+    return month if end is not None and end <= before else None
+
+
+def refresh_hints(session: Session, tenant_id: int, *, limit: int = BATCH, after: int = 0) -> int | None:
+    """Work out again the end dates of items whose class changed; where to go on, None when all are right.
+
+    Walks the registry in the order of its primary key, `limit` rows a call, only when a class has a new version.
+    """
+    in_force = classes.in_force(session, tenant_id)
+    known = {row.data_class: row for row in session.exec(select(HintRow).where(HintRow.tenant_id == tenant_id))}
+    changed = {}
+    for name, spec in in_force.items():
+        row = known.get(name)
+        if row is None and spec.version == 1:
+            session.add(HintRow(tenant_id=tenant_id, data_class=name, version=1))
+        elif row is None or row.version != spec.version:
+            changed[name] = spec
+    if not changed:
+        session.flush()
+        return None
+    rows = session.exec(
+        select(Artifact)
+        .where(
+            Artifact.tenant_id == tenant_id,
+            col(Artifact.id) > after,
+            col(Artifact.data_class).in_(sorted(changed)),
+            col(Artifact.status).not_in(ENDED),
+        )
+        .order_by(col(Artifact.id))
+        .limit(limit)
+    ).all()
+    last = rows[-1].id if len(rows) == limit else None
+    _work_out(session, tenant_id, list(rows), changed)
+    if last is not None:
+        return last
+    for name, spec in changed.items():
+        session.merge(HintRow(tenant_id=tenant_id, data_class=name, version=spec.version))
+    session.flush()
+    return None
+
+
+def refresh_undated(session: Session, tenant_id: int, *, limit: int = BATCH) -> int:
+    """Give a date to items that have none, as their class says; how many. Imported rows come without."""
+    in_force = classes.in_force(session, tenant_id)
+    rows = session.exec(
+        select(Artifact)
+        .where(
+            Artifact.tenant_id == tenant_id,
+            col(Artifact.ends_at).is_(None),
+            col(Artifact.status).not_in(ENDED),
+            col(Artifact.data_class).in_(sorted(in_force)),
+        )
+        .limit(limit)
+    ).all()
+    _work_out(session, tenant_id, list(rows), in_force)
+    return len(rows)
+
+
+def _work_out(session: Session, tenant_id: int, rows: list[Artifact], specs: Mapping[str, DataClass]) -> None:
+    ids = [row.id for row in rows]
+    scopes = scopes_of(session, tenant_id, ARTIFACT_KIND, ids)
+    wanted = {
+        row.id: (event, scopes.get(row.id, frozenset()))
+        for row in rows
+        if (event := specs[row.data_class].event) is not None
+    }
+    events = happened(session, tenant_id, wanted)
+    ends = {
+        row.id: ends_at(
+            specs[row.data_class],
+            Dates(
+                created=row.created_at,
+                observed=row.observed_at,
+                last_activity=row.last_activity_at,
+                expires=row.expires_at,
+            ),
+            events.get(row.id, {}),
+        )
+        for row in rows
+    }
+    write_hints(session, tenant_id, {number: end for number, end in ends.items() if end is not None})
+
+
+def _by_date(
+    session: Session,
+    tenant_id: int,
+    schedules: Mapping[str, Schedule],
+    before: datetime,
+    *,
+    limit: int,
+    place: Place,
+) -> Batch:
+    end, number = col(Artifact.ends_at), col(Artifact.id)
+    query = select(Artifact).where(
+        Artifact.tenant_id == tenant_id,
+        end <= sa.literal(before, Instant()),
+        col(Artifact.status).not_in(ENDED),
+    )
+    if place.at is not None:
+        at = sa.literal(place.at, Instant())
+        query = query.where(end >= at, sa.or_(end > at, number > place.number))
+    rows = session.exec(query.order_by(end, number).limit(limit)).all()
+    following = Place(phase="events")
+    if len(rows) == limit:
+        following = Place(phase="dates", at=rows[-1].ends_at, number=rows[-1].id)
+    return Batch(candidates=load_artifacts(session, tenant_id, rows, schedules), following=following)
+
+
+def _by_event(
+    session: Session,
+    tenant_id: int,
+    schedules: Mapping[str, Schedule],
+    before: datetime,
+    *,
+    limit: int,
+    place: Place,
+) -> Batch:
+    """Items whose event happened long enough ago although their date is later: registered after it."""
+    waiting = sorted(name for name, one in schedules.items() if one.event is not None and name >= place.group)
+    if not waiting:
+        return Batch(candidates=[], following=Place(phase="months"))
+    schedule = schedules[waiting[0]]
+    since = place.number if schedule.name == place.group else 0
+    query = (
+        sa.select(col(Artifact.id))
+        .join(
+            ScopeKey,
+            sa.and_(
+                col(ScopeKey.tenant_id) == col(Artifact.tenant_id),
+                col(ScopeKey.kind) == ARTIFACT_KIND,
+                col(ScopeKey.item) == col(Artifact.id),
+            ),
+        )
+        .join(
+            EventRow,
+            sa.and_(col(EventRow.tenant_id) == col(ScopeKey.tenant_id), col(EventRow.lookup) == col(ScopeKey.lookup)),
+        )
+        .where(
+            col(Artifact.tenant_id) == tenant_id,
+            col(EventRow.name) == schedule.event,
+            col(EventRow.at) <= sa.literal(newest_start(schedule.keep, before), Instant()),
+            col(Artifact.data_class) == schedule.name,
+            col(Artifact.status).not_in(ENDED),
+            sa.or_(col(Artifact.ends_at).is_(None), col(Artifact.ends_at) > sa.literal(before, Instant())),
+            col(Artifact.id) > since,
+        )
+        .distinct()
+        .order_by(col(Artifact.id))
+        .limit(limit)
+    )
+    ids = list(session.scalars(query))
+    rows = by_numbers(session, tenant_id, ids)
+    candidates = load_artifacts(session, tenant_id, [rows[number] for number in ids], schedules)
+    if len(ids) == limit:
+        return Batch(candidates=candidates, following=Place(phase="events", group=schedule.name, number=ids[-1]))
+    if len(waiting) > 1:
+        return Batch(candidates=candidates, following=Place(phase="events", group=waiting[1]))
+    return Batch(candidates=candidates, following=Place(phase="months"))
+
+
+def _by_month(
+    session: Session,
+    tenant_id: int,
+    schedules: Mapping[str, Schedule],
+    before: datetime,
+    *,
+    limit: int,
+    place: Place,
+) -> Batch:
+    """Keys of the record whose whole month has reached the class's end."""
+    waiting = sorted(name for name in schedules if name >= place.group)
+    while waiting:
+        name = waiting.pop(0)
+        month = due_month(schedules[name], before)
+        if month is None:
+            continue
+        query = select(DataKey).where(
+            DataKey.tenant_id == tenant_id,
+            DataKey.data_class == name,
+            col(DataKey.month) <= month,
+            DataKey.month != NO_MONTH,
+            DataKey.state == KeyState.LIVE.value,
+            DataKey.key_id > (place.key if name == place.group else ""),
+        )
+        rows = session.exec(query.order_by(col(DataKey.key_id)).limit(limit)).all()
+        if not rows:
+            continue
+        following = Place(phase="months", group=waiting[0]) if waiting else None
+        if len(rows) == limit:
+            following = Place(phase="months", group=name, key=rows[-1].key_id)
+        return Batch(candidates=load_keys(session, tenant_id, rows, schedules), following=following)
+    return Batch(candidates=[], following=None)

@@ -1,0 +1,132 @@
+"""Gathers what one pass of retention looks at, and makes its plan.
+
+Guarantees: reads only. Everything past its date is looked at, batch by batch, until as much would end as one pass may
+take; what an open run has already is left to it. What was made from something that ends is loaded level by level.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlmodel import Session, col
+
+from registry.artifacts import by_numbers
+from registry.classes import live_items
+from registry.graph import children_of
+from retention.decide import decide
+from retention.due import BATCH, every_due, schedules_in_force
+from retention.events import ENDED
+from retention.items import Candidate, load_artifacts
+from retention.models import SweepRow
+from retention.schedule import Schedule
+from retention.stops import Desk, Stops
+from retention.sweep import Brakes, ClassCount, SweepItem, SweepPlan, brake_of, decided, is_due, plan_items
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """A pass's plan, and better dates of items that were found by an outdated one."""
+
+    plan: SweepPlan
+    moved: Mapping[int, datetime]
+
+
+class Gathering:
+    """One look at what is due at an instant, in one transaction."""
+
+    def __init__(self, session: Session, tenant_id: int, desk: Desk, at: datetime) -> None:
+        self._session = session
+        self._tenant_id = tenant_id
+        self._desk = desk
+        self._at = at
+        self._schedules: Mapping[str, Schedule] = schedules_in_force(session, tenant_id)
+        self._stops: Stops = desk.stops(session, tenant_id)
+        self._kept: Counter[str] = Counter()
+        self._moved: dict[int, datetime] = {}
+        self._waiting = 0
+
+    def run(self, sweep_id: str, brakes: Brakes, *, batch: int = BATCH) -> Gathered:
+        """The plan of a pass. It is capped when there is more than one pass may take."""
+        first, capped = self._first(brakes.cap, batch)
+        items = tuple(plan_items(self._with_derived(first), self._schedules, self._stops, self._at))
+        counts = counts_of(self._session, self._tenant_id, items)
+        last = last_pass(self._session, self._tenant_id)
+        plan = SweepPlan(
+            sweep_id=sweep_id,
+            at=self._at,
+            items=items,
+            counts=counts,
+            kept=dict(self._kept),
+            waiting=self._waiting,
+            capped=capped,
+            brake=brake_of(counts, brakes, now=self._at, last=last),
+        )
+        return Gathered(plan=plan, moved=self._moved)
+
+    def _first(self, cap: int, batch: int) -> tuple[list[Candidate], bool]:
+        chosen: dict[str, Candidate] = {}
+        for found in every_due(self._session, self._tenant_id, self._schedules, before=self._at, batch=batch):
+            for one in self._free(found, count=True):
+                schedule = self._schedules.get(one.data_class)
+                rules = None if schedule is None else schedule.rules
+                stops = self._stops
+                decision = decide(decided(one), rules, stops.holds, stops.restrictions, stops.claims, self._at)
+                if is_due(decision):
+                    chosen[one.ref] = one
+                    continue
+                self._kept[decision.rule] += 1
+                if one.artifact_id is not None and decision.until is not None and decision.until > self._at:
+                    self._moved[one.artifact_id] = decision.until
+            if len(chosen) >= cap:
+                return list(chosen.values())[:cap], True
+        return list(chosen.values()), False
+
+    def _free(self, candidates: Sequence[Candidate], *, count: bool = False) -> list[Candidate]:
+        """Those that no open run has in its plan."""
+        artifact_ids = [one.artifact_id for one in candidates if one.artifact_id is not None]
+        key_ids = [one.key_id for one in candidates if one.key_id is not None]
+        busy = self._desk.busy(self._session, self._tenant_id, artifact_ids, key_ids)
+        self._waiting += len(busy) if count else 0
+        return [one for one in candidates if one.artifact_id not in busy and one.key_id not in busy]
+
+    def _with_derived(self, first: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates and, level by level, what was made from those that end."""
+        found = {one.ref: one for one in first}
+        looked = {one.artifact_id for one in first if one.artifact_id is not None}
+        frontier = set(looked)
+        while frontier:
+            made = children_of(self._session, self._tenant_id, frontier)
+            children = {child for some in made.values() for child in some} - looked
+            looked |= children
+            rows = by_numbers(self._session, self._tenant_id, children).values()
+            live = [row for row in rows if row.status not in ENDED]
+            loaded = self._free(load_artifacts(self._session, self._tenant_id, live, self._schedules))
+            found.update({one.ref: one for one in loaded})
+            lines = plan_items(list(found.values()), self._schedules, self._stops, self._at)
+            ending = {line.artifact_id for line in lines if line.ends}
+            frontier = {one.artifact_id for one in loaded if one.artifact_id is not None and one.artifact_id in ending}
+        return list(found.values())
+
+
+def counts_of(session: Session, tenant_id: int, items: Sequence[SweepItem]) -> dict[str, ClassCount]:
+    """Per class: how much is live, how much would end, how much waits for a human."""
+    ends: Counter[str] = Counter(item.data_class for item in items if item.ends)
+    review: Counter[str] = Counter(item.data_class for item in items if not item.ends)
+    return {
+        name: ClassCount(live=live_items(session, tenant_id, name), ends=ends[name], review=review[name])
+        for name in sorted(ends.keys() | review.keys())
+    }
+
+
+def last_pass(session: Session, tenant_id: int) -> datetime | None:
+    """When the newest pass that was not stopped was made; dry runs do not count."""
+    return session.scalars(
+        sa.select(col(SweepRow.created_at))
+        .where(col(SweepRow.tenant_id) == tenant_id, col(SweepRow.dry_run).is_(False), col(SweepRow.state) != "stopped")
+        .order_by(col(SweepRow.created_at).desc())
+        .limit(1)
+    ).first()

@@ -1,0 +1,380 @@
+"""Legal holds: placed, listed, previewed, released. A hold beats everything and deletes nothing.
+
+Guarantees: a hold is in the record before it takes effect, and so is its end. Selectors are kept resolved (numbers of
+people and items, names of classes, keyed look-ups of scopes) and are evaluated at decision time, so that later copies
+are held too; several alternatives hold what any of them names. What a running sweep had already sent is answered as
+`too_late`. Another principal than the one who placed a hold releases it, and sees before what becomes due. Free text is
+sealed under the tenant's own key.
+
+Placing: 1 resolve the selector. 2 The record (binding). 3 One transaction: the hold, what it holds, what came too late.
+A crash after 2 leaves an event without effect; the caller got no answer and places it again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from ledger.entry import Kind
+from ledger.head import Transactions
+from registry import classes, subjects
+from registry.acting import Acting
+from registry.artifacts import find_artifacts
+from registry.errors import InvalidDeclaration, MalformedSubject
+from registry.identifiers import Identifier, parse_subject
+from registry.ids import random_hex
+from registry.keyed import NOBODY, Lookups, Seals, canonical_json, chunks
+from registry.models import Artifact, ScopeKey
+from registry.reading import Faults, Reader, is_list
+from registry.sets import sets_of
+from retention.decide import Decision, Hold, Item, decide
+from retention.due import schedules_in_force
+from retention.errors import NotKnown, NotOpen, SecondPersonNeeded
+from retention.events import ARTIFACT_KIND
+from retention.items import Candidate, load_artifacts
+from retention.models import HoldRow
+from retention.stops import Desk, EventRecord, hold_of
+from retention.sweep import decided, is_due
+from vault.models import DataKey, KeyState
+from vault.vault import Vault
+
+LABEL = "hold"
+LISTED = 10_000
+"""How many items a preview lists; the counts are complete."""
+_BATCH = 5_000
+_MAX_NAMED = 1_000
+_ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
+_SELECTORS = ("subjects", "data_classes", "scope", "artifacts")
+
+
+def is_held(item: Item, holds: Sequence[Hold]) -> bool:
+    """Whether any of the holds names the item: the first question of the one decision, asked alone."""
+    return decide(item, None, holds, (), (), _ANY_TIME).rule == "hold"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Wanted:
+    """A hold as asked for, parsed."""
+
+    name: str
+    matter: str = field(repr=False)
+    reason: str = field(repr=False)
+    subjects: tuple[Identifier, ...] = field(repr=False)
+    data_classes: tuple[str, ...]
+    scope: Mapping[str, str] = field(repr=False)
+    artifacts: tuple[str, ...]
+
+
+class Holds:
+    """The verbs of API §7 about holds."""
+
+    def __init__(
+        self, *, vault: Vault, record: EventRecord, transactions: Transactions, desk: Desk, approval: str = "dual"
+    ) -> None:
+        self._vault = vault
+        self._record = record
+        self._transactions = transactions
+        self._desk = desk
+        self._approval = approval
+
+    def place(self, acting: Acting, spec: Mapping[str, Any], now: datetime) -> dict[str, Any]:
+        """The hold with the number of items it holds now and those that came too late.
+
+        Raises: InvalidDeclaration with every fault.
+        """
+        wanted = parse_hold(spec)
+        hold_id = f"hold_{random_hex()}"
+        with self._transactions(acting.tenant_id) as session:  # 1
+            hold = self._resolve(session, acting, hold_id, wanted, now)
+            opaque = subjects.opaque_ids(session, acting.tenant_id, hold.subjects)
+        body = {
+            "hold": hold_id,
+            "by": acting.principal,
+            "subjects": sorted(opaque.values()),
+            "data_classes": sorted(hold.data_classes),
+            "scopes": sorted(hold.scopes),
+            "artifacts": sorted(f"{number:016x}" for number in hold.artifacts),
+        }
+        self._record.event(acting.tenant_id, Kind.HOLD_PLACED, body, now)  # 2
+        with self._transactions(acting.tenant_id) as session:  # 3
+            seals = Seals(session, self._vault, acting.tenant_id)
+            said = canonical_json({"matter": wanted.matter, "reason": wanted.reason})
+            row = HoldRow(
+                tenant_id=acting.tenant_id,
+                hold_id=hold_id,
+                name=wanted.name,
+                sealed=seals.seal(NOBODY, LABEL, hold_id, said),
+                subjects=sorted(hold.subjects),
+                data_classes=sorted(hold.data_classes),
+                scopes=sorted(hold.scopes),
+                artifacts=sorted(hold.artifacts),
+                created_by=acting.principal,
+                created_at=now,
+            )
+            session.add(row)
+            session.flush()
+            sent = self._sent(session, acting.tenant_id, hold)
+            return {**view_of(row), **counts_of(session, acting.tenant_id, hold), "too_late": sent}
+
+    def release(self, acting: Acting, hold_id: str, *, preview: bool, now: datetime) -> dict[str, Any]:
+        """What becomes due when the hold ends; without `preview` it ends.
+
+        Raises: NotKnown, NotOpen, SecondPersonNeeded.
+        """
+        with self._transactions(acting.tenant_id, write=False) as session:
+            row = self._open(session, acting.tenant_id, hold_id)
+            found = self._becomes_due(session, acting.tenant_id, hold_of(row), now)
+            if preview:
+                return {**view_of(row), **found, "released": False}
+            if self._approval != "single" and acting.principal == row.created_by:
+                raise SecondPersonNeeded("release the hold", "placement")
+        body = {"hold": hold_id, "by": acting.principal, "due": found["due"]}
+        self._record.event(acting.tenant_id, Kind.HOLD_RELEASED, body, now)
+        with self._transactions(acting.tenant_id) as session:
+            row = self._open(session, acting.tenant_id, hold_id, lock=True)
+            row.released_by, row.released_at = acting.principal, now
+            session.add(row)
+            return {**view_of(row), **found, "released": True}
+
+    def holds(
+        self, acting: Acting, *, released: bool | None = None, after: str = "", limit: int = 50
+    ) -> list[dict[str, Any]]:
+        """Holds in the order of their ids, with what they hold now and what was said."""
+        query = select(HoldRow).where(HoldRow.tenant_id == acting.tenant_id, HoldRow.hold_id > after)
+        if released is not None:
+            ended = col(HoldRow.released_at)
+            query = query.where(ended.is_not(None) if released else ended.is_(None))
+        with self._transactions(acting.tenant_id, write=False) as session:
+            seals = Seals(session, self._vault, acting.tenant_id)
+            return [
+                {
+                    **view_of(row),
+                    **self._said(seals, row),
+                    **(counts_of(session, acting.tenant_id, hold_of(row)) if row.released_at is None else {}),
+                }
+                for row in session.exec(query.order_by(col(HoldRow.hold_id)).limit(limit))
+            ]
+
+    def _said(self, seals: Seals, row: HoldRow) -> dict[str, Any]:
+        opened = seals.open(NOBODY, LABEL, row.hold_id, row.sealed)
+        return {} if opened is None else dict(json.loads(opened))
+
+    def _open(self, session: Session, tenant_id: int, hold_id: str, *, lock: bool = False) -> HoldRow:
+        row = session.get(HoldRow, (tenant_id, hold_id), with_for_update=True if lock else None)
+        if row is None:
+            raise NotKnown("hold", hold_id if hold_id.startswith("hold_") else "")
+        if row.released_at is not None:
+            raise NotOpen("hold", hold_id, "released", "released")
+        return row
+
+    def _resolve(self, session: Session, acting: Acting, hold_id: str, wanted: _Wanted, now: datetime) -> Hold:
+        faults = Faults("hold")
+        known = classes.in_force(session, acting.tenant_id)
+        for number, name in enumerate(wanted.data_classes):
+            if name not in known:
+                faults.add(f"/selector/data_classes/{number}", "no data class of that name is in force")
+        found = find_artifacts(session, acting.tenant_id, wanted.artifacts)
+        for number, name in enumerate(wanted.artifacts):
+            if name not in found:
+                faults.add(f"/selector/artifacts/{number}", "no artifact of that id in this tenant")
+        faults.raise_any()
+        # Somebody nobody knows yet is made known, so that what is registered about them later is held.
+        people = subjects.resolve(session, self._vault, acting, wanted.subjects, now) if wanted.subjects else []
+        lookups = Lookups(self._vault, acting.tenant_id)
+        return Hold(
+            hold_id,
+            frozenset(people),
+            frozenset(wanted.data_classes),
+            frozenset(lookups.scope(name, value).hex() for name, value in wanted.scope.items()),
+            frozenset(row.id for row in found.values()),
+        )
+
+    def _sent(self, session: Session, tenant_id: int, hold: Hold) -> list[str]:
+        """What the hold names and was already sent to its store: in no state to be stopped any more."""
+        rows = session.exec(
+            select(Artifact).where(
+                Artifact.tenant_id == tenant_id, col(Artifact.status) == sa.literal_column("'erasing'")
+            )
+        ).all()
+        loaded = load_artifacts(session, tenant_id, rows, schedules_in_force(session, tenant_id))
+        held = [one.artifact_id for one in loaded if one.artifact_id is not None and is_held(one.item, (hold,))]
+        return sorted(self._desk.sent(session, tenant_id, held)) if held else []
+
+    def _becomes_due(self, session: Session, tenant_id: int, hold: Hold, now: datetime) -> dict[str, Any]:
+        """Every item the hold names, with what happens to it once the hold is gone."""
+        stops = self._desk.stops(session, tenant_id)
+        others = [one for one in stops.holds if one.hold_id != hold.hold_id]
+        schedules = schedules_in_force(session, tenant_id)
+        listed: list[dict[str, Any]] = []
+        total = now_due = 0
+        for batch in _matching(session, tenant_id, hold):
+            for one in load_artifacts(session, tenant_id, batch, schedules):
+                schedule = schedules.get(one.data_class)
+                rules = None if schedule is None else schedule.rules
+                decision = decide(decided(one), rules, others, stops.restrictions, stops.claims, now)
+                due = is_due(decision)
+                total, now_due = total + 1, now_due + due
+                if len(listed) < LISTED:
+                    listed.append(_line(one, decision, due=due))
+        listed.sort(key=lambda line: (not line["due"], line["until"] or "9999", line["id"]))
+        resumed = self._desk.deferred(session, tenant_id, hold.hold_id)
+        return {
+            "items": total,
+            "due": now_due,
+            "becomes_due": listed,
+            "requests": [{"request": name, "copies": list(refs)} for name, refs in sorted(resumed.items())],
+        }
+
+
+def parse_hold(spec: Mapping[str, Any]) -> _Wanted:
+    """A hold as asked for. Raises: InvalidDeclaration with every fault, MalformedSubject."""
+    faults = Faults("hold")
+    top = Reader(spec, faults)
+    name = top.text("name", required="by this name people speak of the hold", limit=128)
+    matter = top.text("matter", required="the proceeding or matter that the hold serves", limit=2_000)
+    reason = top.text("reason", required="why this data must be kept", limit=2_000)
+    selector = top.inner("selector")
+    top.done()
+    if selector is None:
+        top.add("selector", f"missing: a hold names {', '.join(_SELECTORS)}")
+        faults.raise_any()
+        raise InvalidDeclaration("hold", faults.invalid)
+    people = []
+    for number, text in enumerate(_names(selector, "subjects")):
+        try:
+            people.append(parse_subject(text))
+        except MalformedSubject as error:
+            selector.add(f"subjects/{number}", error.detail)
+    scope = selector.raw("scope")
+    if scope is not None and (
+        not isinstance(scope, Mapping)
+        or not scope
+        or not all(isinstance(value, str) and value for value in scope.values())
+    ):
+        selector.add("scope", "expected an object of names and texts")
+        scope = None
+    wanted = _Wanted(
+        name=name,
+        matter=matter,
+        reason=reason,
+        subjects=tuple(dict.fromkeys(people)),
+        data_classes=tuple(dict.fromkeys(_names(selector, "data_classes"))),
+        scope=dict(scope or {}),
+        artifacts=tuple(dict.fromkeys(_names(selector, "artifacts"))),
+    )
+    selector.done()
+    if not (people or wanted.data_classes or wanted.scope or wanted.artifacts):
+        selector.add("", f"selects nothing: name {', '.join(_SELECTORS)}; a hold on everything is one on every class")
+    faults.raise_any()
+    return wanted
+
+
+def _names(selector: Reader, name: str) -> list[str]:
+    raw = selector.raw(name)
+    if raw is None:
+        return []
+    if not is_list(raw) or not 0 < len(raw) <= _MAX_NAMED or not all(isinstance(one, str) for one in raw):
+        selector.add(name, f"expected a list of 1 to {_MAX_NAMED} texts")
+        return []
+    return list(raw)
+
+
+def view_of(row: HoldRow) -> dict[str, Any]:
+    """A hold as the contract shows it: counts of what it names, no name of anybody."""
+    return {
+        "id": row.hold_id,
+        "name": row.name,
+        "state": "in_force" if row.released_at is None else "released",
+        "selector": {
+            "subjects": len(row.subjects),
+            "data_classes": list(row.data_classes),
+            "scopes": len(row.scopes),
+            "artifacts": len(row.artifacts),
+        },
+        "created_by": row.created_by,
+        "created_at": row.created_at,
+        "released_by": row.released_by,
+        "released_at": row.released_at,
+    }
+
+
+def counts_of(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
+    """How many artifacts, and keys of the record, a hold keeps now."""
+    ids: set[int] = set()
+    for condition in _conditions(session, tenant_id, hold):
+        query = sa.select(col(Artifact.id)).where(
+            col(Artifact.tenant_id) == tenant_id, col(Artifact.status) != "erased", condition
+        )
+        ids.update(session.scalars(query))
+    keys = session.scalar(
+        sa.select(sa.func.count())
+        .select_from(DataKey)
+        .where(
+            col(DataKey.tenant_id) == tenant_id,
+            col(DataKey.state) == KeyState.LIVE.value,
+            sa.or_(
+                col(DataKey.subject_id).in_(sorted(hold.subjects)),
+                col(DataKey.data_class).in_(sorted(hold.data_classes)),
+            ),
+        )
+    )
+    return {"items": len(ids), "keys": int(keys or 0)}
+
+
+def _conditions(session: Session, tenant_id: int, hold: Hold) -> Iterator[sa.ColumnElement[bool]]:
+    for chunk in chunks(sorted(sets_of(session, tenant_id, hold.subjects)) if hold.subjects else []):
+        yield col(Artifact.set_id).in_(chunk)
+    for some in chunks(sorted(hold.artifacts)):
+        yield col(Artifact.id).in_(some)
+    if hold.data_classes:
+        yield col(Artifact.data_class).in_(sorted(hold.data_classes))
+    if hold.scopes:
+        yield col(Artifact.id).in_(
+            sa.select(col(ScopeKey.item)).where(
+                col(ScopeKey.tenant_id) == tenant_id,
+                col(ScopeKey.kind) == ARTIFACT_KIND,
+                col(ScopeKey.lookup).in_([bytes.fromhex(scope) for scope in sorted(hold.scopes)]),
+            )
+        )
+
+
+def _matching(session: Session, tenant_id: int, hold: Hold) -> Iterator[list[Artifact]]:
+    """The artifacts a hold names, each once, in batches."""
+    seen: set[int] = set()
+    for condition in _conditions(session, tenant_id, hold):
+        after = 0
+        while True:
+            rows = session.exec(
+                select(Artifact)
+                .where(
+                    Artifact.tenant_id == tenant_id,
+                    col(Artifact.status) != "erased",
+                    col(Artifact.id) > after,
+                    condition,
+                )
+                .order_by(col(Artifact.id))
+                .limit(_BATCH)
+            ).all()
+            yield [row for row in rows if row.id not in seen]
+            seen.update(row.id for row in rows)
+            if len(rows) < _BATCH:
+                break
+            after = rows[-1].id
+
+
+def _line(one: Candidate, decision: Decision, *, due: bool) -> dict[str, Any]:
+    return {
+        "id": one.ref,
+        "data_class": one.data_class,
+        "store": one.store,
+        "due": due,
+        "action": decision.action,
+        "rule": decision.rule,
+        "until": None if decision.until is None else decision.until.isoformat(),
+    }

@@ -1,0 +1,253 @@
+"""Loads what the one decision needs of artifacts and of record keys: dates, people, scopes, events, sources.
+
+Guarantees: index look-ups in chunks only, so that a batch costs what it holds, whatever the size of the registry.
+Opens nothing and decides nothing; readable places and names stay sealed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from uuid import UUID
+
+import sqlalchemy as sa
+from sqlmodel import Session, col
+
+from ledger.models import EntryRow, PartRef
+from registry.graph import ARTIFACT, ENTRY, Parent, parents_of
+from registry.ids import artifact_name
+from registry.keyed import chunks
+from registry.models import Artifact, StreamRow
+from registry.sets import members
+from retention import decide
+from retention.events import happened, scopes_of
+from retention.models import DispositionRow
+from retention.schedule import Schedule, month_end, month_of
+from vault.models import DataKey
+
+VAULT = "vault"
+"""The store of keys, as plans and reports name it."""
+STREAM_KIND = "s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What an item was made from, as far as its end matters."""
+
+    kind: str
+    number: int
+    name: str
+    status: str
+    ends_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """An artifact or a record key that may be due. `item.sources` is filled by the plan from `sources`."""
+
+    kind: str
+    ref: str
+    artifact_id: int | None = None
+    key_id: str | None = None
+    data_class: str
+    store: str
+    item: decide.Item
+    sources: tuple[Source, ...] = ()
+    erase_by_hand: bool = False
+    """Whether a human decided in a review that it is to be erased."""
+
+
+def load_artifacts(
+    session: Session, tenant_id: int, rows: Sequence[Artifact], schedules: Mapping[str, Schedule]
+) -> list[Candidate]:
+    """The artifacts with everything their decision reads."""
+    ids = [row.id for row in rows]
+    people = members(session, tenant_id, {number for row in rows for number in (row.set_id, row.own_set_id)})
+    scopes = scopes_of(session, tenant_id, ARTIFACT, ids)
+    events = happened(
+        session,
+        tenant_id,
+        {
+            row.id: (event, scopes.get(row.id, frozenset()))
+            for row in rows
+            if row.data_class in schedules and (event := schedules[row.data_class].event) is not None
+        },
+    )
+    sources = _sources(session, tenant_id, ids, schedules)
+    reviewed = _reviewed(session, tenant_id, ids)
+    return [
+        Candidate(
+            kind="artifact",
+            ref=row.given_id or artifact_name(row.id),
+            artifact_id=row.id,
+            data_class=row.data_class,
+            store=row.store,
+            item=decide.Item(
+                item_id=row.id,
+                data_class=row.data_class,
+                created=row.created_at,
+                subjects=people[row.set_id],
+                own_subjects=people[row.own_set_id],
+                observed=row.observed_at,
+                last_activity=row.last_activity_at,
+                events=events.get(row.id, {}),
+                expires_at=row.expires_at,
+                scopes=scopes.get(row.id, frozenset()),
+                kept_until=reviewed[row.id].kept_until if row.id in reviewed else None,
+            ),
+            sources=tuple(sources.get(row.id, ())),
+            erase_by_hand=row.id in reviewed and reviewed[row.id].state == "erase",
+        )
+        for row in rows
+    ]
+
+
+def load_keys(
+    session: Session, tenant_id: int, rows: Sequence[DataKey], schedules: Mapping[str, Schedule]
+) -> list[Candidate]:
+    """Record keys. Their clock starts with their month's last instant, or with the last activity of what they seal."""
+    active = [row.key_id for row in rows if schedules[row.data_class].rules.starts == "last_activity"]
+    activity = last_activity(session, tenant_id, active)
+    found = []
+    for row in rows:
+        person = frozenset({row.subject_id}) if row.subject_id else frozenset[int]()
+        end = month_end(row.month)
+        last = activity.get(row.key_id)
+        found.append(
+            Candidate(
+                kind="key",
+                ref=row.key_id,
+                key_id=row.key_id,
+                data_class=row.data_class,
+                store=VAULT,
+                item=decide.Item(
+                    item_id=0,
+                    data_class=row.data_class,
+                    created=end,
+                    subjects=person,
+                    own_subjects=person,
+                    last_activity=None if last is None else max(last, end),
+                ),
+            )
+        )
+    return found
+
+
+def load_entry(session: Session, tenant_id: int, entry_id: str) -> Candidate | None:
+    """One entry of the record: its content ends with its month's key. None where there is no such entry."""
+    try:
+        wanted = UUID(entry_id).bytes
+    except ValueError:
+        return None
+    query = sa.select(EntryRow).where(col(EntryRow.tenant_id) == tenant_id, col(EntryRow.entry_id) == wanted)
+    row = session.scalars(query).first()
+    if row is None:
+        return None
+    people = members(session, tenant_id, (row.set_id,))[row.set_id]
+    return Candidate(
+        kind="entry",
+        ref=entry_id,
+        data_class=row.data_class,
+        store=VAULT,
+        item=decide.Item(
+            item_id=0,
+            data_class=row.data_class,
+            created=month_end(month_of(row.received)),
+            subjects=people,
+            own_subjects=people,
+            scopes=scopes_of(session, tenant_id, STREAM_KIND, [row.stream_no]).get(row.stream_no, frozenset()),
+        ),
+    )
+
+
+def last_activity(session: Session, tenant_id: int, key_ids: Sequence[str]) -> dict[str, datetime]:
+    """When the last of the streams in which each key seals something was last active."""
+    found: dict[str, datetime] = {}
+    for chunk in chunks(sorted(set(key_ids))):
+        rows = session.execute(
+            sa.select(col(PartRef.key_id), sa.func.max(col(StreamRow.last_activity_at)))
+            .join(
+                EntryRow,
+                sa.and_(col(EntryRow.tenant_id) == col(PartRef.tenant_id), col(EntryRow.idx) == col(PartRef.idx)),
+            )
+            .join(
+                StreamRow,
+                sa.and_(
+                    col(StreamRow.tenant_id) == col(EntryRow.tenant_id),
+                    col(StreamRow.stream_no) == col(EntryRow.stream_no),
+                ),
+            )
+            .where(col(PartRef.tenant_id) == tenant_id, col(PartRef.key_id).in_(chunk))
+            .group_by(col(PartRef.key_id))
+        )
+        found.update({key_id: at for key_id, at in rows if at is not None})
+    return found
+
+
+def entry_ends(
+    session: Session, tenant_id: int, indexes: Sequence[int], schedules: Mapping[str, Schedule]
+) -> dict[int, tuple[str, datetime | None]]:
+    """For each entry of the record its name and when its content ends: what was made from it ends no later."""
+    found: dict[int, tuple[str, datetime | None]] = {}
+    for chunk in chunks(sorted(set(indexes))):
+        rows = session.execute(
+            sa.select(
+                col(EntryRow.idx), col(EntryRow.entry_id), col(EntryRow.data_class), col(EntryRow.received)
+            ).where(col(EntryRow.tenant_id) == tenant_id, col(EntryRow.idx).in_(chunk))
+        )
+        for idx, entry_id, data_class, received in rows:
+            schedule = schedules.get(data_class)
+            item = decide.Item(item_id=0, data_class=data_class, created=month_end(month_of(received)))
+            end = None if schedule is None else decide.class_end(item, schedule.rules)
+            found[idx] = (f"entry:{UUID(bytes=entry_id)}", end)
+    return found
+
+
+def _sources(
+    session: Session, tenant_id: int, ids: Sequence[int], schedules: Mapping[str, Schedule]
+) -> dict[int, list[Source]]:
+    parents = parents_of(session, tenant_id, ids)
+    everyone = {parent for found in parents.values() for parent in found}
+    known = _parents(session, tenant_id, [parent.number for parent in everyone if parent.kind == ARTIFACT])
+    numbers = [parent.number for parent in everyone if parent.kind == ENTRY]
+    for idx, (name, end) in entry_ends(session, tenant_id, numbers, schedules).items():
+        known[Parent(ENTRY, idx)] = Source(kind=ENTRY, number=idx, name=name, status="live", ends_at=end)
+    found: dict[int, list[Source]] = defaultdict(list)
+    for child, its in parents.items():
+        found[child] = [known[parent] for parent in sorted(its) if parent in known]
+    return found
+
+
+def _parents(session: Session, tenant_id: int, ids: Sequence[int]) -> dict[Parent, Source]:
+    found: dict[Parent, Source] = {}
+    for chunk in chunks(sorted(set(ids))):
+        rows = session.execute(
+            sa.select(col(Artifact.id), col(Artifact.given_id), col(Artifact.status), col(Artifact.ends_at)).where(
+                col(Artifact.tenant_id) == tenant_id, col(Artifact.id).in_(chunk)
+            )
+        )
+        for number, given, status, end in rows:
+            name = given or artifact_name(number)
+            found[Parent(ARTIFACT, number)] = Source(
+                kind=ARTIFACT, number=number, name=name, status=status, ends_at=end
+            )
+    return found
+
+
+def _reviewed(session: Session, tenant_id: int, ids: Sequence[int]) -> dict[int, DispositionRow]:
+    """The newest decision of a human about each item."""
+    found: dict[int, DispositionRow] = {}
+    for chunk in chunks(sorted(set(ids))):
+        query = (
+            sa.select(DispositionRow)
+            .where(
+                col(DispositionRow.tenant_id) == tenant_id,
+                col(DispositionRow.artifact_id).in_(chunk),
+                col(DispositionRow.decided_at).is_not(None),
+            )
+            .order_by(col(DispositionRow.id))
+        )
+        found.update({row.artifact_id: row for row in session.scalars(query)})
+    return found

@@ -1,0 +1,78 @@
+"""What stands against an end: holds, restrictions, open requests for an export; and who knows of them.
+
+Guarantees: read in the caller's transaction, so that a decision made there sees every hold that was committed before.
+Requests live above this package; `Desk` is how their side tells what retention must respect.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from sqlmodel import Session, col, select
+
+from ledger.entry import Kind
+from retention.decide import Claim, Hold, Restriction
+from retention.models import HoldRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stops:
+    """Everything in force that may keep an item although its time has come."""
+
+    holds: Sequence[Hold] = ()
+    restrictions: Sequence[Restriction] = ()
+    claims: Sequence[Claim] = ()
+
+
+class Desk(Protocol):
+    """The side of requests and executions, as far as retention needs it; `erasure.sweep_copies` is the one there is."""
+
+    def stops(self, session: Session, tenant_id: int) -> Stops:
+        """Everything in force, holds included."""
+        ...
+
+    def sent(self, session: Session, tenant_id: int, artifact_ids: Collection[int]) -> list[str]:
+        """Public ids of those artifacts whose delete was already sent to their store."""
+        ...
+
+    def busy(
+        self, session: Session, tenant_id: int, artifact_ids: Collection[int], key_ids: Collection[str]
+    ) -> frozenset[int | str]:
+        """Those artifacts and keys that an open run has in its plan."""
+        ...
+
+    def deferred(self, session: Session, tenant_id: int, hold_id: str) -> Mapping[str, Sequence[str]]:
+        """Requests that wait for a hold, each with the public ids it will take up again."""
+        ...
+
+
+class EventRecord(Protocol):
+    """The record, as far as retention writes it; `registry.record.Record` is the one there is."""
+
+    def event(self, tenant_id: int, kind: Kind, body: Mapping[str, Any], now: datetime) -> str:
+        """Store a binding event and return its entry id; never inside a transaction."""
+        ...
+
+    def announce(self, session: Session, tenant_id: int, kind: Kind, body: Mapping[str, Any], now: datetime) -> str:
+        """Write an announcing event in the caller's transaction and return its entry id."""
+        ...
+
+
+def holds_in_force(session: Session, tenant_id: int) -> tuple[Hold, ...]:
+    """Every hold that was not released."""
+    rows = session.exec(select(HoldRow).where(HoldRow.tenant_id == tenant_id, col(HoldRow.released_at).is_(None)))
+    return tuple(hold_of(row) for row in rows)
+
+
+def hold_of(row: HoldRow) -> Hold:
+    """A hold as decisions see it."""
+    return Hold(
+        row.hold_id,
+        frozenset(row.subjects),
+        frozenset(row.data_classes),
+        frozenset(row.scopes),
+        frozenset(row.artifacts),
+    )

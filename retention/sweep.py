@@ -1,0 +1,265 @@
+"""One pass of retention: what ends now, by which rule, and whether that is too much to happen without a person's word.
+
+Guarantees: everything is decided by `retention.decide`. What was made from an item that ends is looked at in the same
+pass, roots before leaves, so that a source's end reaches what derives from it at once. A pass that would remove
+suspiciously much of a class, or whose clock jumped, waits for approval; one whose clock went back stops. Destroys
+nothing and sends nothing: the plan is a value, `erasure.sweep_copies` executes it. Source: DESIGN §6 and §9.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+import rfc8785
+
+from registry.graph import ARTIFACT
+from registry.lineage import depths
+from retention.decide import DESTRUCTIVE, Decision, Item, SourceEnd, decide
+from retention.decide import ends_at as item_end
+from retention.items import Candidate, Source
+from retention.schedule import Schedule
+from retention.stops import Stops
+
+SCHEMA = "muniment-sweep/v1"
+KEY_LEVEL = "key"
+DEFAULT_LEVEL = "L2"
+MAX_PATH = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brakes:
+    """When a pass waits for a person.
+
+    When it would end more than `share` of a class's live items and at least `at_least` of them, or when the clock moved
+    more than `jump` since the pass before. `cap` bounds one pass; the rest is the next one's.
+    """
+
+    share: float = 0.2
+    at_least: int = 50
+    jump: timedelta = timedelta(days=7)
+    cap: int = 50_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepItem:
+    """One item that ends, or waits for a human. `path` names what it was made from; leaves have the largest depth."""
+
+    kind: Literal["artifact", "key"]
+    ref: str
+    artifact_id: int | None
+    key_id: str | None
+    data_class: str
+    store: str
+    decision: Decision
+    path: tuple[str, ...]
+    depth: int
+    required: str
+    by_hand: bool = False
+
+    @property
+    def ends(self) -> bool:
+        """Whether the pass ends it without asking: destructive by rule, or decided by a human in a review."""
+        return self.decision.action in DESTRUCTIVE or self.by_hand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassCount:
+    """What a pass means for one class."""
+
+    live: int
+    ends: int = 0
+    review: int = 0
+
+    @property
+    def share(self) -> float:
+        """The part of the class's live items that would end."""
+        return self.ends / self.live if self.live else 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Brake:
+    """Why a pass does not run by itself. `stop`: not even with an approval."""
+
+    reason: Literal["share", "clock_jump", "clock_back"]
+    detail: str
+    classes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    todo: str = ""
+
+    @property
+    def stops(self) -> bool:
+        """Whether no approval can let the pass go on."""
+        return self.reason == "clock_back"
+
+    def as_json(self) -> dict[str, Any]:
+        """The brake as rows, events and answers carry it."""
+        return {"reason": self.reason, "detail": self.detail, "classes": dict(self.classes), "todo": self.todo}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepPlan:
+    """A frozen pass. `kept` counts what is past its date and stays, by the rule that keeps it."""
+
+    sweep_id: str
+    at: datetime
+    items: tuple[SweepItem, ...]
+    counts: Mapping[str, ClassCount]
+    kept: Mapping[str, int]
+    waiting: int
+    capped: bool
+    brake: Brake | None
+
+    @property
+    def ending(self) -> tuple[SweepItem, ...]:
+        """The items that the pass ends."""
+        return tuple(item for item in self.items if item.ends)
+
+    @property
+    def reviews(self) -> tuple[SweepItem, ...]:
+        """The items that wait for a human's word."""
+        return tuple(item for item in self.items if not item.ends)
+
+    @property
+    def hash(self) -> str:
+        """Hexadecimal SHA-256 over the RFC 8785 bytes: opaque ids, classes, stores and rules only."""
+        lines: list[Any] = [
+            [item.kind, item.ref, item.data_class, item.store, item.decision.action, item.decision.rule, item.by_hand]
+            for item in self.items
+        ]
+        return hashlib.sha256(
+            rfc8785.dumps({"schema": SCHEMA, "sweep": self.sweep_id, "at": self.at.isoformat(), "items": lines})
+        ).hexdigest()
+
+
+def decided(one: Candidate) -> Item:
+    """The candidate's item with its sources as they stand in the database."""
+    return replace(one.item, sources=tuple(SourceEnd(source.status, source.ends_at) for source in one.sources))
+
+
+def is_due(decision: Decision) -> bool:
+    """Whether something happens to the item now."""
+    return decision.action in DESTRUCTIVE or decision.action == "review"
+
+
+def plan_items(
+    candidates: Iterable[Candidate], schedules: Mapping[str, Schedule], stops: Stops, now: datetime
+) -> list[SweepItem]:
+    """What happens to each candidate, roots first; leaves out what stays. Pure."""
+    known = {one.artifact_id: one for one in candidates if one.artifact_id is not None}
+    edges: dict[int, set[int]] = {}
+    for number, one in known.items():
+        for source in one.sources:
+            if source.kind == ARTIFACT and source.number in known:
+                edges.setdefault(source.number, set()).add(number)
+    depth = depths(known, edges)
+    ending: set[int] = set()
+    ends: dict[int, datetime | None] = {}
+    lines: list[SweepItem] = []
+    for number in sorted(known, key=lambda number: (depth[number], number)):
+        one = known[number]
+        item = replace(one.item, sources=tuple(_source_end(source, ending, ends) for source in one.sources))
+        schedule = schedules.get(one.data_class)
+        if schedule is not None:
+            ends[number] = item_end(item, schedule.rules)
+        line = _line(one, item, schedule, stops, now, path=_path(one, known), depth=depth[number])
+        if line is None:
+            continue
+        if line.ends:
+            ending.add(number)
+        lines.append(line)
+    for one in candidates:
+        if one.artifact_id is None:
+            line = _line(one, one.item, schedules.get(one.data_class), stops, now, path=(), depth=0)
+            if line is not None:
+                lines.append(line)
+    return sorted(lines, key=lambda line: (line.kind == "key", -line.depth, line.store, line.ref))
+
+
+def _source_end(source: Source, ending: set[int], ends: Mapping[int, datetime | None]) -> SourceEnd:
+    if source.kind != ARTIFACT:
+        return SourceEnd(source.status, source.ends_at)
+    # A source that this pass looked at has its end worked out; of any other the date in its row is the newest known.
+    return SourceEnd(source.status, ends.get(source.number, source.ends_at), source.number in ending)
+
+
+def _line(
+    one: Candidate,
+    item: Item,
+    schedule: Schedule | None,
+    stops: Stops,
+    now: datetime,
+    *,
+    path: tuple[str, ...],
+    depth: int,
+) -> SweepItem | None:
+    rules = None if schedule is None else schedule.rules
+    decision = decide(item, rules, stops.holds, stops.restrictions, stops.claims, now)
+    if one.kind == "key" and decision.action == "regenerate":
+        # What was recorded is not made anew: a class that regenerates its copies still loses its record.
+        decision = decision._replace(action="erase")
+    by_hand = one.erase_by_hand and decision.action == "review"
+    if decision.action not in DESTRUCTIVE and decision.action != "review":
+        return None
+    return SweepItem(
+        kind="key" if one.kind == "key" else "artifact",
+        ref=one.ref,
+        artifact_id=one.artifact_id,
+        key_id=one.key_id,
+        data_class=one.data_class,
+        store=one.store,
+        decision=decision,
+        path=path,
+        depth=depth,
+        required=KEY_LEVEL if one.kind == "key" else DEFAULT_LEVEL if schedule is None else schedule.required,
+        by_hand=by_hand,
+    )
+
+
+def _path(one: Candidate, known: Mapping[int, Candidate]) -> tuple[str, ...]:
+    """Public ids from a root to the item's direct source, along first sources."""
+    path: list[str] = []
+    seen = {one.artifact_id}
+    current: Candidate | None = one
+    while current is not None and current.sources and len(path) < MAX_PATH:
+        source = current.sources[0]
+        if source.kind == ARTIFACT and source.number in seen:
+            break
+        path.append(source.name)
+        seen.add(source.number)
+        current = known.get(source.number) if source.kind == ARTIFACT else None
+    return tuple(reversed(path))
+
+
+def brake_of(counts: Mapping[str, ClassCount], brakes: Brakes, *, now: datetime, last: datetime | None) -> Brake | None:
+    """Why the pass must not run by itself; None where it may. Pure."""
+    ending = sum(count.ends for count in counts.values())
+    if last is not None and now < last:
+        return Brake(
+            reason="clock_back",
+            detail=f"the clock shows {now.isoformat()}, the pass before was at {last.isoformat()}",
+            todo="set the clock right; while it is behind, nothing is removed",
+        )
+    if last is not None and ending and now - last > brakes.jump:
+        return Brake(
+            reason="clock_jump",
+            detail=f"the clock moved {(now - last).days} days since the pass before, at {last.isoformat()}",
+            classes=_by_class(counts, lambda count: count.ends > 0),
+            todo="compare the clock; if it is right (the service stood still), a second person approves the run",
+        )
+    too_much = _by_class(counts, lambda count: count.ends >= brakes.at_least and count.share > brakes.share)
+    if too_much:
+        return Brake(
+            reason="share",
+            detail=f"more than {brakes.share:.0%} of the live items of {', '.join(sorted(too_much))} would end",
+            classes=too_much,
+            todo="look at the plan; if it is what was meant (a role closed, a rule was shortened), a second person "
+            "approves the run",
+        )
+    return None
+
+
+def _by_class(counts: Mapping[str, ClassCount], chosen: Callable[[ClassCount], bool]) -> dict[str, dict[str, int]]:
+    return {name: {"ends": count.ends, "live": count.live} for name, count in sorted(counts.items()) if chosen(count)}
