@@ -1,0 +1,215 @@
+"""The certificate offline: what it proves, and that nothing in it can be changed, also by who holds the signing key."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rfc8785
+
+from erasure.certificate import LogEvidence, build, commitment, sign
+from erasure.errors import NotVerified, ReportError
+from erasure.report_check import check
+from ledger.signing import Ed25519Signer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def issued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One certificate, and the keys to check and to forge it."""
+    from importlib import util
+
+    spec = util.spec_from_file_location("erasure_conftest", Path(__file__).parent / "conftest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    world = module.World(tmp_path_factory.mktemp("issued"))
+    source = world.note("n1", "Ada Lovelace wrote about her rash on Tuesday")
+    world.file("ada.txt", "Summary: Ada Lovelace complains about a rash", subjects=(), sources=(source,))
+    world.say("my address is 12 Byron Lane, Nottingham")
+    request = world.erase()
+    world.report = world.reader.certificate(world.acting(), request)
+    world.document = json.loads(world.report)
+    yield world
+    world.close()
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, dict) and value:
+        for name, member in value.items():
+            yield from leaves(member, (*path, name))
+    elif isinstance(value, list) and value:
+        for number, member in enumerate(value):
+            yield from leaves(member, (*path, number))
+    else:
+        yield path
+
+
+def mutated(value: Any) -> Any:
+    if isinstance(value, bool) or value is None:
+        return "x"
+    if isinstance(value, int):
+        return value + 1
+    if isinstance(value, str):
+        return value[:-1] + ("A" if value[-1:] != "A" else "B") if value else "x"
+    return ["x"]
+
+
+def put(document: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) -> Any:
+    made = copy.deepcopy(document)
+    place = made
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = change(place[path[-1]])
+    return made
+
+
+def test_every_leaf_mutated_once_is_detected(issued: Any) -> None:
+    paths = list(leaves(issued.document))
+    assert len(paths) > 100
+    for path in paths:
+        forged = rfc8785.dumps(put(issued.document, path, mutated))
+        with pytest.raises(ReportError):
+            check(forged, issued.certificate_key, issued.log_key)
+
+
+def resigned(issued: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) -> bytes:
+    """What the operator itself could hand out: the certificate key is its own."""
+    document = put(issued.document, ("certificate", *path), change)
+    return sign(document["certificate"], issued.services.certificate_signer(issued.tenant.log_id))
+
+
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        (("plan_hash",), lambda _: "0" * 64),
+        (("received_at",), lambda _: "2026-05-01T00:00:00.000000Z"),
+        (("right",), lambda _: "access"),
+        (("approvals", 0, "by"), lambda _: "somebody"),
+        (("approvals",), lambda _: []),
+        (("copies", 0, "level"), lambda _: "L3"),
+        (("copies", 0, "state"), lambda _: "already_absent"),
+        (("copies", 0, "evidence"), lambda _: []),
+        (("copies",), lambda lines: lines[1:]),
+        (("copies",), lambda lines: [*lines, lines[0]]),
+        (("log", "proofs"), lambda proofs: proofs[:-1]),
+        (("log", "proofs"), lambda proofs: [*proofs, proofs[0]]),
+        (("log", "proofs", 0, "index"), lambda index: index + 1),
+        (("log", "proofs", 0, "inclusion"), lambda nodes: nodes[1:]),
+        (("marks", "proven"), lambda names: [*names, "/coverage"]),
+        (("state",), lambda _: "completed_with_retained"),
+        (("copies", 0), lambda _: "nothing"),
+        (("log",), lambda _: None),
+    ],
+)
+def test_a_certificate_that_its_own_issuer_changed_and_signed_again_is_detected(
+    issued: Any, path: tuple[Any, ...], change: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(ReportError):
+        check(resigned(issued, path, change), issued.certificate_key, issued.log_key)
+
+
+def test_a_key_that_the_record_does_not_name_cannot_be_claimed(issued: Any) -> None:
+    number = next(n for n, line in enumerate(issued.document["certificate"]["copies"]) if line["kind"] == "key")
+    with pytest.raises(ReportError, match="no such key"):
+        check(resigned(issued, ("copies", number, "id"), lambda _: "ef" * 16), issued.certificate_key, issued.log_key)
+
+
+def test_another_certificate_key_another_log_key_and_loose_bytes_are_refused(issued: Any) -> None:
+    other = Ed25519Signer.from_seed("someone/else", b"\x07" * 32)
+    with pytest.raises(ReportError, match="/signature"):
+        check(issued.report, other.vkey, issued.log_key)
+    with pytest.raises(ReportError, match="/certificate/log/key"):
+        check(issued.report, issued.certificate_key, other.vkey)
+    for loose in (
+        issued.report + b"\n",
+        b"",
+        b"[]",
+        issued.report[:-1],
+        b"\xff",
+        issued.report.replace(b",", b", ", 1),
+    ):
+        with pytest.raises(ReportError):
+            check(loose, issued.certificate_key, issued.log_key)
+
+
+def test_a_log_key_that_is_not_pinned_is_said_so(issued: Any) -> None:
+    assert any("not pinned" in line for line in check(issued.report, issued.certificate_key))
+
+
+def test_no_name_place_or_content_is_inside_and_the_letter_opens_the_commitment(issued: Any) -> None:
+    text = issued.report.decode()
+    for needle in ("ada@", "Ada", 'n1"', "ada.txt", "Byron", "conv_1"):
+        assert needle not in text
+    from erasure.history import load
+    from erasure.issue import opening_of
+
+    request = issued.document["certificate"]["request"]
+    with issued.parts.transactions(issued.tenant.tenant_id, write=False) as session:
+        row = load(session, issued.tenant.tenant_id, request)
+        [opening] = opening_of(session, issued.parts, row)
+    assert opening["subject"] == "email:ada@example.org"
+    shown = commitment(bytes.fromhex(opening["salt"]), opening["subject"])
+    assert issued.document["certificate"]["subject_commitments"] == [shown]
+
+
+def test_it_is_never_built_from_anything_but_verification_records() -> None:
+    line = {"copy": 1, "state": "erased_physical", "verified_at": None, "evidence": []}
+    evidence = LogEvidence(checkpoint="", key="", proofs=())
+    with pytest.raises(NotVerified):
+        build({}, [line], evidence, version="interim")
+
+
+def test_the_check_needs_no_database_and_no_network() -> None:
+    program = (
+        "import sys; import erasure.report_check; "
+        "print([name for name in ('sqlalchemy', 'sqlmodel', 'httpx', 'fastapi', 'boto3') if name in sys.modules])"
+    )
+    found = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+DOORS = {
+    "erase": {"erasure/dispatch.py"},
+    "reclaim": {"erasure/dispatch.py"},
+    "delete_wrapped": {"erasure/execute.py"},
+    "mark_destroying": {"erasure/execute.py"},
+    "destroy_due_keks": {"erasure/execute.py", "erasure/worker.py"},
+    "bury": {"erasure/execute.py"},
+}
+"""What destroys, and the only files that may call it: all of them behind `retention.decide`."""
+
+
+def calls(source: str) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call):
+            function = node.func
+            name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+            found.add(name)
+    return found
+
+
+def test_nothing_but_execution_calls_what_destroys() -> None:
+    outside = {}
+    for folder in ("api", "audit", "erasure", "registry", "retention"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            name = str(path.relative_to(ROOT))
+            for door, allowed in DOORS.items():
+                if door in calls(path.read_text()) and name not in allowed:
+                    outside[name] = door
+    assert outside == {}
+
+
+def test_the_search_for_such_calls_finds_them() -> None:
+    assert "erase" in calls("connector.erase(items)")
+    assert "delete_wrapped" in calls("self._vault.delete_wrapped(session, 1, ids, now=now, request=r)")
