@@ -166,6 +166,34 @@ class IdConflict(LedgerError):
         self.entry_id = entry_id
 
 
+class MalformedAnchor(LedgerError):
+    """An item of the anchors' list is none; `reason` says what was expected."""
+
+    def __init__(self, reason: str) -> None:
+        """Keep the reason."""
+        super().__init__(f"not an anchor: {reason}")
+        self.reason = reason
+
+
+class AnchorRefused(LedgerError):
+    """An anchor has seen another history of this log, or a longer one: a finding, not a failure."""
+
+    def __init__(self, detail: str, *, size: int) -> None:
+        """Keep what disagrees, and the size of it."""
+        super().__init__(f"the anchor refuses: {detail}")
+        self.detail = detail
+        self.size = size
+
+
+class AnchorUnavailable(LedgerError):
+    """An anchor could not take a checkpoint now; it is offered again."""
+
+    def __init__(self, detail: str) -> None:
+        """Keep what failed."""
+        super().__init__(f"the anchor is not available: {detail}")
+        self.detail = detail
+
+
 class SigningKeyMissing(LedgerError):
     """The key folder does not hold the private key that the log's key list says is signing."""
 

@@ -3,7 +3,8 @@
 Guarantees: after `open_head` the database's index holds every batch that the bucket holds, the tree is that of all of
 them, and nothing in the bucket contradicts it. Otherwise the head is read-only with the reason. A batch that names
 another predecessor, a checkpoint that this tree does not extend, or a bucket that is behind the database stops the log
-(`LogForked`, `LogRolledBack`): never sign over a contradiction. Source: DESIGN §3 steps 5–7, crash table of the ledger.
+(`LogForked`, `LogRolledBack`): never sign over a contradiction. `open_reader` needs no lease and writes nothing: its
+tree is that of the newest checkpoint the database knows. Source: DESIGN §3 steps 5–7, crash table of the ledger.
 """
 
 from __future__ import annotations
@@ -14,15 +15,17 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
+from itertools import islice
 from typing import Protocol
 
+import sqlalchemy as sa
 from sqlmodel import Session
 
 from ledger import index
 from ledger.batches import Batch, batch_key, decode_batch
 from ledger.checkpoint import Checkpoint
 from ledger.entry import NO_PREVIOUS, decode_header, header_hash
-from ledger.errors import LogForked, LogRolledBack, ObjectExists, ObjectMissing, SigningKeyMissing
+from ledger.errors import LogForked, LogRolledBack, NotLeader, ObjectExists, ObjectMissing, SigningKeyMissing
 from ledger.keyring import LOG, KeyWindow, NamedSigner, open_checkpoint, read_windows, signers
 from ledger.merkle import root_of
 from ledger.models import EntryRow, LogState
@@ -30,6 +33,7 @@ from ledger.objects import HotStore, ObjectStore
 from ledger.tiles import TILE_WIDTH
 from ledger.tree import Tree, require_equal
 
+_TRIES = 3
 
 class Transactions(Protocol):
     """Opens a database transaction of one tenant; commits at the end, rolls back on an error."""
@@ -42,8 +46,8 @@ class Transactions(Protocol):
 class LogParts:
     """What a log is made of.
 
-    `signer` gives the log's first key by origin; `lock_end` the end of LOG_TERM from an instant. `later_signer` gives the
-    key of a generation after a rotation; without it no log of this deployment can rotate.
+    `signer` gives the log's first key by origin; `lock_end` the end of LOG_TERM from an instant. `later_signer` gives
+    the key of a generation after a rotation; without it no log of this deployment can rotate.
     """
 
     transactions: Transactions
@@ -88,6 +92,8 @@ class Head:
     unintegrated: list[bytes] = field(default_factory=list)
     read_only: str | None = None
     stale: bool = False
+    fence: int = 0
+    under: int = 0
 
     def key(self, name: str) -> str:
         """Return the object key of a name below this log's prefix."""
@@ -110,7 +116,7 @@ class Head:
         """Move the end behind a stored batch."""
         self.size = batch.first + batch.count
         self.batch_first, self.batch_count, self.batch_digest = batch.first, batch.count, digest
-        self.previous = leaves[-1]
+        self.previous, self.fence = leaves[-1], batch.fence
         self.unintegrated.extend(leaves)
 
 
@@ -119,6 +125,17 @@ def open_head(parts: LogParts, tenant_id: int) -> Head:
 
     Raises: ObjectMissing, LogForked, LogRolledBack, and what store and database raise.
     """
+    for attempt in range(_TRIES):
+        try:
+            return _open_head(parts, tenant_id)
+        except sa.exc.IntegrityError:
+            # Another process indexed the same batch at the same time; now it is there.
+            if attempt == _TRIES - 1:
+                raise
+    raise AssertionError
+
+
+def _open_head(parts: LogParts, tenant_id: int) -> Head:
     with parts.transactions(tenant_id, write=False) as session:
         state = index.state_of(session, tenant_id)
         if state is None:
@@ -130,6 +147,28 @@ def open_head(parts: LogParts, tenant_id: int) -> Head:
     _open_tree(parts, head)
     _check_newest_checkpoint(parts, head)
     head.read_only = read_only
+    return head
+
+
+def open_reader(parts: LogParts, tenant_id: int) -> Head:
+    """Return a head to read from: the tree of the newest checkpoint that the database knows. Writes nothing.
+
+    Raises: ObjectMissing, LogForked, and what store and database raise.
+    """
+    with parts.transactions(tenant_id, write=False) as session:
+        state = index.state_of(session, tenant_id)
+        if state is None:
+            raise ObjectMissing("log_state")
+        head = _from_state(parts, state)
+        head.read_only = state.read_only
+    size = head.checkpoint_size
+    tail = size % TILE_WIDTH
+    head.tree.open(size, list(islice(_leaves_from(parts, head, size - tail), tail)))
+    if size:
+        head.checkpoint_note = parts.locked.get(head.key(checkpoint_key(size)))
+        checkpoint = read_checkpoint(head, head.checkpoint_note)
+        if (checkpoint.size, checkpoint.root) != (size, head.tree.root()):
+            raise LogForked(f"the checkpoint of size {size} has another root", size=size)
     return head
 
 
@@ -165,6 +204,8 @@ def require_continues(head: Head, batch: Batch) -> None:
         or batch.previous_digest != head.batch_digest
     ):
         raise LogForked(f"batch {batch.first} names another predecessor", size=head.size)
+    if batch.fence < head.fence:
+        raise LogForked(f"batch {batch.first} was written by a process that had lost the lease", size=head.size)
 
 
 def index_key(first: int, digest: bytes) -> str:
@@ -173,14 +214,19 @@ def index_key(first: int, digest: bytes) -> str:
 
 
 def save(session: Session, head: Head) -> None:
-    """Write the head's end to the database, in the caller's transaction."""
+    """Write the head's end to the database, in the caller's transaction.
+
+    Raises: NotLeader when the database is ahead: another process leads, and this one must not take its end back.
+    """
     state = session.get(LogState, head.tenant_id, with_for_update=True)
     if state is None:
         raise ObjectMissing("log_state")
+    if state.size > head.size or state.checkpoint_size > head.checkpoint_size:
+        raise NotLeader(f"the database knows a log of {state.size} entries, this process one of {head.size}")
     state.size, state.previous = head.size, head.previous
     state.batch_first, state.batch_count, state.batch_digest = head.batch_first, head.batch_count, head.batch_digest
     state.checkpoint_size, state.checkpoint_digest = head.checkpoint_size, head.checkpoint_digest
-    state.checkpoint_at = head.checkpoint_at
+    state.checkpoint_at, state.fence = head.checkpoint_at, head.fence
     state.read_only = head.read_only
     session.add(state)
 
@@ -210,6 +256,7 @@ def _from_state(parts: LogParts, state: LogState) -> Head:
         checkpoint_size=state.checkpoint_size,
         checkpoint_digest=state.checkpoint_digest,
         checkpoint_at=state.checkpoint_at,
+        fence=state.fence,
     )
 
 

@@ -1,11 +1,12 @@
 """The signing keys of a log and of its certificates: which key may sign what, and how one follows another.
 
-Guarantees: a key signs checkpoints of the sizes in its window and no others; who reads the bucket sees the same windows
-as the writer, because each change is a signed note that is created once in the locked store (`<log id>/keys/<use>/<n>`), by
-the new key and by every key that signed until then. An auditor who pinned an old key follows it to the new one with
-these notes alone. After a plain rotation the key before signs along until the next one; after a revocation no earlier
-key counts for any later size. Does not keep private keys, and does not write the entry of the record: see
-`api.rotation`. A thief of an old key can still sign a false checkpoint of a size before its end: anchors show that.
+Guarantees: a key signs checkpoints of the sizes in its window and no others; who reads the bucket sees the same
+windows as the writer, because each change is a signed note that is created once in the locked store (`<log
+id>/keys/<use>/<n>`), by the new key and by every key that signed until then. An auditor who pinned an old key follows
+it to the new one with these notes alone. After a plain rotation the key before signs along until the next one; after
+a revocation no earlier key counts for any later size. Does not keep private keys, and does not write the entry of the
+record: see `api.rotation`. A thief of an old key can still sign a false checkpoint of a size before its end: anchors
+show that.
 
 Example: keys 0 and 1, rotated at size 40, revoked by key 2 at size 90 → key 0: 0–90, key 1: 41–90, key 2: 91–.
 """
