@@ -24,6 +24,7 @@ from api.idempotency import expire
 from api.jobs import Job, Jobs
 from api.secrets import Secrets
 from api.settings import SettingRefused, Settings, environment_secret
+from api.sweeping import register_sweeps
 from api.telemetry import Telemetry
 from connectors.base import Connector, open_connector
 from erasure.parts import Parts as ErasureParts
@@ -245,6 +246,9 @@ def _register_jobs(services: Services) -> None:
     jobs.add(Job(name="roots", every=DAY, run=services.keks.turn))
     jobs.add(Job(name="vault", every=VAULT_EVERY, run=lambda _now: services.vault.expire(), shared=False))
     jobs.add_work(lambda now: _work_on_requests(services, now))
+    register_sweeps(
+        jobs, lambda: services.erasure, services.tenants, leads=lambda: services.leads, log=services.telemetry.log
+    )
 
 
 def _work_on_requests(services: Services, now: datetime) -> int:

@@ -49,8 +49,8 @@ class Gathering:
         self._moved: dict[int, datetime] = {}
         self._waiting = 0
 
-    def run(self, sweep_id: str, brakes: Brakes, *, batch: int = BATCH) -> Gathered:
-        """The plan of a pass. It is capped when there is more than one pass may take."""
+    def run(self, sweep_id: str, brakes: Brakes, *, now: datetime, batch: int = BATCH) -> Gathered:
+        """The plan of a pass, made `now`. It is capped when there is more than one pass may take."""
         first, capped = self._first(brakes.cap, batch)
         items = tuple(plan_items(self._with_derived(first), self._schedules, self._stops, self._at))
         counts = counts_of(self._session, self._tenant_id, items)
@@ -63,7 +63,7 @@ class Gathering:
             kept=dict(self._kept),
             waiting=self._waiting,
             capped=capped,
-            brake=brake_of(counts, brakes, now=self._at, last=last),
+            brake=brake_of(counts, brakes, now=now, last=last),
         )
         return Gathered(plan=plan, moved=self._moved)
 

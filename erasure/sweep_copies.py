@@ -1,0 +1,519 @@
+"""Passes of retention as work for the one executor: opened, approved, executed, confirmed, reported.
+
+Opening a pass, in order:
+ 1. work out end dates that a changed class made wrong, in batches;
+ 2. gather and decide in one reading transaction (`retention.gather`), then capture what later steps need, outside;
+ 3. put the plan's hash and counts into the record (binding);
+ 4. one transaction: the run, its copies with sealed captures, the items that wait for a human.
+A crash after 3 leaves an event without effect; the next pass plans again.
+
+Guarantees: a pass uses the same decision, executor and verifier as a request; each copy is decided again in the
+transaction that dispatches it, so that a hold placed in the middle wins. A pass with a brake sends nothing before
+another principal approved it. What failed is live again and tried by the next pass. Eligible items and none removed is
+an alarm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from erasure import captures, history
+from erasure.confirm import confirm
+from erasure.execute import execute
+from erasure.history import fact_of
+from erasure.models import CopyRow, RequestRow
+from erasure.parts import Parts
+from erasure.plan import PlanCopy, instant_text
+from erasure.planning import wanted_of
+from erasure.request import BROKEN, GONE, CopyState, State, is_settled
+from erasure.sealed import SWEEP_KEY, Capture, RequestSeal
+from erasure.standing import standing
+from erasure.work import BY_HAND
+from ledger.entry import Kind
+from ledger.models import Instant
+from registry import artifacts, stores
+from registry.acting import Acting
+from registry.ids import random_hex
+from registry.keyed import chunks, hold_writer
+from retention import dispositions
+from retention.due import refresh_hints, refresh_undated, schedules_in_force
+from retention.errors import NotKnown, NotOpen, SecondPersonNeeded
+from retention.events import write_hints
+from retention.gather import Gathered, Gathering
+from retention.models import SweepRow
+from retention.schedule import maximum_age
+from retention.stops import Stops
+from retention.sweep import Brakes, SweepItem, SweepPlan
+
+SWEEP_EVERY = timedelta(hours=1)
+LEASE = timedelta(minutes=5)
+OPEN_RUNS = ("awaiting_approval", "executing", "verifying")
+_ROUNDS = 8
+_UNSENT = (CopyState.PENDING, CopyState.RETAINED, CopyState.AWAITING_HUMAN, CopyState.NOT_COVERED)
+
+
+class RequestDesk:
+    """What retention must know of requests and open runs. Implements `retention.stops.Desk`."""
+
+    def stops(self, session: Session, tenant_id: int) -> Stops:
+        """Holds, restrictions and open exports as they are in this transaction."""
+        known = standing(session, tenant_id)
+        return Stops(holds=known.holds, restrictions=known.restrictions, claims=known.claims)
+
+    def sent(self, session: Session, tenant_id: int, artifact_ids: Collection[int]) -> list[str]:
+        """Public ids of artifacts whose delete was sent."""
+        found: set[str] = set()
+        for chunk in chunks(sorted(set(artifact_ids))):
+            found.update(
+                session.scalars(
+                    sa.select(col(CopyRow.ref)).where(
+                        col(CopyRow.tenant_id) == tenant_id,
+                        col(CopyRow.artifact_id).in_(chunk),
+                        col(CopyRow.state).not_in(_UNSENT),
+                    )
+                )
+            )
+        return sorted(found)
+
+    def busy(
+        self, session: Session, tenant_id: int, artifact_ids: Collection[int], key_ids: Collection[str]
+    ) -> frozenset[int | str]:
+        """Artifacts and keys in the plan of an open run."""
+        owners = list(
+            session.scalars(
+                sa.select(col(SweepRow.sweep_id)).where(
+                    col(SweepRow.tenant_id) == tenant_id, col(SweepRow.state).in_(OPEN_RUNS)
+                )
+            )
+        )
+        if not owners:
+            return frozenset()
+        found: set[int | str] = set()
+        mine = sa.and_(col(CopyRow.tenant_id) == tenant_id, col(CopyRow.owner).in_(owners))
+        for chunk in chunks(sorted(set(artifact_ids))):
+            query = sa.select(col(CopyRow.artifact_id)).where(mine, col(CopyRow.artifact_id).in_(chunk))
+            found.update(number for number in session.scalars(query) if number is not None)
+        for some in chunks(sorted(set(key_ids))):
+            query_keys = sa.select(col(CopyRow.key_id)).where(mine, col(CopyRow.key_id).in_(some))
+            found.update(name for name in session.scalars(query_keys) if name is not None)
+        return frozenset(found)
+
+    def deferred(self, session: Session, tenant_id: int, hold_id: str) -> Mapping[str, Sequence[str]]:
+        """Requests that ended with copies retained by a hold, and those copies."""
+        rows = session.execute(
+            sa.select(col(CopyRow.owner), col(CopyRow.ref), col(CopyRow.because))
+            .join(
+                RequestRow,
+                sa.and_(
+                    col(RequestRow.tenant_id) == col(CopyRow.tenant_id),
+                    col(RequestRow.request_id) == col(CopyRow.owner),
+                ),
+            )
+            .where(
+                col(CopyRow.tenant_id) == tenant_id,
+                col(CopyRow.state) == CopyState.RETAINED.value,
+                col(CopyRow.rule) == "hold",
+                col(RequestRow.state).in_((State.COMPLETED_WITH_RETAINED, State.EXECUTING, State.VERIFYING)),
+            )
+        )
+        found: dict[str, list[str]] = {}
+        for owner, ref, because in rows:
+            if any(reason["detail"] == hold_id for reason in because):
+                found.setdefault(owner, []).append(ref)
+        return found
+
+
+class Sweeps:
+    """The verbs of API §7 about runs."""
+
+    def __init__(self, parts: Parts, *, brakes: Brakes | None = None, every: timedelta = SWEEP_EVERY) -> None:
+        self._parts = parts
+        self._brakes = brakes or Brakes()
+        self._every = every
+        self._desk = RequestDesk()
+
+    def start(
+        self, acting: Acting, now: datetime, *, at: datetime | None = None, dry_run: bool = False
+    ) -> dict[str, Any]:
+        """The run: planned only with `dry_run`, else executing, waiting for approval, or completed with nothing to do.
+
+        The caller checks that `at` is later than `now` only for a dry run.
+        """
+        self._refresh(acting.tenant_id)  # 1
+        sweep_id = f"swp_{random_hex()}"
+        with self._parts.transactions(acting.tenant_id, write=False) as session:  # 2
+            gathered = Gathering(session, acting.tenant_id, self._desk, at or now).run(sweep_id, self._brakes, now=now)
+            known = stores.in_force(session, acting.tenant_id)
+            missing = {name: fact.not_covered for name, fact in standing(session, acting.tenant_id).stores.items()}
+        plan = gathered.plan
+        lines = copies_of(plan.ending, {name: missing.get(name) for name in known})
+        if dry_run:
+            return self._write(acting, gathered, lines, {}, now, state="planned")
+        state = state_of(plan)
+        found = captures.capture(self._parts, acting.tenant_id, wanted_of(lines)) if state == "executing" else {}
+        body = {
+            "sweep": sweep_id,
+            "plan_hash": plan.hash,
+            "at": instant_text(plan.at),
+            "ends": {name: count.ends for name, count in plan.counts.items()},
+            "brake": None if plan.brake is None else plan.brake.reason,
+            "by": acting.principal,
+        }
+        self._parts.record.event(acting.tenant_id, Kind.RETENTION_PLANNED, body, now)  # 3
+        return self._write(acting, gathered, lines, found, now, state=state)  # 4
+
+    def approve(self, acting: Acting, sweep_id: str, now: datetime) -> dict[str, Any]:
+        """The run that waited, executing. Raises: NotKnown, NotOpen, SecondPersonNeeded."""
+        with self._parts.transactions(acting.tenant_id, write=False) as session:
+            row = self._load(session, acting.tenant_id, sweep_id)
+            if row.state != "awaiting_approval":
+                raise NotOpen("run", sweep_id, row.state, "approved")
+            if self._parts.approval != "single" and acting.principal == row.created_by:
+                raise SecondPersonNeeded("approve the run", "start")
+            plan_hash = row.plan_hash
+        body = {"sweep": sweep_id, "plan_hash": plan_hash, "by": acting.principal, "approval": self._parts.approval}
+        self._parts.record.event(acting.tenant_id, Kind.RETENTION_APPROVED, body, now)
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = self._load(session, acting.tenant_id, sweep_id, lock=True)
+            if row.state != "awaiting_approval":
+                raise NotOpen("run", sweep_id, row.state, "approved")
+            row.state, row.approved_by = "executing", acting.principal
+            session.add(row)
+            return view_of(session, row)
+
+    def stop(self, acting: Acting, sweep_id: str, now: datetime) -> dict[str, Any]:
+        """The run that waited, ended without having sent anything; the next pass looks again.
+
+        Raises: NotKnown, NotOpen.
+        """
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = self._load(session, acting.tenant_id, sweep_id, lock=True)
+            if row.state != "awaiting_approval":
+                raise NotOpen("run", sweep_id, row.state, "stopped")
+            history.drop_copies(session, acting.tenant_id, sweep_id)
+            row.state, row.finished_at = "stopped", now
+            session.add(row)
+            body = {"sweep": sweep_id, "stopped_by": acting.principal}
+            self._parts.record.announce(session, acting.tenant_id, Kind.RETENTION_RAN, body, now)
+            return view_of(session, row)
+
+    def get(self, acting: Acting, sweep_id: str) -> dict[str, Any]:
+        """The run as it stands. Raises: NotKnown."""
+        with self._parts.transactions(acting.tenant_id, write=False) as session:
+            return view_of(session, self._load(session, acting.tenant_id, sweep_id))
+
+    def runs(self, acting: Acting, *, after: str = "", limit: int = 50) -> list[dict[str, Any]]:
+        """Runs in the order of their ids."""
+        query = select(SweepRow).where(SweepRow.tenant_id == acting.tenant_id, SweepRow.sweep_id > after)
+        with self._parts.transactions(acting.tenant_id, write=False) as session:
+            return [
+                view_of(session, row) for row in session.exec(query.order_by(col(SweepRow.sweep_id)).limit(limit)).all()
+            ]
+
+    def report(self, acting: Acting, sweep_id: str) -> dict[str, Any]:
+        """The run with every copy's end, what failed, the longest that each class can live, and the alarm."""
+        with self._parts.transactions(acting.tenant_id, write=False) as session:
+            row = self._load(session, acting.tenant_id, sweep_id)
+            schedules = schedules_in_force(session, acting.tenant_id)
+            copies = history.copies_of(session, acting.tenant_id, sweep_id)
+            return {
+                **view_of(session, row),
+                "copies": [history.copy_view(copy) for copy in copies],
+                "failed": [copy.ref for copy in copies if copy.state in BROKEN],
+                "maximum_age_days": {
+                    name: -(-maximum_age(one, sweep_every=self._every) // timedelta(days=1))
+                    for name, one in sorted(schedules.items())
+                },
+            }
+
+    def run_due(self, tenant_id: int, now: datetime, *, worker: str = "worker") -> int:
+        """Bring every run that may go as far as it goes now; how many were worked on."""
+        with self._parts.transactions(tenant_id, write=False) as session:
+            waiting = list(
+                session.scalars(
+                    sa.select(col(SweepRow.sweep_id))
+                    .where(col(SweepRow.tenant_id) == tenant_id, col(SweepRow.state).in_(("executing", "verifying")))
+                    .order_by(col(SweepRow.created_at))
+                )
+            )
+        done, failures = 0, []
+        for sweep_id in waiting:
+            if not self._take(tenant_id, sweep_id, worker, now):
+                continue
+            try:
+                done += self._advance(tenant_id, sweep_id, now)
+            except Exception as error:  # noqa: BLE001 - raised below, after the others had their turn
+                failures.append(error)
+            finally:
+                self._put_back(tenant_id, sweep_id, worker)
+        if failures:
+            raise failures[0]
+        return done
+
+    def is_time(self, tenant_id: int, now: datetime) -> bool:
+        """Whether the last pass, or the last attempt at one, is long enough ago."""
+        with self._parts.transactions(tenant_id, write=False) as session:
+            recent = session.scalars(
+                sa.select(col(SweepRow.sweep_id))
+                .where(
+                    col(SweepRow.tenant_id) == tenant_id,
+                    col(SweepRow.dry_run).is_(False),
+                    col(SweepRow.created_at) > sa.literal(now - self._every, Instant()),
+                    col(SweepRow.created_at) <= sa.literal(now, Instant()),
+                )
+                .limit(1)
+            ).first()
+            return recent is None
+
+    # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _refresh(self, tenant_id: int) -> None:
+        after: int | None = 0
+        while after is not None:
+            with self._parts.transactions(tenant_id) as session:
+                after = refresh_hints(session, tenant_id, after=after)
+        with self._parts.transactions(tenant_id) as session:
+            refresh_undated(session, tenant_id)
+
+    def _write(
+        self,
+        acting: Acting,
+        gathered: Gathered,
+        lines: Sequence[PlanCopy],
+        found: Mapping[str, Capture],
+        now: datetime,
+        *,
+        state: str,
+    ) -> dict[str, Any]:
+        plan = gathered.plan
+        with self._parts.transactions(acting.tenant_id) as session:
+            hold_writer(session, acting.tenant_id)
+            free = self._still_free(session, acting.tenant_id, lines)
+            if state == "executing" and not free:
+                state = "completed"
+            row = SweepRow(
+                tenant_id=acting.tenant_id,
+                sweep_id=plan.sweep_id,
+                state=state,
+                at=plan.at,
+                dry_run=state == "planned",
+                plan_hash=plan.hash,
+                counts={"plan": summary_of(plan)},
+                brake=None if plan.brake is None else plan.brake.as_json(),
+                created_by=acting.principal,
+                created_at=now,
+                finished_at=now if state in ("planned", "completed", "stopped") else None,
+            )
+            session.add(row)
+            session.flush()
+            if state in OPEN_RUNS:
+                self._put_copies(session, acting.tenant_id, plan, free, found)
+            if state in (*OPEN_RUNS, "completed"):
+                dispositions.open_reviews(session, acting.tenant_id, plan.reviews, now)
+                write_hints(session, acting.tenant_id, gathered.moved)
+            return view_of(session, row)
+
+    def _still_free(self, session: Session, tenant_id: int, lines: Sequence[PlanCopy]) -> list[PlanCopy]:
+        """Without what another run took since the plan was made."""
+        busy = self._desk.busy(
+            session,
+            tenant_id,
+            [line.artifact_id for line in lines if line.artifact_id is not None],
+            [line.key_id for line in lines if line.key_id is not None],
+        )
+        return [line for line in lines if line.artifact_id not in busy and line.key_id not in busy]
+
+    def _put_copies(
+        self,
+        session: Session,
+        tenant_id: int,
+        plan: SweepPlan,
+        lines: Sequence[PlanCopy],
+        found: Mapping[str, Capture],
+    ) -> None:
+        seal = RequestSeal(session, self._parts.vault, tenant_id, owner=plan.sweep_id, key_no=SWEEP_KEY)
+        sealed = {ref: seal.seal_capture(capture, ref) for ref, capture in found.items()}
+        history.put_copies(session, tenant_id, plan.sweep_id, lines, sealed)
+        by_hand = {item.ref for item in plan.items if item.by_hand}
+        for chunk in chunks(sorted(line.copy_no for line in lines if line.ref in by_hand)):
+            # The executor lets a copy go although its class says «review» when a human said so.
+            session.connection().execute(
+                sa.update(CopyRow)
+                .where(
+                    col(CopyRow.tenant_id) == tenant_id,
+                    col(CopyRow.owner) == plan.sweep_id,
+                    col(CopyRow.copy_no).in_(chunk),
+                )
+                .values(method=BY_HAND)
+            )
+
+    def _load(self, session: Session, tenant_id: int, sweep_id: str, *, lock: bool = False) -> SweepRow:
+        row = session.get(SweepRow, (tenant_id, sweep_id), with_for_update=True if lock else None)
+        if row is None:
+            raise NotKnown("run", sweep_id if sweep_id.startswith("swp_") else "")
+        return row
+
+    def _advance(self, tenant_id: int, sweep_id: str, now: datetime) -> int:
+        for _ in range(_ROUNDS):
+            if not execute(self._parts, tenant_id, sweep_id, now).ready_to_confirm:
+                return 0  # an attempt waits for its time; the worker comes back
+            confirm(self._parts, tenant_id, sweep_id, now)
+            if self._finish(tenant_id, sweep_id, now):
+                return 1
+        return 0
+
+    def _finish(self, tenant_id: int, sweep_id: str, now: datetime) -> bool:
+        """Whether the run is completed: nothing of it is pending any more."""
+        with self._parts.transactions(tenant_id) as session:
+            row = self._load(session, tenant_id, sweep_id, lock=True)
+            copies = history.copies_of(session, tenant_id, sweep_id)
+            tried = [copy for copy in copies if copy.attempts < self._parts.max_attempts]
+            if any(copy.state in (CopyState.PENDING, CopyState.RUNNING) for copy in tried):
+                return False
+            gone = [copy for copy in copies if copy.state in GONE]
+            again = [copy for copy in copies if copy.state not in GONE and copy.state != CopyState.RETAINED]
+            artifacts.mark_status(session, tenant_id, _numbers(again), "live")
+            dispositions.close_gone(session, tenant_id, _numbers(gone))
+            row = self._load(session, tenant_id, sweep_id, lock=True)
+            proven = sum(is_settled(fact_of(copy)) for copy in gone)
+            result = {"removed": len(gone), "verified": proven, "retained": 0, "failed": 0}
+            for copy in copies:
+                if copy.state == CopyState.RETAINED:
+                    result["retained"] += 1
+                elif copy.state not in GONE:
+                    result["failed"] += 1
+            row.counts = {**row.counts, "result": result}
+            row.state, row.finished_at = "completed", now
+            session.add(row)
+            body = {"sweep": sweep_id, "plan_hash": row.plan_hash, **result}
+            self._parts.record.announce(session, tenant_id, Kind.RETENTION_RAN, body, now)
+            return True
+
+    def _take(self, tenant_id: int, sweep_id: str, worker: str, now: datetime) -> bool:
+        with self._parts.transactions(tenant_id) as session:
+            done = session.connection().execute(
+                sa.update(SweepRow)
+                .where(
+                    col(SweepRow.tenant_id) == tenant_id,
+                    col(SweepRow.sweep_id) == sweep_id,
+                    sa.or_(col(SweepRow.lease_until).is_(None), col(SweepRow.lease_until) <= now),
+                )
+                .values(lease_owner=worker, lease_until=now + LEASE)
+            )
+            return done.rowcount == 1
+
+    def _put_back(self, tenant_id: int, sweep_id: str, worker: str) -> None:
+        with self._parts.transactions(tenant_id) as session:
+            session.connection().execute(
+                sa.update(SweepRow)
+                .where(
+                    col(SweepRow.tenant_id) == tenant_id,
+                    col(SweepRow.sweep_id) == sweep_id,
+                    col(SweepRow.lease_owner) == worker,
+                )
+                .values(lease_owner=None, lease_until=None)
+            )
+
+
+def state_of(plan: SweepPlan) -> str:
+    """Where a run starts from."""
+    if plan.brake is not None and plan.brake.stops:
+        return "stopped"
+    if plan.brake is not None:
+        return "awaiting_approval"
+    return "executing"
+
+
+def copies_of(items: Sequence[SweepItem], not_covered: Mapping[str, str | None]) -> list[PlanCopy]:
+    """A pass's items as lines for the executor. `not_covered` says of each registered store why it cannot be erased."""
+    lines = [_line(item) for item in items]
+    covered = []
+    for number, line in enumerate(lines, start=1):
+        why = None
+        if line.kind == "artifact":
+            why = not_covered.get(line.store, "the store is not registered any more")
+        state = line.state if why is None else CopyState.NOT_COVERED
+        covered.append(replace(line, copy_no=number, state=state, detail=why))
+    return covered
+
+
+def _line(item: SweepItem) -> PlanCopy:
+    regenerate = item.decision.action == "regenerate"
+    return PlanCopy(
+        copy_no=0,
+        kind=item.kind,
+        ref=item.ref,
+        artifact_id=item.artifact_id,
+        key_id=item.key_id,
+        data_class=item.data_class,
+        store=item.store,
+        action=item.decision.action,
+        rule=item.decision.rule,
+        because=item.decision.because,
+        until=item.decision.until,
+        path=item.path,
+        collateral=None,
+        depth=item.depth,
+        required=item.required,
+        state=CopyState.AWAITING_EXTERNAL if regenerate else CopyState.PENDING,
+    )
+
+
+def summary_of(plan: SweepPlan) -> dict[str, Any]:
+    """What a run's row keeps of its plan: numbers only."""
+    return {
+        "classes": {
+            name: {"live": count.live, "ends": count.ends, "review": count.review}
+            for name, count in plan.counts.items()
+        },
+        "ends": len(plan.ending),
+        "review": len(plan.reviews),
+        "kept": dict(plan.kept),
+        "in_other_runs": plan.waiting,
+        "capped": plan.capped,
+    }
+
+
+def view_of(session: Session, row: SweepRow) -> dict[str, Any]:
+    """A run as the contract shows it. Source: API §7."""
+    plan = row.counts.get("plan", {})
+    result = row.counts.get("result")
+    return {
+        "id": row.sweep_id,
+        "state": row.state,
+        "at": instant_text(row.at),
+        "dry_run": row.dry_run,
+        "plan_hash": row.plan_hash,
+        "created_by": row.created_by,
+        "created_at": instant_text(row.created_at),
+        "approved_by": row.approved_by,
+        "finished_at": None if row.finished_at is None else instant_text(row.finished_at),
+        "counts": {key: plan.get(key, 0) for key in ("ends", "review", "in_other_runs")} | (result or {}),
+        "classes": plan.get("classes", {}),
+        "kept": plan.get("kept", {}),
+        "capped": plan.get("capped", False),
+        "copies_by_state": history.counts_of(session, row.tenant_id, row.sweep_id),
+        "brake": row.brake,
+        "alarm": alarm_of(plan, result),
+    }
+
+
+def alarm_of(plan: Mapping[str, Any], result: Mapping[str, int] | None) -> str | None:
+    """What the operator must hear: eligible items of which none was removed, or some that failed."""
+    if result is None:
+        return None
+    if plan.get("ends") and not result["removed"]:
+        return f"{plan['ends']} items were to end and none was removed; the report names each"
+    if result["failed"]:
+        return f"{result['failed']} items could not be removed; the next run tries again"
+    return None
+
+
+def _numbers(copies: Iterable[CopyRow]) -> list[int]:
+    return [copy.artifact_id for copy in copies if copy.artifact_id is not None]

@@ -1,0 +1,218 @@
+"""Dispositions: items whose class ends in a review wait here for a human's word, which is kept.
+
+Guarantees: an item waits once; every decision has a comment (sealed under the tenant's own key) and an entry in the
+record. Erase: the next pass ends it, by the same decision and the same executor as everything else, so that a hold
+still wins. Extend: it stays until a date, then it is reviewed again. Reclassify: another class's rules, from now on.
+The caller commits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from ledger.entry import Kind
+from registry import classes
+from registry.acting import Acting
+from registry.artifacts import by_numbers, public_name
+from registry.errors import UnknownClass
+from registry.ids import new_id
+from registry.keyed import NOBODY, Seals, canonical_json, chunks
+from registry.models import Artifact
+from registry.reading import Faults, Reader
+from registry.registration import Dates
+from retention.errors import NotKnown, NotOpen
+from retention.events import ARTIFACT_KIND, ENDED, happened, scopes_of, write_hints
+from retention.models import DispositionRow
+from retention.schedule import ends_at
+from retention.stops import EventRecord
+from retention.sweep import SweepItem
+from vault.vault import Vault
+
+LABEL = "disposition"
+DEADLINE = timedelta(days=30)
+OPEN, ERASE, EXTENDED, RECLASSIFIED, GONE = "open", "erase", "extended", "reclassified", "gone"
+_STATES = {"erase": ERASE, "extend": EXTENDED, "reclassify": RECLASSIFIED}
+
+
+def open_reviews(session: Session, tenant_id: int, items: Sequence[SweepItem], now: datetime) -> int:
+    """Let items wait for a human that do not wait yet; how many."""
+    ids = [item.artifact_id for item in items if item.artifact_id is not None]
+    known: set[int] = set()
+    for chunk in chunks(ids):
+        known.update(
+            session.scalars(
+                sa.select(col(DispositionRow.artifact_id)).where(
+                    col(DispositionRow.tenant_id) == tenant_id,
+                    col(DispositionRow.artifact_id).in_(chunk),
+                    col(DispositionRow.state).in_((OPEN, ERASE)),
+                )
+            )
+        )
+    rows = [
+        {
+            "tenant_id": tenant_id,
+            "id": new_id(now),
+            "artifact_id": item.artifact_id,
+            "data_class": item.data_class,
+            "rule": item.decision.rule,
+            "state": OPEN,
+            "opened_at": now,
+            "due_at": now + DEADLINE,
+        }
+        for item in items
+        if item.artifact_id is not None and item.artifact_id not in known
+    ]
+    if rows:
+        session.connection().execute(sa.insert(DispositionRow), rows)
+    return len(rows)
+
+
+def close_gone(session: Session, tenant_id: int, artifact_ids: Sequence[int]) -> None:
+    """Nothing waits any more for items that are gone."""
+    for chunk in chunks(sorted(set(artifact_ids))):
+        session.connection().execute(
+            sa.update(DispositionRow)
+            .where(
+                col(DispositionRow.tenant_id) == tenant_id,
+                col(DispositionRow.artifact_id).in_(chunk),
+                col(DispositionRow.state).in_((OPEN, ERASE)),
+            )
+            .values(state=GONE)
+        )
+
+
+def dispositions(
+    session: Session, tenant_id: int, now: datetime, *, state: str = OPEN, after: int = 0, limit: int = 50
+) -> list[tuple[int, dict[str, Any]]]:
+    """Items in a state of review, in the order in which they came to it, each with its number for the next page."""
+    rows = session.execute(
+        sa.select(DispositionRow, Artifact)
+        .join(
+            Artifact,
+            sa.and_(
+                col(Artifact.tenant_id) == col(DispositionRow.tenant_id),
+                col(Artifact.id) == col(DispositionRow.artifact_id),
+            ),
+        )
+        .where(
+            col(DispositionRow.tenant_id) == tenant_id,
+            col(DispositionRow.state) == state,
+            col(DispositionRow.id) > after,
+            sa.true() if state != OPEN else col(Artifact.status).not_in(ENDED),
+        )
+        .order_by(col(DispositionRow.id))
+        .limit(limit)
+    ).all()
+    return [(row.id, view_of(row, artifact, now)) for row, artifact in rows]
+
+
+def decide_disposition(
+    session: Session,
+    vault: Vault,
+    record: EventRecord,
+    acting: Acting,
+    *,
+    disposition_id: str,
+    spec: Mapping[str, Any],
+    now: datetime,
+) -> dict[str, Any]:
+    """The disposition as decided. Raises: InvalidDeclaration, UnknownClass, NotKnown, NotOpen."""
+    decision, until, data_class, comment = _parsed(spec, now)
+    row = _load(session, acting.tenant_id, disposition_id)
+    artifact = by_numbers(session, acting.tenant_id, (row.artifact_id,)).get(row.artifact_id)
+    if row.state != OPEN or artifact is None or artifact.status in ENDED:
+        raise NotOpen("disposition", disposition_id, row.state if row.state != OPEN else GONE, "decided")
+    if data_class is not None:
+        _reclassify(session, acting.tenant_id, artifact, data_class)
+    elif until is not None:
+        write_hints(session, acting.tenant_id, {artifact.id: until})
+    body = {
+        "disposition": disposition_id,
+        "artifact": public_name(artifact),
+        "decision": decision,
+        "until": None if until is None else until.isoformat(),
+        "data_class": data_class,
+        "by": acting.principal,
+    }
+    row = _load(session, acting.tenant_id, disposition_id)
+    row.entry_id = record.announce(session, acting.tenant_id, Kind.DISPOSITION_DECIDED, body, now)
+    row.state, row.kept_until = _STATES[decision], until
+    row.decided_by, row.decided_at = acting.principal, now
+    seals = Seals(session, vault, acting.tenant_id)
+    row.sealed = seals.seal(NOBODY, LABEL, str(row.id), canonical_json({"comment": comment}))
+    session.add(row)
+    session.flush()
+    return view_of(row, artifact, now)
+
+
+def view_of(row: DispositionRow, artifact: Artifact, now: datetime) -> dict[str, Any]:
+    """A disposition as the contract shows it."""
+    return {
+        "id": f"dsp_{row.id:016x}",
+        "artifact": public_name(artifact),
+        "data_class": artifact.data_class,
+        "store": artifact.store,
+        "rule": row.rule,
+        "state": row.state,
+        "opened_at": row.opened_at,
+        "due_at": row.due_at,
+        "overdue": row.state == OPEN and row.due_at < now,
+        "kept_until": row.kept_until,
+        "decided_by": row.decided_by,
+        "decided_at": row.decided_at,
+        "entry": row.entry_id,
+    }
+
+
+def _parsed(spec: Mapping[str, Any], now: datetime) -> tuple[str, datetime | None, str | None, str]:
+    faults = Faults("disposition")
+    top = Reader(spec, faults)
+    decision = top.choice("decision", tuple(_STATES), required="what becomes of the item")
+    comment = top.text("comment", required="why; whoever audits the decision reads it")
+    until = top.instant("until")
+    data_class = top.text("data_class", limit=64) or None
+    top.done()
+    if decision == "extend" and (until is None or until <= now):
+        top.add("until", "an extension has an end, which lies after now")
+    if decision != "extend" and until is not None:
+        top.add("until", "only an extension has an end")
+    if (decision == "reclassify") != (data_class is not None):
+        top.add("data_class", "named exactly when the item is reclassified")
+    faults.raise_any()
+    return decision, until, data_class, comment
+
+
+def _load(session: Session, tenant_id: int, disposition_id: str) -> DispositionRow:
+    number = disposition_id.removeprefix("dsp_")
+    try:
+        wanted = int(number, 16)
+    except ValueError:
+        raise NotKnown("disposition", "") from None
+    query = select(DispositionRow).where(DispositionRow.tenant_id == tenant_id, DispositionRow.id == wanted)
+    row = session.exec(query.with_for_update()).first() if 0 <= wanted < 2**63 else None
+    if row is None:
+        raise NotKnown("disposition", disposition_id if wanted < 2**63 else "")
+    return row
+
+
+def _reclassify(session: Session, tenant_id: int, artifact: Artifact, data_class: str) -> None:
+    spec = classes.in_force(session, tenant_id).get(data_class)
+    if spec is None:
+        raise UnknownClass(data_class)
+    artifact.data_class, artifact.class_version = spec.name, spec.version
+    session.add(artifact)
+    session.flush()
+    scopes = scopes_of(session, tenant_id, ARTIFACT_KIND, [artifact.id]).get(artifact.id, frozenset())
+    events = {} if spec.event is None else happened(session, tenant_id, {artifact.id: (spec.event, scopes)})
+    dates = Dates(
+        created=artifact.created_at,
+        observed=artifact.observed_at,
+        last_activity=artifact.last_activity_at,
+        expires=artifact.expires_at,
+    )
+    write_hints(session, tenant_id, {artifact.id: ends_at(spec, dates, events.get(artifact.id, {}))})

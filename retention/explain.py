@@ -1,0 +1,99 @@
+"""Says what would happen to one item and why, and lists what is due: the same decision that a pass makes, without one.
+
+Guarantees: reads only; opaque ids, names of classes, stores and rules, dates.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from sqlmodel import Session
+
+from registry.artifacts import find_artifact
+from registry.errors import Fault, InvalidDeclaration, UnknownArtifact
+from retention.decide import Claim, Decision, decide
+from retention.due import Place, due, schedules_in_force
+from retention.errors import NotKnown
+from retention.items import Candidate, load_artifacts, load_entry
+from retention.stops import Desk
+from retention.sweep import decided, is_due
+
+REQUEST = "request"
+GONE = "erased"
+
+
+def explain(
+    session: Session,
+    tenant_id: int,
+    desk: Desk,
+    *,
+    artifact: str | None,
+    entry: str | None,
+    trigger: str,
+    at: datetime,
+) -> dict[str, Any]:
+    """The decision about an artifact or an entry at an instant. Raises: InvalidDeclaration, UnknownArtifact, NotKnown.
+
+    With the trigger `request` it is asked as if all of the item's people asked for erasure at that instant.
+    """
+    if (artifact is None) == (entry is None):
+        raise InvalidDeclaration("decision", [Fault(pointer="", detail="expected either artifact or entry")])
+    schedules = schedules_in_force(session, tenant_id)
+    one: Candidate | None
+    if artifact is not None:
+        row = find_artifact(session, tenant_id, artifact)
+        if row.status == GONE:
+            raise UnknownArtifact(artifact)
+        [one] = load_artifacts(session, tenant_id, [row], schedules)
+    else:
+        one = load_entry(session, tenant_id, entry or "")
+        if one is None:
+            raise NotKnown("entry", "")
+    stops = desk.stops(session, tenant_id)
+    claims = list(stops.claims)
+    if trigger == REQUEST:
+        claims.append(Claim(REQUEST, "erasure", one.item.subjects, at, at))
+    schedule = schedules.get(one.data_class)
+    rules = None if schedule is None else schedule.rules
+    decision = decide(decided(one), rules, stops.holds, stops.restrictions, claims, at)
+    return {
+        "action": decision.action,
+        "rule": decision.rule,
+        "until": decision.until,
+        "because": [reason._asdict() for reason in decision.because],
+    }
+
+
+def list_due(
+    session: Session, tenant_id: int, desk: Desk, *, before: datetime, limit: int, place: Place | None
+) -> tuple[list[dict[str, Any]], Place | None]:
+    """Items that would end or be reviewed at an instant, about `limit` of them, and where the list goes on."""
+    schedules = schedules_in_force(session, tenant_id)
+    stops = desk.stops(session, tenant_id)
+    lines: list[dict[str, Any]] = []
+    following = place or Place()
+    while len(lines) < limit:
+        batch = due(session, tenant_id, schedules, before=before, limit=limit - len(lines), place=following)
+        for one in batch.candidates:
+            schedule = schedules.get(one.data_class)
+            rules = None if schedule is None else schedule.rules
+            decision = decide(decided(one), rules, stops.holds, stops.restrictions, stops.claims, before)
+            if is_due(decision):
+                lines.append(_line(one, decision))
+        if batch.following is None:
+            return lines, None
+        following = batch.following
+    return lines, following
+
+
+def _line(one: Candidate, decision: Decision) -> dict[str, Any]:
+    return {
+        "id": one.ref,
+        "kind": one.kind,
+        "data_class": one.data_class,
+        "store": one.store,
+        "ends_at": decision.until,
+        "action": decision.action,
+        "rule": decision.rule,
+    }
