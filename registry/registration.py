@@ -41,7 +41,7 @@ from registry.graph import (
 from registry.ids import artifact_name, new_id
 from registry.item import MAX_SUBJECTS, OWN_ID, Context, Item, ItemRejected, Source, parse_item
 from registry.keyed import NOBODY, Lookups, Seals, chunks, hold_writer
-from registry.lineage import closure, propagate
+from registry.lineage import propagate
 from registry.models import Artifact, Derivation, ReviewRow, ScopeKey, Tombstone
 from registry.sets import Members, intern_sets, members
 from registry.subjects import Fence, fenced, resolve
@@ -328,20 +328,33 @@ class _Registration:
         return None
 
     def _refuse_dependants(self) -> None:
-        """What was to be made from a refused line of this batch has no source either."""
-        alive = {line.node for line, _ in self._open()} | self.by_id.keys()
-        made = {line.node for line in self.lines if line.first}
-        edges: dict[int, set[int]] = {}
+        """What was to be made from an item that this batch refused has no source either.
+
+        Several lines may speak of one new item: it is lost when all of them are refused, else the first that is left
+        makes it.
+        """
+        open_lines: dict[int, int] = {line.node: 0 for line in self.lines if line.first}
+        below: dict[int, list[_Line]] = {}
         for line, _ in self._open():
+            if line.node in open_lines:
+                open_lines[line.node] += 1
             for parent in line.parents:
                 if parent.kind == ARTIFACT:
-                    edges.setdefault(parent.number, set()).add(line.node)
-        lost = closure(made - alive, edges) - self.by_id.keys()
-        if lost:
-            for line, _ in self._open():
-                missing = any(parent.kind == ARTIFACT and parent.number in lost for parent in line.parents)
-                if line.node in lost or missing:
+                    below.setdefault(parent.number, []).append(line)
+        lost = deque(node for node, count in open_lines.items() if count == 0)
+        while lost:
+            for line in below.get(lost.popleft(), ()):
+                if line.result is None:
                     self._refuse(line, "unknown-source", "a source in this batch was refused itself", "/sources")
+                    if line.node in open_lines:
+                        open_lines[line.node] -= 1
+                        if open_lines[line.node] == 0:
+                            lost.append(line.node)
+        for line, item in self._open():
+            place = (item.store, item.locator_hash)
+            if line.known is None and self.new_places[place].result is not None:
+                self.new_places[place].first = False
+                self.new_places[place], line.first = line, True
 
     # ── 4. subjects ───────────────────────────────────────────────────────────────────────────────────────────
 

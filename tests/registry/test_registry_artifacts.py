@@ -184,6 +184,19 @@ def test_what_depends_on_a_refused_item_of_the_batch_is_refused_too(house: Any) 
     assert [result["status"] for result in results] == ["rejected"] * 4 + ["created"]
 
 
+def test_when_the_first_of_two_lines_about_an_item_is_refused_the_second_makes_it(house: Any) -> None:
+    first, second, child = house.register(
+        [
+            house.item(1, subjects=["user:eve"], sources=[place(1)]),
+            house.item(1, subjects=["user:ada"]),
+            house.item(2, subjects=None, sources=[place(1)]),
+        ]
+    )
+    assert [one["status"] for one in (first, second, child)] == ["rejected", "created", "created"]
+    assert show(house, second["id"])["subjects"] == show(house, child["id"])["subjects"]
+    assert len(show(house, child["id"])["subjects"]) == 1
+
+
 def test_a_cycle_within_a_batch_is_stored_and_shares_its_people(house: Any) -> None:
     one, two = house.register(
         [

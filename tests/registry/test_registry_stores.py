@@ -78,6 +78,7 @@ def test_no_tenants_prefix_begins_anothers() -> None:
     parse_store("a-b", "main", spec)
 
 
+@pytest.mark.scenario("C8")
 def test_versions_change_only_with_the_declaration_and_live_artifacts_keep_the_store(house: Any) -> None:
     spec = house.stores()["app"]
     with house.session() as session:

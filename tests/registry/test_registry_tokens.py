@@ -1,0 +1,86 @@
+"""Tenants, tokens, and what a token lets in."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from registry.acting import Acting
+from registry.errors import InvalidDeclaration, NameTaken, NotAuthenticated, UnknownTenant, UnknownToken
+from registry.tenants import create_tenant, get_tenant, list_tenants
+from registry.tokens import authenticate, list_tokens, mint, revoke
+
+
+@pytest.mark.parametrize("name", ["", "A", "a_b", "a.b", "x" * 33, "ä", "a/b", "a b"])
+def test_a_tenants_name_can_stand_in_a_file_name(house: Any, name: str) -> None:
+    with house.session() as session, pytest.raises(InvalidDeclaration):
+        create_tenant(session, name, house.now)
+
+
+def test_tenants_are_listed_by_name_and_unique(house: Any) -> None:
+    with house.session() as session:
+        create_tenant(session, "acme", house.now)
+        with pytest.raises(NameTaken):
+            create_tenant(session, "acme", house.now)
+        assert [tenant.name for tenant in list_tenants(session)] == ["acme", "alice"]
+        assert get_tenant(session, "acme").log_id != get_tenant(session, "alice").log_id
+        with pytest.raises(UnknownTenant):
+            get_tenant(session, "nobody")
+
+
+def test_a_secret_speaks_for_its_principal_and_only_its_hash_is_kept(house: Any) -> None:
+    tenant = house.alice.tenant_id
+    with house.session() as session:
+        secret, token = mint(
+            session, tenant, "bot", ["writer"], stores=["app"], classes=["memory"], now=house.now
+        )  # fmt: skip
+        session.commit()
+        acting = authenticate(session, secret, house.now)
+    assert (acting.tenant, acting.principal, acting.token_id) == ("alice", "bot", token.token_id)
+    assert acting.has_role("writer", "legal")
+    assert not acting.has_role("admin")
+    assert (acting.may_use_store("app"), acting.may_use_store("files")) == (True, False)
+    assert (acting.may_use_class("memory"), acting.may_use_class("tool")) == (True, False)
+    for path in house.folder.glob("muniment.db*"):
+        assert secret.encode() not in path.read_bytes()
+
+
+@pytest.mark.parametrize("secret", ["", "mun_", "mun_" + "a" * 43, "Bearer x", "mun_" + "\u00e4" * 43, "a" * 10_000])
+def test_an_unknown_secret_is_refused_alike_whatever_it_looks_like(house: Any, secret: str) -> None:
+    with house.session() as session, pytest.raises(NotAuthenticated) as refused:
+        authenticate(session, secret, house.now)
+    assert str(refused.value) == "the token is unknown or revoked"
+
+
+def test_a_revoked_token_is_refused_from_then_on(house: Any) -> None:
+    tenant = house.alice.tenant_id
+    with house.session() as session:
+        secret, token = mint(session, tenant, "bot", ["writer"], now=house.now)
+        revoke(session, tenant, token.token_id, house.now)
+        with pytest.raises(NotAuthenticated):
+            authenticate(session, secret, house.now + timedelta(seconds=1))
+        with pytest.raises(UnknownToken):
+            revoke(session, tenant, token.token_id, house.now)
+        with pytest.raises(UnknownToken):
+            revoke(session, tenant + 1, token.token_id, house.now)
+        assert [one.principal for one in list_tokens(session, tenant)] == ["alice-agent", "bot"]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"principal": ""}, {"principal": "a b"}, {"roles": []}, {"roles": ["king"]}, {"stores": ["../x"]},
+     {"classes": ["A B"]}],
+)  # fmt: skip
+def test_a_malformed_token_is_not_minted(house: Any, more: dict[str, Any]) -> None:
+    given: dict[str, Any] = {"principal": "bot", "roles": ["writer"]} | more
+    with house.session() as session, pytest.raises(InvalidDeclaration):
+        mint(session, house.alice.tenant_id, given.pop("principal"), given.pop("roles"), **given, now=house.now)
+
+
+def test_the_service_itself_has_every_store_and_no_role() -> None:
+    system = Acting.system(tenant_id=1, tenant="acme", log_id="0" * 32)
+    assert system.may_use_store("any")
+    assert system.may_use_class("any")
+    assert not system.has_role("admin", "legal", "platform", "writer", "auditor")
