@@ -77,6 +77,7 @@ class _State:
     tree_holds: bool = True
     positions: dict[bytes, int] = field(default_factory=dict)
     positions_hold: bool = True
+    blamed: int = 0
     fence: int = 0
     named_size: int = 0
     of_stream: int = 0
@@ -351,6 +352,7 @@ class _Audit:
         heal(held, after)
         state.before, state.held = held.leaves[-1], None
         self._grow(held)  # d
+        state.blamed += len(held.spoiled)
         chosen = []
         for index, header in held.entries():
             self._position(held, index, header)  # c
@@ -385,7 +387,10 @@ class _Audit:
         state = self.state
         stream = bytes.fromhex(header.stream)
         expected = state.positions.get(stream, 0 if state.positions_hold else header.position)
-        if header.position != expected and not taken.spoiled:
+        if expected < header.position <= expected + state.blamed:
+            # Each blamed entry stood at a position of some stream, which cannot be read from it any more.
+            state.blamed -= header.position - expected
+        elif header.position != expected:
             verdict = Verdict.MISSING if header.position > expected else Verdict.ALTERED
             detail = f"the stream goes on at position {header.position}, expected {expected}"
             self.findings.add(verdict, detail, object=taken.key, entry=header.id, index=index)

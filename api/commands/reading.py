@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -10,9 +9,9 @@ from urllib.parse import quote
 import click
 
 from api.commands.options import client_of, remote, show
+from audit.render import text_lines
 
 _FAULTS = frozenset({"altered", "missing", "hidden"})
-_WIDTH = 160
 
 
 @click.command("replay")
@@ -35,19 +34,8 @@ def replay(
     body = {"stream": stream} | ({"at": at} if at else {})
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         found = client.request("POST", "/v1/replay", body, purpose=purpose)
-    lines = [_entry_line(entry) for entry in found["entries"]]
-    lines += [f"gap: {gap}" for gap in found.get("gaps", [])]
-    lines.append("complete" if found.get("complete") else "not complete")
-    show(found, as_json=as_json, lines=lines)
+    show(found, as_json=as_json, lines=list(text_lines(found)))
     return 1 if any(entry["integrity"] in _FAULTS for entry in found["entries"]) else 0
-
-
-def _entry_line(entry: dict[str, Any]) -> str:
-    text = (
-        json.dumps(entry["body"], ensure_ascii=False) if "body" in entry else f"({entry.get('because') or 'no body'})"
-    )
-    line = f"{entry['position']:>4}  {entry['integrity']:<10} {entry['at']}  {entry['kind']:<14} {text}"
-    return line if len(line) <= _WIDTH else line[: _WIDTH - 1] + "…"
 
 
 @click.command("explain")
