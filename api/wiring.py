@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from sqlalchemy.exc import SQLAlchemyError
 
 from api import telemetry as telemetry_module
 from api.clock import Clock
@@ -38,6 +41,7 @@ from ledger.log import Log
 from ledger.objects import HotStore, ObjectStore
 from ledger.s3 import open_s3
 from ledger.signing import Ed25519Signer
+from ledger.staging import Clerk
 from registry.acting import Acting
 from registry.duration import Duration
 from registry.ids import random_hex
@@ -73,6 +77,7 @@ class Services:
     hot: HotStore
     lease: Lease
     log: Log
+    clerk: Clerk
     record: Record
     secrets: Secrets
     targets: Targets
@@ -132,13 +137,22 @@ class Services:
         return signer_of(self.keks, CERTIFICATE_NAME.format(log_id=log_id))
 
     def start(self, *, sole: bool, roles: frozenset[str] = frozenset({"api", "worker", "scheduler"})) -> None:
-        """Takes the lease and starts the threads of `roles`; `sole` says that the data folder's lock is held."""
-        self.lease.take(self.clock.now(), force=sole)
+        """Takes the lease if nobody has it and starts the threads of `roles`.
+
+        `sole` says that the data folder's lock is held: with SQLite in it, that lock is the lease.
+        """
+        self.lease.take(self.clock.now(), force=sole and self.database.on_sqlite)
+        if "scheduler" in roles and not self.database.on_sqlite:
+            self.clerk.start()
         self.jobs.start(scheduler="scheduler" in roles, worker="worker" in roles)
 
     def close(self) -> None:
-        """Ends threads, exporters and connections."""
+        """Ends threads, exporters and connections; another process may lead at once."""
         self.jobs.stop()
+        self.clerk.stop()
+        # Without the database there is nobody to tell, and the lease ends by itself.
+        with suppress(SQLAlchemyError):
+            self.lease.give_up(self.clock.now())
         self.telemetry.close()
         self.database.close()
 
@@ -165,7 +179,7 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
     vault = Vault(keks, clock=clock.now)
     locked, hot = _object_store(settings, clock), _hot_store(settings, clock)
     lease = Lease(owner=random_hex(), sessions=database.shared)
-    log = Log(_log_parts(settings, database, keks, locked, hot), lease)
+    log = Log(_log_parts(settings, database, keks, locked, hot), lease, stages=not database.on_sqlite)
     services = Services(
         settings=settings,
         clock=clock,
@@ -177,6 +191,7 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
         hot=hot,
         lease=lease,
         log=log,
+        clerk=Clerk(log.serve, clock.now, failed=partial(_clerk_failed, telemetry)),
         record=Record(vault=vault, log=log, transactions=database.transaction),
         secrets=Secrets(settings.secrets_folder, environment_secret),
         targets=_targets(settings),
@@ -184,6 +199,10 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
     )
     _register_jobs(services)
     return services
+
+
+def _clerk_failed(telemetry: Telemetry, error: Exception) -> None:
+    telemetry.log.error("clerk failed", error=type(error).__qualname__, places=telemetry_module.places(error))
 
 
 def _log_parts(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
@@ -34,6 +34,7 @@ from ledger.tiles import TILE_WIDTH
 from ledger.tree import Tree, require_equal
 
 _TRIES = 3
+
 
 class Transactions(Protocol):
     """Opens a database transaction of one tenant; commits at the end, rolls back on an error."""
@@ -103,7 +104,7 @@ class Head:
         """Take over a newly opened head of the same log, keeping the lock that callers wait for."""
         for name in ("tree", "size", "batch_first", "batch_count", "batch_digest", "previous", "checkpoint_size",
                      "checkpoint_digest", "checkpoint_note", "checkpoint_at", "unintegrated", "read_only", "keys",
-                     "signers"):  # fmt: skip
+                     "signers", "fence"):  # fmt: skip
             setattr(self, name, getattr(other, name))
         self.stale = False
 
@@ -125,14 +126,11 @@ def open_head(parts: LogParts, tenant_id: int) -> Head:
 
     Raises: ObjectMissing, LogForked, LogRolledBack, and what store and database raise.
     """
-    for attempt in range(_TRIES):
-        try:
+    for _ in range(_TRIES - 1):
+        # Another process may index the same batch at the same time; then it is there.
+        with suppress(sa.exc.IntegrityError):
             return _open_head(parts, tenant_id)
-        except sa.exc.IntegrityError:
-            # Another process indexed the same batch at the same time; now it is there.
-            if attempt == _TRIES - 1:
-                raise
-    raise AssertionError
+    return _open_head(parts, tenant_id)
 
 
 def _open_head(parts: LogParts, tenant_id: int) -> Head:

@@ -7,48 +7,70 @@ The order of writes, and what a crash between two of them leaves (ADR 0006; cras
  3. Write the index lines to the unlocked store, under the batch's first index and digest, so that a writer that loses
     the race cannot replace the winner's. Crash: a small orphan without content.
  4. PUT `batch/<first>` if nobody has it. From here on the entries are in the log. Crash: `open_head` indexes them.
- 5. Commit the SQL index and the head in one transaction. Crash: the retry answers `duplicate` with the same index.
+ 5. Commit the SQL index, the head and the answers to staged calls in one transaction. Crash: the retry answers
+    `duplicate` with the same index.
  6. Answer every waiting caller with a receipt signed once for the flush.
  7. `publish`, later: full tiles, then the checkpoint after a consistency proof from the one before.
 
-Guarantees: an acknowledged entry is in the bucket; none is stored twice, no index used twice. Not here: what parts
-mean, who may write, keys.
+Without the lease, a process that may stage does step 2 and then waits for the holder (`ledger.staging`); it reads from
+the newest checkpoint and writes nothing else.
+
+Guarantees: an acknowledged entry is in the bucket; none is stored twice, no index used twice, however many processes
+believe they lead. Not here: what parts mean, who may write, keys.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from hashlib import sha256
 
+import sqlalchemy as sa
 from sqlmodel import Session
 
-from ledger import index
+from ledger import index, staging
 from ledger.batches import Batch, batch_key, decode_batch, encode_batch
 from ledger.checkpoint import format_checkpoint, sign_note
-from ledger.draft import Appended, Draft, Placed, PlacedState, SealedPart
-from ledger.entry import Header, Part, encode_header, header_hash, uuid7
-from ledger.errors import LogForked, NotLeader, ObjectExists
-from ledger.head import Head, LogParts, checkpoint_key, index_key, open_head, read_checkpoint, save
+from ledger.draft import Appended, Draft, Placed, PlacedState
+from ledger.entry import Part, header_hash
+from ledger.errors import CheckpointPending, LogForked, LogRolledBack, NotLeader, ObjectExists, ObjectMissing
+from ledger.head import Head, LogParts, checkpoint_key, index_key, open_head, open_reader, read_checkpoint, save
 from ledger.keyring import KeyWindow, change_key
 from ledger.lease import Lease
 from ledger.merkle import consistency_proof, inclusion_proof, root_of, verify_consistency
 from ledger.models import LogState
+from ledger.placing import Fresh, Stored, batch_of, chain, index_lines, pack_objects, personal, receipt_of, weight
 
 FLUSH_BYTES = 4 * 1024 * 1024
-_FLUSH_ENTRIES = 10_000
+FLUSH_ENTRIES = 10_000
+STAGED_SECONDS = 20.0
+"""How long a staged call waits: longer than it takes another process to find out that the holder is gone."""
+
+CHECKPOINT_SECONDS = 3.0
+_POLL_SECONDS = 0.02
+_TAKEOVER_SECONDS = 1.0
 _TRIES = 3
 
 Admit = Callable[[Session, Sequence[Draft]], Sequence[frozenset[int]]]
 """Says, for each draft, which of its part numbers a fence closes now. All of them: the entry is not stored."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Call:
+    """What is placed and answered together: a caller's drafts, or a staged row's."""
+
+    drafts: Sequence[Draft]
+    admit: Admit | None
+    staged_id: str | None = None
+
+
 @dataclass(slots=True, kw_only=True)
 class _Waiting:
-    drafts: Sequence[Draft]
+    call: _Call
     answer: Appended | None = None
     problem: BaseException | None = None
     done: bool = False
@@ -56,8 +78,14 @@ class _Waiting:
 
 @dataclass(slots=True, kw_only=True)
 class _Queue:
+    """The callers of one log in this process. The holder of `turn` flushes or stages for those in `waiting`."""
+
     lock: threading.Lock = field(default_factory=threading.Lock)
+    turn: threading.Lock = field(default_factory=threading.Lock)
     waiting: list[_Waiting] = field(default_factory=list)
+
+
+_Answers = dict[tuple[str, bytes], Placed]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,12 +101,15 @@ class Proof:
 
 
 class Log:
-    """All logs of one deployment, behind one lease."""
+    """All logs of one deployment, behind one lease. `stages`: a process without it hands over instead of refusing."""
 
-    def __init__(self, parts: LogParts, lease: Lease) -> None:
+    def __init__(self, parts: LogParts, lease: Lease, *, stages: bool = False) -> None:
         self._parts = parts
         self._lease = lease
+        self._stages = stages
+        self._guard: Callable[[int], Admit] | None = None
         self._heads: dict[int, Head] = {}
+        self._readers: dict[int, Head] = {}
         self._queues: dict[int, _Queue] = {}
         self._lock = threading.Lock()
 
@@ -88,6 +119,15 @@ class Log:
         origin = f"muniment/{log_id}"
         session.add(LogState(tenant_id=tenant_id, log_id=log_id, origin=origin))
         return origin
+
+    def guard_with(self, admit_of: Callable[[int], Admit]) -> None:
+        """Set what looks at the fences of a tenant for entries that another process staged."""
+        self._guard = admit_of
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process may sequence now."""
+        return self._lease.held
 
     def vkey(self, tenant_id: int) -> str:
         """Return the public key of a tenant's log, to pin: the newest that signed the newest checkpoint."""
@@ -105,7 +145,7 @@ class Log:
         The newest checkpoint is signed by the keys before, the next one by the new key too (with `revoke` by it alone).
         Raises: NotLeader, LogForked, SigningKeyMissing, and what the store raises.
         """
-        with self.entered(tenant_id) as head:
+        with self._leading(tenant_id) as head:
             self.publish(tenant_id, now)
             note = change_key(
                 self._parts.locked,
@@ -117,31 +157,75 @@ class Log:
                 now=now,
                 lock_until=self._parts.lock_end(now),
             )
-            head.become(open_head(self._parts, tenant_id))
+            self._reopen(head)
         return note
 
     def head(self, tenant_id: int) -> Head:
-        """Return the tenant's head, opened and caught up at its first use. Raises: NotLeader, LogForked."""
-        self._lease.check()
+        """Return the tenant's head: the log's end while this process leads, else one to read from.
+
+        It is opened at its first use and may be old; `entered` brings it up to date. Raises: LogForked, LogRolledBack.
+        """
+        heads, opened = (self._heads, open_head) if self._lease.held else (self._readers, open_reader)
         with self._lock:
-            head = self._heads.get(tenant_id)
+            head = heads.get(tenant_id)
             if head is None:
-                head = self._heads[tenant_id] = open_head(self._parts, tenant_id)
+                fence = self._lease.fence
+                head = heads[tenant_id] = opened(self._parts, tenant_id)
+                head.under = fence
             return head
 
     def forget_heads(self) -> None:
-        """Take up every log afresh at its next use, after the lease changed hands or the database was restored."""
+        """Take up every log afresh at its next use, after the database was restored."""
         with self._lock:
+            self._readers.clear()
             for head in self._heads.values():
                 head.stale = True
 
     @contextmanager
     def entered(self, tenant_id: int) -> Iterator[Head]:
-        """Hold the tenant's head, opened afresh if the last use of it failed."""
+        """Hold the tenant's head, up to date, to read from its tree."""
+        with self._leading(tenant_id) if self._lease.held else self._reading(tenant_id) as head:
+            yield head
+
+    @contextmanager
+    def _leading(self, tenant_id: int) -> Iterator[Head]:
+        """Hold the end of a log, opened afresh if its last use failed or the lease changed hands in between."""
+        self._lease.check()
         head = self.head(tenant_id)
         with head.lock:
-            if head.stale:
-                head.become(open_head(self._parts, tenant_id))
+            if head.stale or head.under != self._lease.check():
+                self._reopen(head)
+            self._require_rank(head)
+            yield head
+
+    def _reopen(self, head: Head) -> None:
+        fence = self._lease.check()
+        head.become(open_head(self._parts, head.tenant_id))
+        head.under = fence
+
+    def _require_rank(self, head: Head) -> int:
+        """Return a fencing number that is not below that of the last batch. Raises: NotLeader."""
+        fence = self._lease.check()
+        if fence < head.fence:
+            # Either another process led since then, or the database was restored and counts anew.
+            fence = head.under = self._lease.outrank(head.fence)
+        return fence
+
+    @contextmanager
+    def _reading(self, tenant_id: int) -> Iterator[Head]:
+        with self._parts.transactions(tenant_id, write=False) as session:
+            state = index.state_of(session, tenant_id)
+        if state is None:
+            raise ObjectMissing("log_state")
+        with self._lock:
+            head = self._readers.get(tenant_id)
+        if head is None or head.checkpoint_size < state.checkpoint_size:
+            fresh = open_reader(self._parts, tenant_id)
+            with self._lock:
+                known = self._readers.get(tenant_id)
+                head = fresh if known is None or known.checkpoint_size < fresh.checkpoint_size else known
+                self._readers[tenant_id] = head
+        with head.lock:
             yield head
 
     def append(self, tenant_id: int, drafts: Sequence[Draft], *, now: datetime, admit: Admit | None = None) -> Appended:
@@ -152,41 +236,79 @@ class Log:
         """
         with self._lock:
             queue = self._queues.setdefault(tenant_id, _Queue())
-        mine = _Waiting(drafts=drafts)
+        mine = _Waiting(call=_Call(drafts=drafts, admit=admit))
         with queue.lock:
             queue.waiting.append(mine)
-        with self.entered(tenant_id) as head:
+        with queue.turn:
             if not mine.done:
-                self._lead(head, queue, now, admit)
+                self._take_turn(tenant_id, queue, now)
         if mine.problem is not None:
             raise mine.problem
         if mine.answer is None:
             raise NotLeader("the flush ended without an answer")
         return mine.answer
 
+    def serve(self, now: datetime) -> int:
+        """Do what other processes knocked for, if this one leads; returns how many knocks were answered.
+
+        Raises: what the first failing log raises, after the others had their turn; its knocks stay.
+        """
+        if not (self._stages and self._lease.held):
+            return 0
+        with self._parts.transactions(0, write=False) as session:
+            found = [(one.knock_id, one.log_tenant, one.wants) for one in staging.knocks(session)]
+        failures: list[Exception] = []
+        for tenant_id in dict.fromkeys(tenant_id for _, tenant_id, _ in found):
+            mine = [(knock_id, wants) for knock_id, knocked, wants in found if knocked == tenant_id]
+            try:
+                self._serve_one(tenant_id, {wants for _, wants in mine}, now)
+            except Exception as error:  # noqa: BLE001 - raised below, after the others had their turn
+                failures.append(error)
+                continue
+            with self._parts.transactions(0) as session:
+                staging.forget_knocks(session, [knock_id for knock_id, _ in mine])
+        if failures:
+            raise failures[0]
+        return len(found)
+
     def publish(self, tenant_id: int, now: datetime, *, at_least: int = 0) -> bytes:
         """Integrate what is stored and return the newest signed checkpoint over all of it; nothing for an empty log.
 
-        `at_least` asks for a size the log must have. Raises: LogForked and goes read-only on a contradiction.
+        `at_least` asks for a size the log must have. Without the lease it asks the holder and waits a little. Raises:
+        LogForked and goes read-only on a contradiction, CheckpointPending.
         """
-        with self.entered(tenant_id) as head:
+        if self._stages and not self._lease.held:
+            return self._await_checkpoint(tenant_id, now, at_least)
+        with self._leading(tenant_id) as head:
             if head.size == head.checkpoint_size:
                 return head.checkpoint_note
             if head.size < at_least:
                 raise LogForked(f"expected a log of at least {at_least} entries, it has {head.size}", size=head.size)
             head.require_writable()
-            self._lease.check()
-            return self._publish(head, now)
+            self._require_rank(head)
+            try:
+                return self._publish(head, now)
+            except LogForked:
+                raise
+            except BaseException:
+                # Some of it may be stored: tree and checkpoint are taken up again from what is.
+                head.stale = True
+                raise
 
     def proof(self, tenant_id: int, idx: int, now: datetime) -> Proof:
-        """Return the proof of one entry against a checkpoint that covers it."""
+        """Return the proof of one entry against a checkpoint that covers it. Raises: CheckpointPending."""
         return self.proofs(tenant_id, [idx], now)[0]
 
     def proofs(self, tenant_id: int, indexes: Sequence[int], now: datetime) -> list[Proof]:
         """Return the proofs of entries, all against one checkpoint of one tree, which is extended over them first."""
+        needed = max(indexes) + 1 if indexes else 0
         with self.entered(tenant_id) as head:
-            if indexes and max(indexes) >= head.checkpoint_size:
-                self.publish(tenant_id, now, at_least=max(indexes) + 1)
+            covered = needed <= head.checkpoint_size
+        if not covered:
+            self.publish(tenant_id, now, at_least=needed)
+        with self.entered(tenant_id) as head:
+            if needed > head.checkpoint_size:
+                raise CheckpointPending(size=needed)
             note, size = head.checkpoint_note.decode(), head.checkpoint_size
             paths = [inclusion_proof(idx, size, head.tree.read) for idx in indexes]
         raws = self.headers(tenant_id, indexes)
@@ -215,52 +337,156 @@ class Log:
         head = self.head(tenant_id)
         return self._parts.locked.get(head.key(part.object), offset=part.offset, length=part.length)
 
-    def _lead(self, head: Head, queue: _Queue, now: datetime, admit: Admit | None) -> None:
+    # ── taking turns ──
+
+    def _take_turn(self, tenant_id: int, queue: _Queue, now: datetime) -> None:
         with queue.lock:
             group, queue.waiting = _fit(queue.waiting)
+        calls = [waiting.call for waiting in group]
+        stored: Stored = {}
         try:
-            answers = self._flush(head, [waiting.drafts for waiting in group], now, admit)
+            try:
+                with self._leading(tenant_id) as head:
+                    answers = self._lead(head, calls, stored, now)
+            except NotLeader:
+                if not self._stages:
+                    raise
+                answers = self._stage(tenant_id, calls, stored, now)
         except BaseException as problem:  # noqa: BLE001 - told to every waiting caller, and raised by each
             for waiting in group:
                 waiting.problem, waiting.done = problem, True
-            # The batch may be in the bucket although we failed: the next use opens the log afresh and catches up.
-            head.stale = True
             return
         for waiting, answer in zip(group, answers, strict=True):
             waiting.answer, waiting.done = answer, True
 
-    def _flush(
-        self, head: Head, calls: Sequence[Sequence[Draft]], now: datetime, admit: Admit | None
-    ) -> list[Appended]:
+    def _lead(self, head: Head, calls: Sequence[_Call], stored: Stored, now: datetime) -> list[Appended]:
+        """Place calls, and behind them what other processes staged; returns the answers to the calls alone."""
+        try:
+            staged = self._staged(head.tenant_id, calls, stored)
+            return self._flush(head, [*calls, *staged], stored, now)[: len(calls)]
+        except BaseException:
+            # The batch may be in the bucket although we failed: the next use opens the log afresh and catches up.
+            head.stale = True
+            raise
+
+    def _staged(self, tenant_id: int, calls: Sequence[_Call], stored: Stored) -> list[_Call]:
+        room = FLUSH_ENTRIES - sum(len(call.drafts) for call in calls)
+        if not self._stages or (calls and room <= 0):
+            return []
+        with self._parts.transactions(tenant_id, write=False) as session:
+            found = staging.waiting(session, tenant_id, entries=room)
+        admit = None if self._guard is None else self._guard(tenant_id)
+        for one in found:
+            stored.update(one.stored)
+        return [_Call(drafts=one.drafts, admit=admit, staged_id=one.staged_id) for one in found]
+
+    def _serve_one(self, tenant_id: int, wants: set[str], now: datetime) -> None:
+        try:
+            if staging.STAGED in wants:
+                while self._drain(tenant_id, now):
+                    pass
+            if staging.CHECKPOINT in wants:
+                self.publish(tenant_id, now)
+        except (LogForked, LogRolledBack) as error:
+            with self._parts.transactions(tenant_id) as session:
+                staging.refuse(session, tenant_id, str(error), now)
+
+    def _drain(self, tenant_id: int, now: datetime) -> int:
+        with self._leading(tenant_id) as head:
+            stored: Stored = {}
+            calls = self._staged(tenant_id, [], stored)
+            if calls:
+                try:
+                    self._flush(head, calls, stored, now)
+                except BaseException:
+                    head.stale = True
+                    raise
+        return len(calls)
+
+    def _stage(self, tenant_id: int, calls: Sequence[_Call], stored: Stored, now: datetime) -> list[Appended]:
+        """Hand calls to the lease holder and return its answers; takes the lease over when nobody holds it."""
+        drafts = [draft for call in calls for draft in call.drafts]
+        self._put_payload(self.head(tenant_id), [(draft, frozenset[int]()) for draft in drafts], stored, now)
+        with self._parts.transactions(tenant_id) as session:
+            staged_id = staging.put(session, tenant_id, drafts, stored, now)
+
+        def answered() -> Appended | None:
+            with self._parts.transactions(tenant_id, write=False) as session:
+                return staging.answer_of(session, tenant_id, staged_id)
+
+        found = self._poll(answered, now, seconds=STAGED_SECONDS)
+        if found is None:
+            raise NotLeader("nobody sequenced in time what was staged")
+        with self._parts.transactions(tenant_id) as session:
+            staging.forget(session, tenant_id, staged_id)
+        placed = iter(found.placed)
+        return [Appended(placed=[next(placed) for _ in call.drafts], receipt=found.receipt) for call in calls]
+
+    def _poll(self, read: Callable[[], Appended | None], now: datetime, *, seconds: float) -> Appended | None:
+        begun = time.monotonic()
+        tried = begun
+        while True:
+            found = read()
+            elapsed = time.monotonic() - begun
+            if found is not None or elapsed > seconds:
+                return found
+            if begun + elapsed - tried > _TAKEOVER_SECONDS:
+                # Whoever waits sees to it that somebody leads; usually somebody does.
+                tried = begun + elapsed
+                moment = now + timedelta(seconds=elapsed)
+                if self._lease.held or self._lease.take(moment):
+                    self.serve(moment)
+            time.sleep(_POLL_SECONDS)
+
+    def _await_checkpoint(self, tenant_id: int, now: datetime, at_least: int) -> bytes:
+        with self._parts.transactions(tenant_id, write=False) as session:
+            state = index.state_of(session, tenant_id)
+        if state is None:
+            raise ObjectMissing("log_state")
+        wanted = at_least or state.size
+        if state.checkpoint_size < wanted:
+            with self._parts.transactions(tenant_id) as session:
+                staging.knock(session, tenant_id, staging.CHECKPOINT, now)
+        end = time.monotonic() + CHECKPOINT_SECONDS
+        while True:
+            with self._reading(tenant_id) as head:
+                if head.checkpoint_size >= wanted:
+                    return head.checkpoint_note
+            if time.monotonic() > end:
+                raise CheckpointPending(size=wanted)
+            time.sleep(_POLL_SECONDS)
+
+    # ── one flush ──
+
+    def _flush(self, head: Head, calls: Sequence[_Call], stored: Stored, now: datetime) -> list[Appended]:
         """Do steps 1 to 6 for the calls of one flush."""
-        drafts = [draft for call in calls for draft in call]
-        places: dict[int, tuple[str, int]] = {}
         for _ in range(_TRIES):
             head.require_writable()
-            fence = self._lease.check()
-            placed, fresh = self._admit(head, drafts, admit)  # 1
-            receipt = None
-            if fresh:
-                self._put_payload(head, fresh, places, now)  # 2
-                receipt = self._sequence(head, fresh, places, placed, fence=fence, now=now)  # 3, 4, 5
-            if receipt is not None or not fresh:
-                break
+            fence = self._require_rank(head)
+            placed, fresh = self._admit(head, calls)  # 1
+            if not fresh:
+                answers = _answers(calls, placed, None)
+                self._answer_staged(head, calls, answers, now)
+                return answers
+            self._put_payload(head, fresh, stored, now)  # 2
+            done = self._sequence(head, calls, fresh, stored, placed, fence=fence, now=now)  # 3, 4, 5, 6
+            if done is not None:
+                return done
             # Another writer has this index: take its batches in, then sequence behind them. The payload stays.
-            head.become(open_head(self._parts, head.tenant_id))
-        else:
-            raise NotLeader("another writer keeps winning this log's end")
-        return [Appended(placed=[_answer(placed, draft) for draft in call], receipt=receipt) for call in calls]
+            self._reopen(head)
+        raise NotLeader("another writer keeps winning this log's end")
 
-    def _admit(
-        self, head: Head, drafts: Sequence[Draft], admit: Admit | None
-    ) -> tuple[dict[tuple[str, bytes], Placed], list[tuple[Draft, frozenset[int]]]]:
-        placed: dict[tuple[str, bytes], Placed] = {}
+    def _admit(self, head: Head, calls: Sequence[_Call]) -> tuple[_Answers, list[tuple[Draft, frozenset[int]]]]:
+        placed: _Answers = {}
         fresh: list[tuple[Draft, frozenset[int]]] = []
         with self._parts.transactions(head.tenant_id, write=False) as session:
-            there = index.known(session, head.tenant_id, (draft.entry_id for draft in drafts))
-            closed = admit(session, drafts) if admit else [frozenset[int]()] * len(drafts)
+            ids = (draft.entry_id for call in calls for draft in call.drafts)
+            there = index.known(session, head.tenant_id, ids)
+            closed: list[frozenset[int]] = []
+            for call in calls:
+                closed += call.admit(session, call.drafts) if call.admit else [frozenset[int]()] * len(call.drafts)
         first_of: dict[str, Draft] = {}
-        for draft, dropped in zip(drafts, closed, strict=True):
+        for draft, dropped in zip((draft for call in calls for draft in call.drafts), closed, strict=True):
             row, earlier = there.get(draft.entry_id), first_of.get(draft.entry_id)
             key = (draft.entry_id, draft.digest)
             if row is not None:
@@ -270,7 +496,7 @@ class Log:
             elif earlier is not None:
                 if earlier.digest != draft.digest:
                     placed[key] = Placed(entry_id=draft.entry_id, state=PlacedState.CONFLICT, index=None)
-            elif draft.parts and len(dropped) >= _personal(draft) and dropped:
+            elif draft.parts and len(dropped) >= personal(draft) and dropped:
                 placed[key] = Placed(
                     entry_id=draft.entry_id, state=PlacedState.SUPPRESSED, index=None, dropped=tuple(sorted(dropped))
                 )
@@ -279,51 +505,36 @@ class Log:
                 fresh.append((draft, dropped))
         return placed, fresh
 
-    def _put_payload(
-        self,
-        head: Head,
-        fresh: Sequence[tuple[Draft, frozenset[int]]],
-        places: dict[int, tuple[str, int]],
-        now: datetime,
-    ) -> None:
-        """Store one object per lock end; notes the place of each part, which is known by the identity of its value."""
-        objects: dict[datetime | None, tuple[str, bytearray]] = {}
-        for draft, dropped in fresh:
-            for number, part in enumerate(draft.parts):
-                if number in dropped or id(part) in places:
-                    continue
-                month = "none" if part.lock_until is None else f"{part.lock_until - timedelta(microseconds=1):%Y-%m}"
-                key, data = objects.setdefault(part.lock_until, (f"payload/{month}/{uuid7(now)}", bytearray()))
-                places[id(part)] = (key, len(data))
-                data += part.ciphertext
-        for until, (key, data) in objects.items():
-            self._parts.locked.put(head.key(key), bytes(data), lock_until=until)
+    def _put_payload(self, head: Head, fresh: Fresh, stored: Stored, now: datetime) -> None:
+        """Store one object per lock end; notes the place of each part once all of them are stored."""
+        objects, places = pack_objects(fresh, stored, now)
+        for key, data, until in objects:
+            self._parts.locked.put(head.key(key), data, lock_until=until)
+        stored.update(places)
 
     def _sequence(
         self,
         head: Head,
-        fresh: Sequence[tuple[Draft, frozenset[int]]],
-        places: dict[int, tuple[str, int]],
-        placed: dict[tuple[str, bytes], Placed],
+        calls: Sequence[_Call],
+        fresh: Fresh,
+        stored: Mapping[int, Part],
+        placed: _Answers,
         *,
         fence: int,
         now: datetime,
-    ) -> str | None:
+    ) -> list[Appended] | None:
         """Give the drafts their places; None when another writer has the log's next index."""
-        headers = self._headers(head, fresh, places)
-        raws, leaves = _chain(head.previous, headers)
-        batch = _batch_of(head, raws, fence)
+        with self._parts.transactions(head.tenant_id, write=False) as session:
+            positions = index.positions(session, head.tenant_id, (draft.stream_no for draft, _ in fresh))
+        made = chain(fresh, stored, previous=head.previous, positions=positions)
+        batch = batch_of(head, made.raws, fence)
         data = encode_batch(batch)
-        lines = [_line(draft, dropped) for draft, dropped in fresh]
-        key = head.key(index_key(batch.first, sha256(data).digest()))
-        self._parts.hot.replace(key, index.encode_lines(lines))  # 3
+        digest = sha256(data).digest()
+        lines = index_lines(fresh)
+        self._parts.hot.replace(head.key(index_key(batch.first, digest)), index.encode_lines(lines))  # 3
         if not self._put_batch(head, batch, data, now):  # 4
             return None
-        with self._parts.transactions(head.tenant_id) as session:  # 5
-            index.insert(session, head.tenant_id, batch.first, headers, lines)
-            head.took(batch, sha256(data).digest(), leaves)
-            save(session, head)
-        for offset, ((draft, dropped), leaf) in enumerate(zip(fresh, leaves, strict=True)):
+        for offset, ((draft, dropped), leaf) in enumerate(zip(fresh, made.leaves, strict=True)):
             placed[draft.entry_id, draft.digest] = Placed(
                 entry_id=draft.entry_id,
                 state=PlacedState.STORED,
@@ -331,7 +542,23 @@ class Log:
                 leaf=leaf,
                 dropped=tuple(sorted(dropped)),
             )
-        return _receipt(head, batch, data, now)  # 6
+        answers = _answers(calls, placed, receipt_of(head, batch, data, now))  # 6, sent only when 5 is committed
+        try:
+            with self._parts.transactions(head.tenant_id) as session:  # 5
+                index.insert(session, head.tenant_id, batch.first, made.headers, lines)
+                head.took(batch, digest, made.leaves)
+                save(session, head)
+                staging.answer(session, head.tenant_id, _staged_answers(calls, answers), now)
+        except sa.exc.IntegrityError:
+            # Another process found this batch in the bucket and indexed it first.
+            return None
+        return answers
+
+    def _answer_staged(self, head: Head, calls: Sequence[_Call], answers: Sequence[Appended], now: datetime) -> None:
+        wanted = _staged_answers(calls, answers)
+        if wanted:
+            with self._parts.transactions(head.tenant_id) as session:
+                staging.answer(session, head.tenant_id, wanted, now)
 
     def _put_batch(self, head: Head, batch: Batch, data: bytes, now: datetime) -> bool:
         key = head.key(batch_key(batch.first))
@@ -340,18 +567,6 @@ class Log:
         except ObjectExists:
             return self._parts.locked.get(key) == data
         return True
-
-    def _headers(
-        self, head: Head, fresh: Sequence[tuple[Draft, frozenset[int]]], places: dict[int, tuple[str, int]]
-    ) -> list[Header]:
-        with self._parts.transactions(head.tenant_id, write=False) as session:
-            next_position = index.positions(session, head.tenant_id, (draft.stream_no for draft, _ in fresh))
-        headers = []
-        for draft, dropped in fresh:
-            position = next_position.get(draft.stream_no, 0)
-            next_position[draft.stream_no] = position + 1
-            headers.append(_header(draft, dropped, places, position))
-        return headers
 
     def _publish(self, head: Head, now: datetime) -> bytes:
         old_size = head.checkpoint_size
@@ -384,115 +599,19 @@ def _fit(waiting: list[_Waiting]) -> tuple[list[_Waiting], list[_Waiting]]:
     """Split what waits into one flush and the rest."""
     size = count = 0
     for number, one in enumerate(waiting):
-        size += sum(len(part.ciphertext) for draft in one.drafts for part in draft.parts)
-        count += len(one.drafts)
-        if number and (size > FLUSH_BYTES or count > _FLUSH_ENTRIES):
+        size += weight(one.call.drafts)
+        count += len(one.call.drafts)
+        if number and (size > FLUSH_BYTES or count > FLUSH_ENTRIES):
             return waiting[:number], waiting[number:]
     return waiting, []
 
 
-def _personal(draft: Draft) -> int:
-    """The number of parts that hold somebody's data."""
-    return sum(1 for subjects in draft.subjects if subjects)
+def _answers(calls: Sequence[_Call], placed: _Answers, receipt: str | None) -> list[Appended]:
+    return [
+        Appended(placed=[placed[draft.entry_id, draft.digest] for draft in call.drafts], receipt=receipt)
+        for call in calls
+    ]
 
 
-def _answer(placed: dict[tuple[str, bytes], Placed], draft: Draft) -> Placed:
-    return placed[draft.entry_id, draft.digest]
-
-
-def _header(draft: Draft, dropped: frozenset[int], places: dict[int, tuple[str, int]], position: int) -> Header:
-    return Header(
-        id=draft.entry_id,
-        kind=draft.kind,
-        data_class=draft.data_class,
-        at=draft.at,
-        received=draft.received,
-        recorder=draft.recorder,
-        seq=draft.seq,
-        stream=draft.stream_id,
-        position=position,
-        previous=bytes(32),
-        sources_count=draft.sources_count,
-        sources_root=draft.sources_root,
-        parts=tuple(_part(part, *places[id(part)]) for number, part in enumerate(draft.parts) if number not in dropped),
-    )
-
-
-def _part(part: SealedPart, key: str, offset: int) -> Part:
-    return Part(
-        role=part.role,
-        algorithm=part.algorithm,
-        length=len(part.ciphertext),
-        sha256=sha256(part.ciphertext).digest(),
-        object=key,
-        offset=offset,
-    )
-
-
-def _chain(previous: bytes, headers: list[Header]) -> tuple[list[bytes], list[bytes]]:
-    """Set each header's previous hash, in place of the list; returns the bytes and the leaf hashes."""
-    raws: list[bytes] = []
-    leaves: list[bytes] = []
-    for number, header in enumerate(headers):
-        chained = _with_previous(header, previous)
-        headers[number] = chained
-        raw = encode_header(chained)
-        previous = header_hash(raw)
-        raws.append(raw)
-        leaves.append(previous)
-    return raws, leaves
-
-
-def _with_previous(header: Header, previous: bytes) -> Header:
-    return Header(
-        id=header.id,
-        kind=header.kind,
-        data_class=header.data_class,
-        at=header.at,
-        received=header.received,
-        recorder=header.recorder,
-        seq=header.seq,
-        stream=header.stream,
-        position=header.position,
-        previous=previous,
-        sources_count=header.sources_count,
-        sources_root=header.sources_root,
-        parts=header.parts,
-    )
-
-
-def _line(draft: Draft, dropped: frozenset[int]) -> index.IndexLine:
-    return index.IndexLine(
-        entry_id=draft.entry_id,
-        class_version=draft.class_version,
-        stream_no=draft.stream_no,
-        run_no=draft.run_no,
-        set_id=draft.set_id,
-        digest=draft.digest,
-        noncanonical=draft.noncanonical,
-        key_ids=tuple(part.key_ids for number, part in enumerate(draft.parts) if number not in dropped),
-    )
-
-
-def _batch_of(head: Head, raws: Sequence[bytes], fence: int) -> Batch:
-    return Batch(
-        log_id=head.log_id,
-        first=head.size,
-        count=len(raws),
-        previous_key=None if head.batch_first is None else batch_key(head.batch_first),
-        previous_count=head.batch_count,
-        previous_digest=head.batch_digest or None,
-        checkpoint_size=head.checkpoint_size,
-        checkpoint_digest=head.checkpoint_digest or None,
-        fence=fence,
-        headers=tuple(raws),
-    )
-
-
-def _receipt(head: Head, batch: Batch, data: bytes, now: datetime) -> str:
-    """Return a signed note over a flush: it commits to every header of the batch."""
-    text = (
-        f"muniment-receipt/v1\n{head.origin}\n{batch.first}\n{batch.count}\n"
-        f"{sha256(data).hexdigest()}\n{now:%Y-%m-%dT%H:%M:%S.%fZ}\n"
-    )
-    return sign_note(text, head.signers).decode()
+def _staged_answers(calls: Sequence[_Call], answers: Sequence[Appended]) -> dict[str, Appended]:
+    return {call.staged_id: found for call, found in zip(calls, answers, strict=True) if call.staged_id is not None}

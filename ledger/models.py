@@ -56,6 +56,7 @@ class LogState(SQLModel, table=True):
     checkpoint_size: int = Field(default=0, sa_type=sa.BigInteger)
     checkpoint_digest: bytes = Field(default=b"", sa_type=sa.LargeBinary)
     checkpoint_at: datetime | None = Field(default=None, sa_type=Instant)
+    fence: int = Field(default=0, sa_type=sa.BigInteger)
     outbox_counter: int = Field(default=0, sa_type=sa.BigInteger)
     read_only: str | None = None
 
@@ -68,6 +69,32 @@ class LogLease(SQLModel, table=True):
     owner: str = Field(max_length=64)
     until: datetime = Field(sa_type=Instant)
     fence: int = Field(sa_type=sa.BigInteger)
+
+
+class StagedRow(SQLModel, table=True):
+    """Sealed entries that a process without the lease hands to the one that has it, and what became of them.
+
+    Nothing in it is acknowledged, so losing it loses nothing. `drafts` is emptied when `answer` is written; ids sort by
+    the time of staging. Ciphertext is in the bucket already.
+    """
+
+    __tablename__ = "staged"
+    tenant_id: int = Field(primary_key=True, sa_type=sa.BigInteger)
+    staged_id: str = Field(primary_key=True, max_length=36)
+    entries: int
+    drafts: bytes = Field(sa_type=sa.LargeBinary)
+    answer: bytes | None = Field(default=None, sa_type=sa.LargeBinary)
+    at: datetime = Field(sa_type=Instant)
+    answered_at: datetime | None = Field(default=None, sa_type=Instant)
+
+
+class LogKnock(SQLModel, table=True):
+    """Tells the lease holder which log has something to do, so that it need not ask every log. Of no tenant."""
+
+    __tablename__ = "log_knock"
+    knock_id: str = Field(primary_key=True, max_length=36)
+    log_tenant: int = Field(sa_type=sa.BigInteger)
+    wants: str = Field(max_length=16)
 
 
 class LogStream(SQLModel, table=True):

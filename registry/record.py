@@ -123,6 +123,7 @@ class Record:
         self._vault = vault
         self._log = log
         self._transactions = transactions
+        log.guard_with(self._admit)
 
     @property
     def log(self) -> Log:

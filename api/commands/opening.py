@@ -36,7 +36,7 @@ def opened(data: Path, *, create: bool = False, **overrides: object) -> Iterator
         services = build(chosen)
         try:
             migrate.upgrade(services.database)
-            services.lease.take(services.clock.now(), force=True)
+            services.lease.take(services.clock.now(), force=services.database.on_sqlite)
             yield services
         finally:
             services.close()

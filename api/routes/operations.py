@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import Depends, Path, Response
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.exc import SQLAlchemyError
 
 from api import administration, migrate
 from api.auth import Admin, Anyone, Parts
@@ -115,9 +116,10 @@ def not_ready(parts: Services) -> dict[str, str]:
     except Exception as error:  # noqa: BLE001 - any failure of a provider means not ready
         reasons["keys"] = type(error).__name__
     try:
-        parts.lease.check()
-    except LedgerError:
-        reasons["log"] = "another process leads the log; this one answers reads only"
+        if not parts.lease.is_led(parts.clock.now()):
+            reasons["log"] = "no process leads the log: nothing is sequenced until one takes over"
+    except SQLAlchemyError as error:
+        reasons["log"] = type(error).__name__
     return reasons
 
 

@@ -20,8 +20,8 @@ PACKAGES = (api.models, erasure.models, ledger.models, registry.models, retentio
 METADATA: sa.MetaData = SQLModel.metadata
 APP_ROLE = "muniment_app"
 AUTH_ROLE = "muniment_auth"
-SHARED = ("log_lease", "tick")
-"""Tables of no tenant: who leads, which tick was taken. They hold no data of anybody."""
+SHARED = ("log_knock", "log_lease", "tick")
+"""Tables of no tenant: who leads, which log has something to do, which tick was taken. They hold no data of anybody."""
 
 _ROLE = """
 DO $$ BEGIN

@@ -38,6 +38,7 @@ TENANTED = {
     "retention_hint": "tenant_id",
     "run": "tenant_id",
     "scope_key": "tenant_id",
+    "staged": "tenant_id",
     "store": "tenant_id",
     "stream": "tenant_id",
     "subject": "tenant_id",
@@ -54,7 +55,7 @@ TENANTED = {
     "vault_part_key": "tenant_id",
     "vault_retired_kek": "tenant_id",
 }
-SHARED = ("log_lease", "tick")
+SHARED = ("log_knock", "log_lease", "tick")
 
 
 def upgrade() -> None:  # noqa: PLR0915 - one statement a table
@@ -260,6 +261,13 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.PrimaryKeyConstraint("tenant_id", "name"),
     )
     op.create_table(
+        "log_knock",
+        sa.Column("knock_id", sa.String(length=36), nullable=False),
+        sa.Column("log_tenant", sa.BigInteger(), nullable=False),
+        sa.Column("wants", sa.String(length=16), nullable=False),
+        sa.PrimaryKeyConstraint("knock_id"),
+    )
+    op.create_table(
         "log_lease",
         sa.Column("name", sa.String(length=32), nullable=False),
         sa.Column("owner", sa.String(length=64), nullable=False),
@@ -281,6 +289,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("checkpoint_size", sa.BigInteger(), nullable=False),
         sa.Column("checkpoint_digest", sa.LargeBinary(), nullable=False),
         sa.Column("checkpoint_at", sa.BigInteger(), nullable=True),
+        sa.Column("fence", sa.BigInteger(), nullable=False),
         sa.Column("outbox_counter", sa.BigInteger(), nullable=False),
         sa.Column("read_only", sa.String(), nullable=True),
         sa.PrimaryKeyConstraint("tenant_id"),
@@ -431,6 +440,17 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
     )
     op.create_index("ix_scope_item", "scope_key", ["tenant_id", "kind", "item"], unique=False)
     op.create_table(
+        "staged",
+        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
+        sa.Column("staged_id", sa.String(length=36), nullable=False),
+        sa.Column("entries", sa.Integer(), nullable=False),
+        sa.Column("drafts", sa.LargeBinary(), nullable=False),
+        sa.Column("answer", sa.LargeBinary(), nullable=True),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.Column("answered_at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("tenant_id", "staged_id"),
+    )
+    op.create_table(
         "store",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
         sa.Column("name", sa.String(length=64), nullable=False),
@@ -518,8 +538,11 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("approved_by", sa.String(length=128), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("finished_at", sa.BigInteger(), nullable=True),
+        sa.Column("lease_owner", sa.String(length=64), nullable=True),
+        sa.Column("lease_until", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("tenant_id", "sweep_id"),
     )
+    op.create_index("ix_sweep_state", "sweep", ["tenant_id", "state", "created_at"], unique=False)
     op.create_table(
         "tenant",
         sa.Column("id", sa.BigInteger(), nullable=False),
