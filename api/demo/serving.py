@@ -22,9 +22,11 @@ import yaml
 from api import administration, folder, migrate, settings, telemetry
 from api.app import create_app
 from api.commands.serve import bind
-from api.commands.verify import verified
 from api.telemetry import quiet_libraries
+from api.verification import logs_of, read_only, stores_of, verify_log
 from api.wiring import Services, build
+from audit.findings import report_json
+from audit.verify import Options
 from erasure.report_check import check
 from muniment import Recorder
 from muniment.errors import ApiProblem
@@ -124,8 +126,21 @@ class Served:
         return check(file.read_bytes(), self._made["certificate_key"], self._made["log_key"])
 
     def verify(self) -> dict[str, Any]:
-        """Return the verdict of `muniment verify --all` on the data folder."""
-        return verified(self.services.settings, key=self._made["log_key"])
+        """Return the verdict of `muniment verify --key` on the data folder, with the key pinned at the start."""
+        chosen = self.services.settings
+        bucket, hot = stores_of(chosen)
+        with read_only(chosen) as sessions:
+            log = logs_of(chosen, sessions, bucket)[0]
+            report = verify_log(
+                log,
+                bucket=bucket,
+                hot=hot,
+                keys=[self._made["log_key"]],
+                options=Options(known_size=log.size),
+                sessions=sessions,
+                progress=lambda _done: None,
+            )
+        return report_json(report)
 
     def close(self) -> None:
         """End recorders and connections."""
