@@ -268,10 +268,13 @@ def test_a_long_chain_and_many_copies_take_linear_time() -> None:
     def seconds(count: int) -> float:
         facts = [artifact(number, "summary", sources=(number - 1,) if number else ()) for number in range(count)]
         given_ = inputs(*facts)
-        began = time.perf_counter()
-        build(given_)
-        return time.perf_counter() - began
+        best = 60.0
+        for _ in range(3):
+            began = time.process_time()  # not the wall clock: other tests run beside this one
+            build(given_)
+            best = min(best, time.process_time() - began)
+        return best
 
     seconds(500)
     small, large = seconds(1_000), seconds(8_000)
-    assert large < 8 * small * 3 + 0.1
+    assert large < 8 * small * 3 + 0.1  # quadratic would be eight times the linear factor
