@@ -236,3 +236,25 @@ class SealRefused(RegistryError):
     def __init__(self, subject_no: int) -> None:
         super().__init__(f"subject {subject_no} is fenced or erased: nothing new is sealed for it")
         self.subject_no = subject_no
+
+
+class JournalUnreadable(RegistryError):
+    """An object with rows in the unlocked store was altered, or is of a newer version of this program."""
+
+    problem = "journal-unreadable"
+    hint = "bring the object back from a copy of the unlocked store"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"the rows in {path} of the unlocked store cannot be read")
+        self.path = path
+
+
+class JournalNotWritten(RegistryError):
+    """Rows were written to the unlocked store, and something else was read back."""
+
+    problem = "journal-not-written"
+    hint = "check the unlocked store; nothing was destroyed that needs these rows"
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"the unlocked store does not give back what was written to {path}")
+        self.path = path

@@ -38,6 +38,7 @@ from registry.acting import Acting
 from registry.declaration import DataClass
 from registry.entries import MalformedEntry, Parsed, ParsedPart, parse_entry, unique
 from registry.errors import MalformedSubject, UnknownTenant
+from registry.journal import Journal
 from registry.keyed import NOBODY, Lookups
 from registry.models import KindRow, Subject, SubjectIdentifier, Tenant
 from registry.sealing import ALGORITHM, Keyring, skeleton_class
@@ -119,10 +120,12 @@ class _Known:
 class Record:
     """The record of every tenant of one deployment."""
 
-    def __init__(self, *, vault: Vault, log: Log, transactions: Transactions) -> None:
+    def __init__(self, *, vault: Vault, log: Log, transactions: Transactions, journal: Journal | None = None) -> None:
+        """`journal` writes rows for a rebuild before each append; without it a lost database stays lost."""
         self._vault = vault
         self._log = log
         self._transactions = transactions
+        self._journal = journal
         log.guard_with(self._admit)
 
     @property
@@ -148,6 +151,8 @@ class Record:
             drafts = []
         receipt = None
         if drafts:
+            if self._journal is not None:
+                self._journal.before(acting.tenant_id, acting.log_id, drafts, now)
             appended = self._log.append(acting.tenant_id, drafts, now=now, admit=self._admit(acting.tenant_id))  # 4
             receipt = None if appended.receipt is None else {"note": appended.receipt}
             placed = iter(appended.placed)
@@ -296,6 +301,8 @@ class Record:
                     digest=digest_key.of("entry", kind.value, body)[:16],
                 )
             )
+        if self._journal is not None:
+            self._journal.before(tenant_id, log_id, drafts, now)
         return self._log.append(tenant_id, drafts, now=now).placed
 
 

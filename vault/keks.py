@@ -7,6 +7,7 @@ Layout under the key folder (each file mode 0600, wrapped, its header bound)::
     kek/<tenant>/group-<no>-<epoch>.kek   a group's key under the tenant's key
     kek/<tenant>/group-<no>-<epoch>.gone  tombstone: destroyed when, and which root versions ever wrapped it
     kek/<tenant>/lookup-<v>.key           HMAC key for looking identifiers up
+    kek/<tenant>/journal.key              seals the rows that a lost database is rebuilt from
     kek/signing/seed-<name>.key           Ed25519 seed
 
 A tenant's key changes with the root, so that a stolen copy of a destroyed group file dies with the old root.
@@ -38,6 +39,7 @@ _HEAD_BYTES = 9
 _NONCE_BYTES = 12
 _FORMAT = 1
 _SIGNING = "signing"
+_JOURNAL = "journal.key"
 _TENANT = re.compile(r"[a-z0-9_-]{1,64}")
 _GROUP_FILE = re.compile(r"group-(\d{10})-(\d{6})\.(kek|gone)")
 
@@ -157,6 +159,15 @@ class KekStore:
         version = self.lookup_versions(tenant)[-1] + 1
         self._create(tenant, _lookup_file(version))
         return version
+
+    def journal_key(self, tenant: str, *, make: bool = True) -> bytes:
+        """Return the key that seals the tenant's rows in the unlocked store, made on first use if ``make``.
+
+        Raises KekUnknown where there is none and none may be made.
+        """
+        if make:
+            self._create(tenant, _JOURNAL)
+        return self._get(tenant, _JOURNAL)
 
     def signing_seed(self, name: str) -> bytes:
         """Return the 32-byte seed of this name, made once."""
