@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 from sqlalchemy.exc import SQLAlchemyError
 
 from api import telemetry as telemetry_module
+from api.anchoring import offer_anchors
 from api.clock import Clock
 from api.database import Database
 from api.idempotency import expire
@@ -33,9 +34,11 @@ from connectors.base import Connector, open_connector
 from erasure.parts import Parts as ErasureParts
 from erasure.parts import Tenant as ErasureTenant
 from erasure.worker import run_due
-from ledger.errors import NotLeader
+from ledger.anchors import Anchoring, parse_anchors
+from ledger.errors import MalformedAnchor, NotLeader
 from ledger.files import FileStore
 from ledger.head import LogParts
+from ledger.keyring import CERTIFICATE, KeyWindow, read_windows, signers
 from ledger.lease import Lease
 from ledger.log import Log
 from ledger.objects import HotStore, ObjectStore
@@ -56,6 +59,7 @@ from vault.vault import Vault
 LEASE_EVERY = timedelta(seconds=1)
 OUTBOX_EVERY = timedelta(seconds=1)
 CHECKPOINT_EVERY = timedelta(seconds=5)
+ANCHORS_EVERY = timedelta(seconds=10)
 DAY = timedelta(days=1)
 VAULT_EVERY = timedelta(seconds=20)
 _REFERENCE = re.compile(r"(env:|file:(?!/)).*", re.DOTALL)
@@ -77,6 +81,8 @@ class Services:
     hot: HotStore
     lease: Lease
     log: Log
+    anchoring: Anchoring
+    lock_end: Callable[[datetime], datetime]
     clerk: Clerk
     record: Record
     secrets: Secrets
@@ -133,8 +139,18 @@ class Services:
         self.targets.check(kind, config)
 
     def certificate_signer(self, log_id: str) -> Ed25519Signer:
-        """The key that signs a tenant's certificates."""
-        return signer_of(self.keks, CERTIFICATE_NAME.format(log_id=log_id))
+        """The key that signs a tenant's certificates now. Raises SigningKeyMissing."""
+        newest = self.certificate_keys(log_id)[-1]
+        signers([newest], lambda generation: self.certificate_signer_of(log_id, generation))
+        return self.certificate_signer_of(log_id, newest.generation)
+
+    def certificate_signer_of(self, log_id: str, generation: int) -> Ed25519Signer:
+        """The certificate key of a generation; 0 is the first."""
+        return signer_of(self.keks, CERTIFICATE_NAME.format(log_id=log_id), generation)
+
+    def certificate_keys(self, log_id: str) -> tuple[KeyWindow, ...]:
+        """Every certificate key a tenant had, oldest first."""
+        return read_windows(self.locked, log_id, CERTIFICATE, self.certificate_signer_of(log_id, 0).vkey)
 
     def start(self, *, sole: bool, roles: frozenset[str] = frozenset({"api", "worker", "scheduler"})) -> None:
         """Takes the lease if nobody has it and starts the threads of `roles`.
@@ -161,9 +177,9 @@ def _plain(value: object, secret: Callable[[str], str]) -> object:
     return secret(value) if isinstance(value, str) and _REFERENCE.fullmatch(value) else value
 
 
-def signer_of(keks: KekStore, name: str) -> Ed25519Signer:
-    """The signer of that name, from a seed in the key folder that is made once."""
-    return Ed25519Signer.from_seed(name, keks.signing_seed(name))
+def signer_of(keks: KekStore, name: str, generation: int = 0) -> Ed25519Signer:
+    """The signer of that name, from a seed in the key folder that is made once; each rotation is a generation."""
+    return Ed25519Signer.from_seed(name, keks.signing_seed(f"{name}@{generation}" if generation else name))
 
 
 def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services:
@@ -191,6 +207,8 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
         hot=hot,
         lease=lease,
         log=log,
+        anchoring=_anchoring(settings, log, locked, hot),
+        lock_end=_lock_end(settings),
         clerk=Clerk(log.serve, clock.now, failed=partial(_clerk_failed, telemetry)),
         record=Record(vault=vault, log=log, transactions=database.transaction),
         secrets=Secrets(settings.secrets_folder, environment_secret),
@@ -205,9 +223,16 @@ def _clerk_failed(telemetry: Telemetry, error: Exception) -> None:
     telemetry.log.error("clerk failed", error=type(error).__qualname__, places=telemetry_module.places(error))
 
 
-def _log_parts(
-    settings: Settings, database: Database, keks: KekStore, locked: ObjectStore, hot: HotStore
-) -> LogParts:  # fmt: skip
+def _anchoring(settings: Settings, log: Log, locked: ObjectStore, hot: HotStore) -> Anchoring:
+    try:
+        anchors = parse_anchors(settings.anchor_list)
+    except MalformedAnchor as error:
+        raise SettingRefused("ANCHORS", error.reason) from None
+    return Anchoring(anchors=anchors, log=log, locked=locked, hot=hot, lock_end=_lock_end(settings))
+
+
+def _lock_end(settings: Settings) -> Callable[[datetime], datetime]:
+    """The end of LOG_TERM from an instant."""
     term = Duration.parse(settings.log_term)
 
     def lock_end(at: datetime) -> datetime:
@@ -216,12 +241,19 @@ def _log_parts(
             return at + timedelta(seconds=(term.add_to(at) - at) / DAY)
         return term.add_to(at)
 
+    return lock_end
+
+
+def _log_parts(
+    settings: Settings, database: Database, keks: KekStore, locked: ObjectStore, hot: HotStore
+) -> LogParts:  # fmt: skip
     return LogParts(
         transactions=database.transaction,
         locked=locked,
         hot=hot,
         signer=lambda origin: signer_of(keks, origin),
-        lock_end=lock_end,
+        lock_end=_lock_end(settings),
+        later_signer=lambda origin, generation: signer_of(keks, origin, generation),
     )
 
 
@@ -261,6 +293,8 @@ def _register_jobs(services: Services) -> None:
     jobs.add(Job(name="lease", every=LEASE_EVERY, run=services.lease.take, shared=False))
     jobs.add(Job(name="outbox", every=OUTBOX_EVERY, run=for_each(services.record.ship_outbox), shared=False))
     jobs.add(Job(name="checkpoints", every=CHECKPOINT_EVERY, run=for_each(services.log.publish), shared=False))
+    offer = offer_anchors(services.anchoring, services.telemetry)
+    jobs.add(Job(name="anchors", every=ANCHORS_EVERY, run=for_each(offer), shared=False))
     jobs.add(Job(name="answers", every=timedelta(hours=1), run=for_each(partial(expire, services.database))))
     jobs.add(Job(name="roots", every=DAY, run=services.keks.turn))
     jobs.add(Job(name="vault", every=VAULT_EVERY, run=lambda _now: services.vault.expire(), shared=False))

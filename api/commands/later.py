@@ -9,8 +9,6 @@ _ISSUES: dict[str, int | None] = {
     "verify": 3,
     "verify-bundle": None,
     "scan": 6,
-    "anchor": 3,
-    "witness": 3,
     "rebuild": 3,
     "restore-check": 5,
     "retention": 7,
@@ -33,11 +31,4 @@ def not_built(name: str, shown: str, issue: int | None) -> click.Command:
     return command
 
 
-@click.group()
-def key() -> None:
-    """Keys of the log and of certificates."""
-
-
-key.add_command(not_built("rotate", "key rotate", None))
 COMMANDS: dict[str, click.Command] = {name: not_built(name, name, issue) for name, issue in _ISSUES.items()}
-COMMANDS["key"] = key

@@ -6,16 +6,25 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Query, Response
 
-from api.auth import Parts, require
+from api.anchoring import Use, anchors_view, keys_view, rotate_key
+from api.auth import Admin, Parts, require
 from api.errors import Problem
-from api.requests import make_router
+from api.requests import Body, make_router
 from ledger.errors import BadProof, MalformedTilePath, ObjectMissing
 from ledger.tiles import Tile, entry_bundle, parse_tile_path, read_tile
 from registry.acting import Acting
 
 router = make_router("log")
 LogReader = Annotated[Acting, Depends(require("auditor", "legal", "platform", "writer"))]
+Operators = Annotated[Acting, Depends(require("admin", "platform"))]
 _TEXT = "text/plain; charset=utf-8"
+
+
+class Rotation(Body):
+    """Which key is to change, and whether the old one ends at once."""
+
+    use: Use
+    revoke: bool = False
 
 
 @router.get("/v1/log/checkpoint", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
@@ -57,21 +66,29 @@ def consistency(
 
 @router.get("/v1/log/keys")
 def keys(acting: LogReader, parts: Parts) -> dict[str, Any]:
-    """The log's public key and the certificate key, to pin."""
-    return {
-        "items": [
-            {"use": "log", "vkey": parts.log.vkey(acting.tenant_id), "state": "active"},
-            {"use": "certificate", "vkey": parts.certificate_signer(acting.log_id).vkey, "state": "active"},
-        ]
-    }
+    """Every key of the log and of certificates, to pin, with the tree sizes it may sign.
+
+    `statement` is the signed note by which a key followed the ones before it; it verifies with the old key.
+    """
+    return keys_view(parts, acting)
+
+
+@router.post("/v1/log/keys", status_code=201)
+def rotate(body: Rotation, acting: Admin, parts: Parts) -> dict[str, Any]:
+    """The next key of the log or of certificates; an entry of the record. `revoke` ends the old ones at once."""
+    return rotate_key(parts, acting, body.use, revoke=body.revoke).as_json()
 
 
 @router.get("/v1/log/anchors")
 def anchors(acting: LogReader, parts: Parts) -> dict[str, Any]:
-    """Where checkpoints are anchored outside the operator's reach; none configured: `unanchored`."""
-    del acting
-    configured = list(parts.settings.anchors or ())
-    return {"items": configured, "statement": "" if configured else "unanchored: trusts the operator"}
+    """What parties outside the operator's reach have seen of the log; none configured: `unanchored`."""
+    return anchors_view(parts.anchoring.states(acting.log_id))
+
+
+@router.post("/v1/log/anchors")
+def offer(acting: Operators, parts: Parts) -> dict[str, Any]:
+    """Offers the newest checkpoint to every anchor now, and says how each stands."""
+    return anchors_view(parts.anchoring.offer(acting.tenant_id, parts.clock.now()))
 
 
 def _tile(parts: Parts, tenant_id: int, wanted: Tile) -> bytes:
