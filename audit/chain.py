@@ -14,8 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from audit.findings import Findings, Verdict
+from audit.headers import ReadHeader, read_header
 from ledger.batches import Batch, batch_digest, decode_batch
-from ledger.entry import NO_PREVIOUS, Header, Kind, decode_header, header_hash
+from ledger.entry import NO_PREVIOUS, Kind, header_hash
 from ledger.errors import MalformedBatch, MalformedHeader
 
 RESTORE = "restore the object from an earlier version or a copy of the bucket; nothing else brings its bytes back"
@@ -32,7 +33,7 @@ class Taken:
     digest: bytes
     envelope: Batch | None
     raws: Sequence[bytes | None]
-    headers: list[Header | None] = field(default_factory=list)
+    headers: list[ReadHeader | None] = field(default_factory=list)
     leaves: list[bytes | None] = field(default_factory=list)
     spoiled: set[int] = field(default_factory=set)
 
@@ -45,9 +46,9 @@ class Taken:
     def first_previous(self) -> bytes | None:
         """The leaf hash that its first header names as the one before it, None when that header cannot be read."""
         header = self.headers[0]
-        return None if header is None else header.previous
+        return None if header is None else header.previous_hash
 
-    def entries(self) -> Iterator[tuple[int, Header]]:
+    def entries(self) -> Iterator[tuple[int, ReadHeader]]:
         """Yield index and header of every entry that can be read and is not blamed."""
         for offset, header in enumerate(self.headers):
             if header is not None and offset not in self.spoiled:
@@ -79,7 +80,7 @@ def blame(taken: Taken, before: bytes | None, after: bytes | None, *, link_holds
     `link_holds`: the next batch names this one's digest, so a break between the two is the next one's fault.
     """
     count = len(taken.headers)
-    named = [None if header is None else header.previous for header in taken.headers]
+    named = [None if header is None else header.previous_hash for header in taken.headers]
     # Nearly always: one comparison of two lists.
     if (
         not taken.spoiled
@@ -118,17 +119,17 @@ def heal(taken: Taken, after: bytes | None) -> None:
         if offset + 1 < len(taken.headers):
             successor = taken.headers[offset + 1]
             known = successor is not None and offset + 1 not in taken.spoiled
-            taken.leaves[offset] = successor.previous if successor is not None and known else None
+            taken.leaves[offset] = successor.previous_hash if successor is not None and known else None
         else:
             taken.leaves[offset] = after
 
 
 def _decode(taken: Taken, findings: Findings) -> None:
     for offset, raw in enumerate(taken.raws):
-        header: Header | None = None
+        header: ReadHeader | None = None
         if raw is not None:
             try:
-                header = decode_header(raw)
+                header = read_header(raw)
             except MalformedHeader as error:
                 detail = f"the header is not what the log writes ({error.reason}); {RESTORE}"
                 findings.add(Verdict.ALTERED, detail, object=taken.key, index=taken.first + offset)

@@ -13,8 +13,8 @@ from hashlib import sha256
 
 from audit.chain import RESTORE
 from audit.findings import Findings, Verdict
+from audit.headers import ReadHeader, ReadPart
 from audit.reader import Reader, uncovered
-from ledger.entry import Header, Part
 from ledger.errors import ObjectHidden, ObjectMissing, StoreDenied, StoreUnavailable
 
 WHOLE_OBJECT = 64 * 1024 * 1024
@@ -38,7 +38,7 @@ class Counts:
 class _Wanted:
     index: int
     entry: str
-    part: Part
+    part: ReadPart
     gone: bool
 
 
@@ -52,7 +52,7 @@ class PayloadCheck:
     states: PartStates | None
     counts: Counts = field(default_factory=Counts)
 
-    def check(self, first: int, end: int, entries: Iterable[tuple[int, Header]]) -> None:
+    def check(self, first: int, end: int, entries: Iterable[tuple[int, ReadHeader]]) -> None:
         """Check the parts of these entries, all of them between two indexes."""
         gone = self.states(first, end) if self.states is not None else {}
         wanted: dict[str, list[_Wanted]] = {}
@@ -66,7 +66,7 @@ class PayloadCheck:
             for number, part in enumerate(header.parts):
                 is_gone = bool(states) and states[number] in (ERASED, EXPIRED)
                 one = _Wanted(index=index, entry=header.id, part=part, gone=is_gone)
-                wanted.setdefault(part.object, []).append(one)
+                wanted.setdefault(part.obj, []).append(one)
         for name, parts in wanted.items():
             self._check_object(name, parts)
 
@@ -82,7 +82,7 @@ class PayloadCheck:
                 self._check_whole(key, memoryview(self.reader.get(key)), parts)
             else:
                 for one in parts:
-                    data = self.reader.get(key, offset=one.part.offset, length=one.part.length)
+                    data = self.reader.get(key, offset=one.part.off, length=one.part.len)
                     self._check_part(key, one, memoryview(data))
         except ObjectHidden:
             detail = (
@@ -98,14 +98,14 @@ class PayloadCheck:
     def _check_whole(self, key: str, data: memoryview, parts: list[_Wanted]) -> None:
         for one in parts:
             part = one.part
-            if sha256(data[part.offset : part.offset + part.length]).digest() != part.sha256:
-                self._check_part(key, one, data[part.offset : part.offset + part.length])
+            if sha256(data[part.off : part.off + part.len]).hexdigest() != part.sha256:
+                self._check_part(key, one, data[part.off : part.off + part.len])
 
     def _check_part(self, key: str, one: _Wanted, data: memoryview) -> None:
-        if len(data) != one.part.length:
-            detail = f"part {one.part.role} is cut off: expected {one.part.length} bytes, got {len(data)}; {RESTORE}"
+        if len(data) != one.part.len:
+            detail = f"part {one.part.role} is cut off: expected {one.part.len} bytes, got {len(data)}; {RESTORE}"
             self._add(Verdict.ALTERED, detail, key, one)
-        elif sha256(data).digest() != one.part.sha256:
+        elif sha256(data).hexdigest() != one.part.sha256:
             detail = f"the bytes of part {one.part.role} are not those the header commits to; {RESTORE}"
             self._add(Verdict.ALTERED, detail, key, one)
 

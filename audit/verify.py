@@ -26,13 +26,14 @@ from audit.chain import RESTORE, Taken, blame, heal, take
 from audit.errors import BadPin
 from audit.findings import Findings, Report, Sampled, Verdict
 from audit.hashtiles import TileCheck
+from audit.headers import ReadHeader
 from audit.heads import PINNED, Heads
 from audit.keys import LogKey, log_key, open_checkpoint
 from audit.payload import PartStates, PayloadCheck
 from audit.reader import Reader, whole
 from ledger.batches import batch_key, parse_batch_key
 from ledger.checkpoint import Checkpoint, parse_checkpoint, parse_note
-from ledger.entry import NO_PREVIOUS, Header
+from ledger.entry import NO_PREVIOUS
 from ledger.errors import (
     BadSignature,
     MalformedBatch,
@@ -345,9 +346,14 @@ class _Audit:
         if following is not None and next_is_blamed and 0 not in following.spoiled:
             self._broken_entry(following, 0)
             following.spoiled.add(0)
-        if not link_holds and not known and held.envelope is not None:
-            detail = f"the batch is not the one that the next names; its envelope was changed; {RESTORE}"
+        if not link_holds and not known and held.envelope is not None and following is not None:
+            # No entry of either is blamed: what is left is a field of one envelope that nothing else repeats.
+            detail = (
+                f"{following.key} does not name the digest of {held.key}: the envelope of one of them was changed; "
+                f"{RESTORE}"
+            )
             self.findings.add(Verdict.ALTERED, detail, object=held.key, index=held.first)
+            self.findings.add(Verdict.ALTERED, detail, object=following.key, index=following.first)
         held.spoiled = known
         heal(held, after)
         state.before, state.held = held.leaves[-1], None
@@ -375,7 +381,7 @@ class _Audit:
             return blamed
         self.heads.sizes(held.first, held.end)
         roots = self.heads.roots_of(held.end)
-        leaves = [*held.leaves[:suspect], last.previous, held.leaves[-1]]
+        leaves = [*held.leaves[:suspect], last.previous_hash, held.leaves[-1]]
         whole = [leaf for leaf in leaves if leaf is not None]
         tree = self.state.frontier.copy()
         if not roots or len(whole) != len(leaves) or tree.size != held.first:
@@ -383,7 +389,7 @@ class _Audit:
         tree.append_many(whole)
         return blamed if tree.root() in roots else blamed - {suspect} | {suspect + 1}
 
-    def _position(self, taken: Taken, index: int, header: Header) -> None:
+    def _position(self, taken: Taken, index: int, header: ReadHeader) -> None:
         state = self.state
         stream = bytes.fromhex(header.stream)
         expected = state.positions.get(stream, 0 if state.positions_hold else header.position)
@@ -396,7 +402,7 @@ class _Audit:
             self.findings.add(verdict, detail, object=taken.key, entry=header.id, index=index)
         state.positions[stream] = header.position + 1
 
-    def _is_chosen(self, index: int, header: Header) -> bool:
+    def _is_chosen(self, index: int, header: ReadHeader) -> bool:
         if self.options.stream is not None:
             if header.stream != self.options.stream:
                 return False
