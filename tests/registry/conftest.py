@@ -99,19 +99,20 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 @pytest.fixture
-def make_house() -> Callable[[Path], House]:
+def make_house() -> Callable[..., House]:
     """Builds deployments, for tests that need one per example."""
     return build
 
 
-def build(folder: Path) -> House:
-    """A deployment in a folder."""
-    engine = sa.create_engine(f"sqlite:///{folder}/muniment.db")
+def build(folder: Path, url: str = "") -> House:
+    """A deployment in a folder, its database there too unless an address is given."""
+    engine = sa.create_engine(url or f"sqlite:///{folder}/muniment.db")
+    if not url:
 
-    @sa.event.listens_for(engine, "connect")
-    def _pragmas(connection: Any, _: object) -> None:
-        connection.execute("PRAGMA secure_delete=ON")
-        connection.execute("PRAGMA journal_mode=WAL")
+        @sa.event.listens_for(engine, "connect")
+        def _pragmas(connection: Any, _: object) -> None:
+            connection.execute("PRAGMA secure_delete=ON")
+            connection.execute("PRAGMA journal_mode=WAL")
 
     SQLModel.metadata.create_all(engine)
     keys = folder / "keys"

@@ -9,6 +9,7 @@ import pytest
 from registry import streams, subjects
 from registry.errors import InvalidDeclaration, NotBuilt, UnknownClass, UnknownRun, UnknownStream
 from registry.identifiers import parse_subject
+from registry.models import RunRow, StreamRow
 
 
 def person(house: Any, session: Any, text: str) -> int:
@@ -45,7 +46,7 @@ def test_callers_names_lie_sealed_and_are_forgotten_with_the_person(house: Any) 
         assert b"wombat" not in path.read_bytes()
     tenant = house.alice.tenant_id
     with house.session() as session:
-        rows = [
+        rows: list[StreamRow | RunRow] = [
             streams.stream_by_id(session, tenant, stream["ada-wombat-chat"].stream_id),
             streams.run_by_id(session, tenant, run["ada-wombat-run"].run_id),
         ]
