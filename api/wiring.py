@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
+from sqlmodel import SQLModel
 
 from api import telemetry as telemetry_module
 from api.anchoring import offer_anchors
@@ -35,19 +37,20 @@ from erasure.parts import Parts as ErasureParts
 from erasure.parts import Tenant as ErasureTenant
 from erasure.worker import run_due
 from ledger.anchors import Anchoring, parse_anchors
-from ledger.errors import MalformedAnchor, NotLeader
+from ledger.errors import LockNotEnforced, MalformedAnchor, NotLeader, StoreDenied, StoreUnavailable
 from ledger.files import FileStore
 from ledger.head import LogParts
 from ledger.keyring import CERTIFICATE, KeyWindow, read_windows, signers
 from ledger.lease import Lease
 from ledger.log import Log
-from ledger.objects import HotStore, ObjectStore
+from ledger.objects import HotStore, ObjectStore, probe, require_kept
 from ledger.s3 import open_s3
 from ledger.signing import Ed25519Signer
 from ledger.staging import Clerk
 from registry.acting import Acting
 from registry.duration import Duration
 from registry.ids import random_hex
+from registry.journal import Journal
 from registry.models import StoreRow
 from registry.record import Record
 from registry.targets import Targets
@@ -60,11 +63,22 @@ LEASE_EVERY = timedelta(seconds=1)
 OUTBOX_EVERY = timedelta(seconds=1)
 CHECKPOINT_EVERY = timedelta(seconds=5)
 ANCHORS_EVERY = timedelta(seconds=10)
+JOURNAL_EVERY = timedelta(minutes=1)
+SNAPSHOT_EVERY = timedelta(minutes=10)
 DAY = timedelta(days=1)
 VAULT_EVERY = timedelta(seconds=20)
+_Used = TypeVar("_Used")
 _REFERENCE = re.compile(r"(env:|file:(?!/)).*", re.DOTALL)
 CERTIFICATE_NAME = "muniment/{log_id}/certificate"
 """The name of a tenant's certificate key, another one than its log's."""
+
+
+class StoreRefused(Exception):
+    """A store does not keep what the record relies on, or refuses us: nothing is served on it."""
+
+    def __init__(self, name: str, detail: str, advice: str) -> None:
+        super().__init__(f"{name}: {detail}; {advice}")
+        self.name = name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +98,7 @@ class Services:
     anchoring: Anchoring
     lock_end: Callable[[datetime], datetime]
     clerk: Clerk
+    journal: Journal
     record: Record
     secrets: Secrets
     targets: Targets
@@ -102,6 +117,7 @@ class Services:
             quiet_period=self.settings.quiet_period,
             kek_grace=self.settings.kek_grace,
             truncate_log=self.database.truncate_wal,
+            keep_groups=self.journal.snapshot_groups,
         )
 
     @property
@@ -152,11 +168,18 @@ class Services:
         """Every certificate key a tenant had, oldest first."""
         return read_windows(self.locked, log_id, CERTIFICATE, self.certificate_signer_of(log_id, 0).vkey)
 
+    def check_stores(self) -> None:
+        """Tries in a few calls what the record relies on; `doctor` tries to break it. Raises StoreRefused."""
+        now = self.clock.now()
+        _checked("OBJECT_STORE", lambda: require_kept(probe(self.locked, now, attack=False)))
+        _checked("HOT_STORE", lambda: require_kept(probe(self.hot, now, locked=False, attack=False)))
+
     def start(self, *, sole: bool, roles: frozenset[str] = frozenset({"api", "worker", "scheduler"})) -> None:
         """Takes the lease if nobody has it and starts the threads of `roles`.
 
         `sole` says that the data folder's lock is held: with SQLite in it, that lock is the lease.
         """
+        self.check_stores()
         self.lease.take(self.clock.now(), force=sole and self.database.on_sqlite)
         if "scheduler" in roles and not self.database.on_sqlite:
             self.clerk.start()
@@ -196,6 +219,7 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
     locked, hot = _object_store(settings, clock), _hot_store(settings, clock)
     lease = Lease(owner=random_hex(), sessions=database.shared)
     log = Log(_log_parts(settings, database, keks, locked, hot), lease, stages=not database.on_sqlite)
+    journal = Journal(vault=vault, transactions=database.transaction, hot=hot, tables=_tables)
     services = Services(
         settings=settings,
         clock=clock,
@@ -210,7 +234,8 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
         anchoring=_anchoring(settings, log, locked, hot),
         lock_end=_lock_end(settings),
         clerk=Clerk(log.serve, clock.now, failed=partial(_clerk_failed, telemetry)),
-        record=Record(vault=vault, log=log, transactions=database.transaction),
+        journal=journal,
+        record=Record(vault=vault, log=log, transactions=database.transaction, journal=journal),
         secrets=Secrets(settings.secrets_folder, environment_secret),
         targets=_targets(settings),
         jobs=Jobs(database, clock, telemetry),
@@ -264,16 +289,36 @@ def _folder(name: str, url: str) -> Path:
     return Path(unquote(parts.netloc + parts.path)).absolute()
 
 
+def _checked(name: str, use: Callable[[], _Used]) -> _Used:
+    """What `use` returns. Raises StoreRefused in one line that says what to do."""
+    try:
+        return use()
+    except LockNotEnforced as error:
+        advice = "create the bucket with Object Lock and versioning, or use another store (muniment doctor attacks it)"
+        raise StoreRefused(name, str(error), advice) from error
+    except StoreDenied as error:
+        raise StoreRefused(name, str(error), "check bucket, region, rights and credentials, also their end") from error
+    except StoreUnavailable as error:
+        raise StoreRefused(name, str(error), "check S3_ENDPOINT_URL, the network and the disk") from error
+
+
 def _object_store(settings: Settings, clock: Clock) -> ObjectStore:
     if settings.objects.startswith("s3://"):
-        return open_s3(settings.objects, endpoint_url=settings.s3_endpoint_url, locked=True)
+        return _checked(
+            "OBJECT_STORE", lambda: open_s3(settings.objects, endpoint_url=settings.s3_endpoint_url, locked=True)
+        )
     return FileStore(_folder("OBJECT_STORE", settings.objects), clock=clock.now, locked=True)
 
 
 def _hot_store(settings: Settings, clock: Clock) -> HotStore:
     if settings.hot.startswith("s3://"):
-        return open_s3(settings.hot, endpoint_url=settings.s3_endpoint_url, locked=False)
+        return _checked("HOT_STORE", lambda: open_s3(settings.hot, endpoint_url=settings.s3_endpoint_url, locked=False))
     return FileStore(_folder("HOT_STORE", settings.hot), clock=clock.now, locked=False)
+
+
+def _tables() -> list[sa.Table]:
+    """Every table there is; all packages with tables are imported by now."""
+    return SQLModel.metadata.sorted_tables
 
 
 def _own_places(settings: Settings) -> tuple[str, ...]:
@@ -295,6 +340,9 @@ def _register_jobs(services: Services) -> None:
     jobs.add(Job(name="checkpoints", every=CHECKPOINT_EVERY, run=for_each(services.log.publish), shared=False))
     offer = offer_anchors(services.anchoring, services.telemetry)
     jobs.add(Job(name="anchors", every=ANCHORS_EVERY, run=for_each(offer), shared=False))
+    journal = services.journal
+    jobs.add(Job(name="journal", every=JOURNAL_EVERY, run=for_each(journal.changed), shared=False))
+    jobs.add(Job(name="snapshots", every=SNAPSHOT_EVERY, run=for_each(journal.snapshot_if_due), shared=False))
     jobs.add(Job(name="answers", every=timedelta(hours=1), run=for_each(partial(expire, services.database))))
     jobs.add(Job(name="roots", every=DAY, run=services.keks.turn))
     jobs.add(Job(name="vault", every=VAULT_EVERY, run=lambda _now: services.vault.expire(), shared=False))

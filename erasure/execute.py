@@ -198,6 +198,7 @@ class _Execution:
                 known = work.facts().get("kek_due")
                 due = last.isoformat() if known is None else max(last.isoformat(), known)
                 work.put_facts(session, kek_due=due)
+        self._parts.keep_groups(self._tenant_id, [group.group_no for group in report.rotated], self._now)
         destroy_due_keks(self._parts, self._tenant_id, self._now)
         self._parts.truncate_log()
 
@@ -246,6 +247,8 @@ def destroy_due_keks(parts: Parts, tenant_id: int, now: datetime) -> int:
         due = parts.vault.due_keks(session, tenant_id, now)
     if not due:
         return 0
+    # What was written before the rotation opens under these epochs only, and a crash may have come after its commit.
+    parts.keep_groups(tenant_id, sorted({epoch.group_no for epoch in due}), now)
     body = {"epochs": [{"group": epoch.group_no, "epoch": epoch.epoch} for epoch in due]}
     parts.record.event(tenant_id, Kind.KEK_DESTROYED, body, now)
     with parts.transactions(tenant_id) as session:

@@ -81,3 +81,5 @@ class Parts:
     max_attempts: int = 3
     truncate_log: Callable[[], bool] = lambda: True
     """Empties the database's own write-ahead log of old pages."""
+    keep_groups: Callable[[int, Sequence[int], datetime], int] = lambda _tenant_id, groups, _now: len(groups)
+    """Writes key groups that were wrapped anew to the unlocked store and reads them back (`registry.journal`)."""

@@ -153,8 +153,10 @@ def check_lock(now: datetime | None, lock_until: datetime | None, *, locked: boo
         raise StoreDenied(detail)
 
 
-def probe(store: ObjectStore, now: datetime, *, locked: bool = True) -> tuple[ProbeFinding, ...]:
-    """Return what the live store does with the promises the log relies on; for start-up and `doctor`.
+def probe(store: ObjectStore, now: datetime, *, locked: bool = True, attack: bool = True) -> tuple[ProbeFinding, ...]:
+    """Return what the live store does with the promises the log relies on.
+
+    `doctor` attacks; every start asks only, in a few calls: create, create again, read the lock, delete.
 
     It leaves one object of a few bytes under `probe/`, locked for an hour, and removes what earlier
     probes left. Raises: StoreUnavailable, StoreDenied when the store cannot be tried at all.
@@ -162,16 +164,16 @@ def probe(store: ObjectStore, now: datetime, *, locked: bool = True) -> tuple[Pr
     _remove_old_probes(store)
     key = f"{PROBE_PREFIX}{now:%Y%m%dT%H%M%S}-{secrets.token_hex(8)}"
     until = now + PROBE_LOCK if locked else None
-    winner, findings = _probe_race(store, key, until)
+    winner, findings = _probe_race(store, key, until, racers=_RACERS if attack else 1)
     if winner is None:
         return tuple(findings)
     findings.append(_refused("a second put is refused", lambda: store.put(key, b"x", lock_until=until), ObjectExists))
     if until is not None:
         findings.append(_lock_finding("the lock date is read back", store, key, until))
         findings.append(_refused("delete is refused under the lock", lambda: store.delete(key), ObjectLocked))
-        if isinstance(store, Attackable):
+        if attack and isinstance(store, Attackable):
             findings.extend(_attack_findings(store, key))
-        findings.append(_lock_finding("the lock date is the same at the end", store, key, until))
+            findings.append(_lock_finding("the lock date is the same at the end", store, key, until))
     findings.append(_bytes_finding(store, key, winner))
     if until is None:
         store.delete(key)
@@ -194,9 +196,11 @@ def _remove_old_probes(store: ObjectStore) -> None:
             continue
 
 
-def _probe_race(store: ObjectStore, key: str, until: datetime | None) -> tuple[bytes | None, list[ProbeFinding]]:
+def _probe_race(
+    store: ObjectStore, key: str, until: datetime | None, *, racers: int
+) -> tuple[bytes | None, list[ProbeFinding]]:
     """Return what the one winner of a race for the key wrote, and the finding about the race."""
-    offered = [f"racer {number}".encode() for number in range(_RACERS)]
+    offered = [f"racer {number}".encode() for number in range(racers)]
 
     def race(data: bytes) -> bytes | None:
         try:
@@ -207,11 +211,11 @@ def _probe_race(store: ObjectStore, key: str, until: datetime | None) -> tuple[b
 
     check = "of many that create one key one wins"
     try:
-        with ThreadPoolExecutor(_RACERS) as pool:
+        with ThreadPoolExecutor(racers) as pool:
             winners = [data for data in pool.map(race, offered) if data is not None]
     except LockNotEnforced as error:
         return None, [ProbeFinding(check=check, kept=False, detail=error.detail)]
-    finding = ProbeFinding(check=check, kept=len(winners) == 1, detail=f"{len(winners)} of {_RACERS} won")
+    finding = ProbeFinding(check=check, kept=len(winners) == 1, detail=f"{len(winners)} of {racers} won")
     return (winners[0] if winners else None), [finding]
 
 
