@@ -30,6 +30,7 @@ from vault.vault import Vault
 
 SKELETON_ROLE = "skeleton"
 ACTOR_ROLE = "actor"
+SWEEP_PREFIX = "swp_"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class ReadEntry:
     @property
     def erased(self) -> bool:
         """Whether no part that held content can be read because its key was destroyed."""
-        return bool(self.parts) and all(part.state == "erased" for part in self.parts)
+        return bool(self.parts) and all(part.state in ("erased", "expired") for part in self.parts)
 
 
 def read_entries(
@@ -154,7 +155,10 @@ def _open(
     opened = ring.read(part, ciphertext, entry_id=name, number=number, log_id=log_id, keys=keys)
     if opened.data is not None:
         return "verified", opened
-    return ("erased" if opened.destroyed is not None else "unreadable"), opened
+    if opened.destroyed is None:
+        return "unreadable", opened
+    # A sweep ends content whose time was over; a request ends it because a person asked.
+    return ("expired" if (opened.destroyed.request or "").startswith(SWEEP_PREFIX) else "erased"), opened
 
 
 def _entry(

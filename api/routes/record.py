@@ -215,7 +215,7 @@ def entry_view(entry: ReadEntry) -> dict[str, Any]:
 def content_view(entry: ReadEntry) -> dict[str, Any]:
     """Return `body` or `body_raw` for a single body, `parts` otherwise, and the names of parts that are erased."""
     view: dict[str, Any] = {}
-    erased = [part.name for part in entry.parts if part.state == "erased"]
+    erased = [part.name for part in entry.parts if part.state in ("erased", "expired")]
     if len(entry.parts) == 1 and entry.parts[0].name == "body":
         view.update(_content(entry.parts[0], entry.row.noncanonical, "body"))
     else:
