@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -160,8 +161,10 @@ def plan_items(
     lines: list[SweepItem] = []
     for number in sorted(known, key=lambda number: (depth[number], number)):
         one = known[number]
-        item = replace(one.item, sources=tuple(_source_end(source, ending, ends) for source in one.sources))
         schedule = schedules.get(one.data_class)
+        # Retention lets a class with a basis of its own outlive what it was made from; a person's request does not.
+        bound = frozenset() if schedule is not None and schedule.rules.may_outlive_source else ending
+        item = replace(one.item, sources=tuple(_source_end(source, bound, ends) for source in one.sources))
         if schedule is not None:
             ends[number] = item_end(item, schedule.rules)
         line = _line(one, item, schedule, stops, now, path=_path(one, known), depth=depth[number])
@@ -178,7 +181,7 @@ def plan_items(
     return sorted(lines, key=lambda line: (line.kind == "key", -line.depth, line.store, line.ref))
 
 
-def _source_end(source: Source, ending: set[int], ends: Mapping[int, datetime | None]) -> SourceEnd:
+def _source_end(source: Source, ending: AbstractSet[int], ends: Mapping[int, datetime | None]) -> SourceEnd:
     if source.kind != ARTIFACT:
         return SourceEnd(source.status, source.ends_at)
     # A source that this pass looked at has its end worked out; of any other the date in its row is the newest known.

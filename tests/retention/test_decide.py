@@ -154,7 +154,7 @@ DERIVED = replace(FRESH, own_subjects=frozenset(), sources=(SourceEnd("live", No
          ("keep", "source_end")),
     ],
 )  # fmt: skip
-def test_the_first_rule_of_the_order_decides(  # noqa: PLR0917 - one column of the table each
+def test_the_first_rule_of_the_order_decides(
     name: str,
     item: Item,
     rules: Rules | None,

@@ -1,0 +1,473 @@
+"""Whole passes over real parts: what ends, what stays, what waits, and who has to say so."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from sqlmodel import select
+
+from erasure.sweep_copies import Sweeps
+from ledger.models import EntryRow
+from registry.errors import InvalidDeclaration
+from retention import dispositions
+from retention.decide import Hold
+from retention.errors import EventNotListed, NotKnown, NotOpen, SecondPersonNeeded
+from retention.explain import explain, list_due
+from retention.sweep import Brakes
+from vault.models import DataKey, KeyState
+
+ADA = "email:ada@example.org"
+BOB = "email:bob@example.org"
+ROLE = {"role": "role-14"}
+
+
+def test_a_closed_role_ends_its_items_six_months_later_and_the_invite_at_once(house: Any) -> None:
+    house.note("cv", "cv_file", scope=ROLE)
+    house.note("invite", "invite", scope=ROLE)
+    house.note("other", "cv_file", scope={"role": "role-15"})
+    house.now += timedelta(days=10)
+    house.event("role.closed", role="role-14")
+    assert house.sweep()["counts"]["removed"] == 1
+    assert house.rows() == {"cv", "other"}
+    house.now = datetime(2040, 12, 11, 8, 59, tzinfo=UTC)  # six months after the 11th at nine, less a minute
+    assert house.sweep()["counts"]["ends"] == 0
+    house.now += timedelta(minutes=1)
+    run = house.sweep()
+    assert run["counts"]["removed"] == run["counts"]["verified"] == 1
+    assert house.rows() == {"other"}
+
+
+def test_an_item_registered_after_its_event_ends_by_that_event(house: Any) -> None:
+    house.event("role.closed", role="role-14")
+    house.now += timedelta(days=30)
+    late = house.note("late", "cv_file", scope=ROLE)
+    assert house.artifact(late).ends_at > house.now + timedelta(days=300), "its date is the cap"
+    house.now = datetime(2040, 12, 2, tzinfo=UTC)
+    house.sweep()
+    assert house.rows() == set()
+
+
+def test_an_event_that_happens_again_counts_from_the_last_time(house: Any) -> None:
+    house.note("cv", "cv_file", scope=ROLE)
+    house.event("role.closed", role="role-14")
+    house.now += timedelta(days=100)
+    house.event("role.closed", role="role-14")
+    house.now = datetime(2040, 12, 5, tzinfo=UTC)
+    house.sweep()
+    assert house.rows() == {"cv"}
+    house.now = datetime(2041, 3, 10, tzinfo=UTC)
+    house.sweep()
+    assert house.rows() == set()
+
+
+def test_an_event_that_never_comes_is_not_for_ever(house: Any) -> None:
+    house.note("cv", "cv_file", scope=ROLE)
+    house.now = datetime(2041, 12, 1, 9, tzinfo=UTC)
+    house.sweep()
+    assert house.rows() == set()
+
+
+def test_an_event_of_one_person_leaves_the_others_of_the_scope_alone(house: Any) -> None:
+    house.note("a", "invite", ADA, scope=ROLE)
+    house.note("b", "invite", BOB, scope=ROLE)
+    house.event("role.closed", subject=ADA, role="role-14")
+    house.sweep()
+    assert house.rows() == {"b"}
+
+
+def test_a_refused_event_names_its_fault(house: Any) -> None:
+    for name, key, at in (
+        ("Role Closed", ROLE, house.now),
+        ("role.closed", {}, house.now),
+        ("role.closed", {**ROLE, "team": "x"}, house.now),
+        ("role.closed", ROLE, house.now + timedelta(seconds=1)),
+    ):
+        with pytest.raises(InvalidDeclaration):
+            house.event(name, at, **key)
+    house_writer = house.acting("bot", "writer")
+    from retention.events import record_event
+
+    with house.transaction() as session, pytest.raises(EventNotListed):
+        record_event(session, house.services.vault, house_writer, "unheard.of", ROLE, at=house.now, now=house.now)
+
+
+def test_derived_copies_end_with_their_source_in_the_same_pass(house: Any) -> None:
+    house.plain("source")
+    house.plain("derived", retention={"keep": "P7Y", "from": "created", "then": "erase"})
+    house.plain("own_basis", retention={"keep": "P7Y", "from": "created", "then": "erase"},
+                derived={"default": "cascade", "may_outlive_source": True})  # fmt: skip
+    root = house.note("root", "source")
+    child = house.note("child", "derived", sources=[root])
+    house.note("grandchild", "derived", sources=[child])
+    house.note("kept", "own_basis", sources=[root])
+    house.now += timedelta(days=91)
+    run = house.sweep()
+    assert house.rows() == {"kept"}
+    assert run["counts"]["removed"] == 3
+    report = house.sweeps.report(house.acting(), run["id"])
+    assert [copy["rule"] for copy in report["copies"]] == ["source_end", "source_end", "class_retention"]
+
+
+@pytest.mark.scenario("E8")
+def test_a_held_item_stays_and_ends_in_the_first_pass_after_the_release(house: Any) -> None:
+    house.plain("note")
+    kept, _ = house.note("a", "note"), house.note("b", "note", BOB)
+    placed = house.holds.place(
+        house.acting("ann"),
+        {"name": "acme", "matter": "Acme v. us", "reason": "letter", "selector": {"subjects": [ADA]}},
+        house.now,
+    )
+    assert placed["items"] == 1
+    assert placed["too_late"] == []
+    house.now += timedelta(days=100)
+    run = house.sweep()
+    assert house.rows() == {"a"}
+    assert run["kept"] == {"hold": 1}
+    with pytest.raises(SecondPersonNeeded):
+        house.holds.release(house.acting("ann"), placed["id"], preview=False, now=house.now)
+    preview = house.holds.release(house.acting("ann"), placed["id"], preview=True, now=house.now)
+    assert [(line["id"], line["due"], line["rule"]) for line in preview["becomes_due"]] == [
+        (kept, True, "class_retention")
+    ]
+    assert preview["released"] is False
+    house.sweep()
+    assert house.rows() == {"a"}, "a preview releases nothing"
+    assert house.holds.release(house.acting("bea"), placed["id"], preview=False, now=house.now)["due"] == 1
+    house.sweep()
+    assert house.rows() == set()
+    with pytest.raises(NotOpen):
+        house.holds.release(house.acting("bea"), placed["id"], preview=False, now=house.now)
+
+
+@pytest.mark.parametrize("by", ["subjects", "data_classes", "scope", "artifacts"])
+def test_a_hold_by_each_selector_also_holds_what_comes_later(house: Any, by: str) -> None:
+    house.plain("note")
+    house.plain("free")
+    first = house.note("first", "note", scope=ROLE)
+    selector: dict[str, Any] = {
+        "subjects": {"subjects": [ADA]},
+        "data_classes": {"data_classes": ["note"]},
+        "scope": {"scope": ROLE},
+        "artifacts": {"artifacts": [first]},
+    }[by]
+    spec = {"name": "n", "matter": "m", "reason": "r", "selector": selector}
+    house.holds.place(house.acting(), spec, house.now)
+    house.note("later", "note", scope=ROLE)
+    house.note("free", "free", BOB)
+    house.now += timedelta(days=100)
+    house.sweep()
+    assert house.rows() == ({"first"} if by == "artifacts" else {"first", "later"})
+
+
+def test_a_hold_that_comes_between_plan_and_dispatch_wins(house: Any) -> None:
+    house.plain("note")
+    house.note("a", "note")
+    house.note("b", "note", BOB)
+    house.now += timedelta(days=100)
+    run = house.sweeps.start(house.acting(), house.now)
+    spec = {"name": "n", "matter": "m", "reason": "r", "selector": {"subjects": [ADA]}}
+    assert house.holds.place(house.acting(), spec, house.now)["too_late"] == []
+    house.sweeps.run_due(house.tenant_id, house.now)
+    assert house.rows() == {"a"}
+    assert house.sweeps.get(house.acting(), run["id"])["counts"]["retained"] == 1
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"name": "n", "matter": "m", "reason": "r", "selector": {}},
+        {"name": "n", "matter": "m", "reason": "r"},
+        {"name": "n", "matter": "m", "selector": {"subjects": [ADA]}},
+        {"name": "n", "matter": "m", "reason": "r", "selector": {"data_classes": ["nothing"]}},
+        {"name": "n", "matter": "m", "reason": "r", "selector": {"artifacts": ["art_nothing"]}},
+        {"name": "n", "matter": "m", "reason": "r", "selector": {"subjects": ["ada*"]}},
+        {"name": "n", "matter": "m", "reason": "r", "selector": {"everything": True}},
+    ],
+)
+def test_a_hold_without_a_meaning_is_refused(house: Any, spec: dict[str, Any]) -> None:
+    with pytest.raises(InvalidDeclaration):
+        house.holds.place(house.acting(), spec, house.now)
+    assert house.holds.holds(house.acting()) == []
+
+
+def test_the_brake_stops_a_pass_that_would_end_most_of_a_class_until_another_person_says_so(house: Any) -> None:
+    house.plain("note")
+    for number in range(60):
+        house.note(str(number), "note")
+    house.now += timedelta(days=100)
+    run = house.sweep("ann")
+    assert run["state"] == "awaiting_approval"
+    assert run["brake"]["reason"] == "share"
+    assert run["brake"]["classes"] == {"note": {"ends": 60, "live": 60}}
+    assert len(house.rows()) == 60
+    assert house.sweep("ann")["counts"]["in_other_runs"] == 60, "a second run leaves them to the first"
+    with pytest.raises(SecondPersonNeeded):
+        house.sweeps.approve(house.acting("ann"), run["id"], house.now)
+    house.sweeps.approve(house.acting("bea"), run["id"], house.now)
+    house.sweeps.run_due(house.tenant_id, house.now)
+    done = house.sweeps.get(house.acting(), run["id"])
+    assert done["state"] == "completed"
+    assert done["counts"]["removed"] == done["counts"]["verified"] == 60
+    assert done["alarm"] is None
+    assert house.rows() == set()
+    with pytest.raises(NotOpen):
+        house.sweeps.approve(house.acting("bea"), run["id"], house.now)
+
+
+def test_a_run_that_is_not_wanted_is_stopped_and_its_items_are_looked_at_again(house: Any) -> None:
+    house.plain("note")
+    for number in range(60):
+        house.note(str(number), "note")
+    house.now += timedelta(days=100)
+    run = house.sweep("ann")
+    assert house.sweeps.stop(house.acting("bea"), run["id"], house.now)["state"] == "stopped"
+    assert house.sweep("ann")["state"] == "awaiting_approval"
+    assert len(house.rows()) == 60
+
+
+def test_a_clock_that_jumped_waits_and_one_that_went_back_stops(house: Any) -> None:
+    sweeps = Sweeps(house.parts, brakes=Brakes())
+    house.plain("note")
+    house.note("a", "note")
+    assert sweeps.start(house.acting(), house.now)["state"] == "completed"
+    house.now += timedelta(days=100)
+    jumped = sweeps.start(house.acting(), house.now)
+    assert jumped["state"] == "awaiting_approval"
+    assert jumped["brake"]["reason"] == "clock_jump"
+    back = sweeps.start(house.acting(), house.now - timedelta(days=1))
+    assert back["state"] == "stopped"
+    assert back["brake"]["reason"] == "clock_back"
+    assert "clock" in back["brake"]["todo"]
+    assert house.rows() == {"a"}
+
+
+def test_a_dry_run_sees_the_future_and_changes_nothing(house: Any) -> None:
+    house.plain("note")
+    house.note("a", "note")
+    run = house.sweep(at=house.now + timedelta(days=100), dry_run=True)
+    assert run["state"] == "planned"
+    assert run["counts"]["ends"] == 1
+    assert run["copies_by_state"] == {}
+    assert house.rows() == {"a"}
+    assert house.sweep()["counts"]["ends"] == 0
+
+
+@pytest.mark.scenario("E3")
+def test_an_item_without_a_date_gets_its_class_s(house: Any) -> None:
+    house.plain("note")
+    name = house.note("a", "note")
+    with house.transaction() as session:
+        row = house.artifact(name)
+        row.ends_at = None
+        session.merge(row)
+    house.now += timedelta(days=100)
+    house.sweep()
+    assert house.rows() == set()
+
+
+def test_a_shortened_class_reaches_items_that_were_dated_under_the_old_one(house: Any) -> None:
+    house.plain("note")
+    house.note("a", "note")
+    house.plain("note", retention={"keep": "P10D", "from": "created", "then": "erase"})
+    house.now += timedelta(days=11)
+    house.sweep()
+    assert house.rows() == set()
+
+
+def test_a_lengthened_class_keeps_items_that_were_dated_under_the_old_one(house: Any) -> None:
+    house.plain("note")
+    house.note("a", "note")
+    house.plain("note", retention={"keep": "P1Y", "from": "created", "then": "erase"})
+    house.now += timedelta(days=100)
+    house.sweep()
+    assert house.rows() == {"a"}
+    house.now += timedelta(days=300)
+    house.sweep()
+    assert house.rows() == set()
+
+
+def test_a_month_of_the_record_ends_when_its_last_day_has_run_out(house: Any) -> None:
+    entry = house.say("thread-1", "what Ada said")
+    house.now += timedelta(days=20)
+    house.say("thread-1", "what Ada said later in June")
+    house.now = datetime(2040, 12, 30, 23, tzinfo=UTC)
+    assert house.sweep()["counts"]["ends"] == 0, "the last instant of June and six months are not over"
+    assert _months(house) == {"2040-06": KeyState.LIVE.value}
+    house.now = datetime(2040, 12, 31, tzinfo=UTC)
+    run = house.sweep()
+    assert run["counts"]["removed"] == run["counts"]["verified"] == 1
+    assert _months(house) == {"2040-06": KeyState.DESTROYED.value}
+    with house.transaction(write=False) as session:
+        assert session.exec(select(EntryRow).where(EntryRow.data_class == "screening_record")).first() is not None
+        found = explain(
+            session, house.tenant_id, house.desk, artifact=None, entry=entry, trigger="retention", at=house.now
+        )
+    assert (found["action"], found["rule"]) == ("erase", "class_retention")
+
+
+def test_a_held_person_s_record_keeps_its_key(house: Any) -> None:
+    house.say("thread-1", "what Ada said")
+    spec = {"name": "n", "matter": "m", "reason": "r", "selector": {"subjects": [ADA]}}
+    assert house.holds.place(house.acting(), spec, house.now)["keys"] >= 1
+    house.now = datetime(2041, 6, 1, tzinfo=UTC)
+    house.sweep()
+    assert _months(house) == {"2040-06": KeyState.LIVE.value}
+
+
+def _months(house: Any) -> dict[str, str]:
+    with house.transaction(write=False) as session:
+        rows = session.exec(
+            select(DataKey).where(DataKey.tenant_id == house.tenant_id, DataKey.data_class == "screening_record")
+        )
+        return {row.month: row.state for row in rows}
+
+
+def _reviews(house: Any, state: str = "open") -> list[dict[str, Any]]:
+    with house.transaction(write=False) as session:
+        found = dispositions.dispositions(session, house.tenant_id, house.now, state=state)
+        return [view for _, view in found]
+
+
+def _decide(house: Any, name: str, **spec: Any) -> dict[str, Any]:
+    with house.transaction() as session:
+        return dispositions.decide_disposition(
+            session,
+            house.services.vault,
+            house.services.record,
+            house.acting("bea"),
+            disposition_id=name,
+            spec={"comment": "looked at it", **spec},
+            now=house.now,
+        )
+
+
+@pytest.fixture
+def reviewed(house: Any) -> Any:
+    house.plain("paper", retention={"keep": "P90D", "from": "created", "then": "review"})
+    house.note("paper", "paper")
+    house.now += timedelta(days=91)
+    run = house.sweep()
+    assert (run["counts"]["ends"], run["counts"]["review"]) == (0, 1)
+    assert house.rows() == {"paper"}
+    return house
+
+
+def test_a_review_that_says_erase_is_carried_out_by_the_next_pass(reviewed: Any) -> None:
+    [waiting] = _reviews(reviewed)
+    reviewed.sweep()
+    assert len(_reviews(reviewed)) == 1, "an item waits once"
+    assert _decide(reviewed, waiting["id"], decision="erase")["state"] == "erase"
+    assert reviewed.sweep()["counts"]["removed"] == 1
+    assert reviewed.rows() == set()
+    assert _reviews(reviewed) == _reviews(reviewed, "erase") == []
+
+
+def test_a_review_that_says_erase_still_yields_to_a_hold(reviewed: Any) -> None:
+    [waiting] = _reviews(reviewed)
+    _decide(reviewed, waiting["id"], decision="erase")
+    spec = {"name": "n", "matter": "m", "reason": "r", "selector": {"data_classes": ["paper"]}}
+    reviewed.holds.place(reviewed.acting(), spec, reviewed.now)
+    reviewed.sweep()
+    assert reviewed.rows() == {"paper"}
+
+
+def test_an_extended_item_comes_back_to_review_when_its_time_is_over(reviewed: Any) -> None:
+    [waiting] = _reviews(reviewed)
+    until = reviewed.now + timedelta(days=30)
+    _decide(reviewed, waiting["id"], decision="extend", until=until.isoformat())
+    reviewed.now += timedelta(days=29)
+    assert reviewed.sweep()["counts"]["review"] == 0
+    reviewed.now += timedelta(days=2)
+    assert reviewed.sweep()["counts"]["review"] == 1
+    assert len(_reviews(reviewed)) == 1
+
+
+def test_a_reclassified_item_follows_its_new_class(reviewed: Any) -> None:
+    reviewed.plain("note")
+    [waiting] = _reviews(reviewed)
+    assert _decide(reviewed, waiting["id"], decision="reclassify", data_class="note")["data_class"] == "note"
+    reviewed.sweep()
+    assert reviewed.rows() == set()
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"decision": "extend"},
+        {"decision": "extend", "until": "2020-01-01T00:00:00Z"},
+        {"decision": "erase", "until": "2099-01-01T00:00:00Z"},
+        {"decision": "reclassify"},
+        {"decision": "erase", "comment": ""},
+        {"decision": "forget"},
+    ],
+)
+def test_a_disposition_that_says_nothing_clear_is_refused(reviewed: Any, spec: dict[str, Any]) -> None:
+    [waiting] = _reviews(reviewed)
+    with pytest.raises(InvalidDeclaration):
+        _decide(reviewed, waiting["id"], **spec)
+    assert _reviews(reviewed) == [waiting]
+    with pytest.raises(NotKnown):
+        _decide(reviewed, "dsp_0000000000000001", decision="erase")
+
+
+def test_what_is_due_is_listed_page_by_page_once_each(house: Any) -> None:
+    house.plain("note")
+    names = {house.note(str(number), "note") for number in range(5)}
+    names |= {house.note(f"cv-{number}", "cv_file", scope=ROLE) for number in range(3)}
+    house.event("role.closed", role="role-14")
+    names.add(house.note("late", "cv_file", scope=ROLE))
+    house.say("thread-1", "what Ada said")
+    seen: list[dict[str, Any]] = []
+    place = None
+    before = datetime(2041, 1, 2, tzinfo=UTC)
+    for _ in range(100):
+        with house.transaction(write=False) as session:
+            lines, place = list_due(session, house.tenant_id, house.desk, before=before, limit=2, place=place)
+        seen += lines
+        if place is None:
+            break
+    assert {line["id"] for line in seen if line["kind"] == "artifact"} == names
+    assert [line["data_class"] for line in seen if line["kind"] == "key"] == ["screening_record"]
+    assert len(seen) == len(names) + 1
+
+
+def test_a_store_that_does_not_answer_raises_the_alarm_and_is_tried_again(house: Any) -> None:
+    house.plain("note")
+    house.note("a", "note")
+    house.now += timedelta(days=100)
+    moved = house.file.rename(house.file.with_suffix(".away"))
+    run = house.sweeps.start(house.acting(), house.now)
+    for _ in range(6):
+        house.sweeps.run_due(house.tenant_id, house.now)
+        house.now += timedelta(minutes=2)
+    failed = house.sweeps.get(house.acting(), run["id"])
+    assert failed["state"] == "completed"
+    assert failed["counts"]["removed"] == 0
+    assert "none was removed" in failed["alarm"]
+    house.file.unlink(missing_ok=True)
+    moved.rename(house.file)
+    assert house.sweep()["counts"]["removed"] == 1
+    assert house.rows() == set()
+
+
+def test_the_scheduler_starts_one_pass_an_hour(house: Any) -> None:
+    assert house.sweeps.is_time(house.tenant_id, house.now)
+    house.sweep()
+    assert not house.sweeps.is_time(house.tenant_id, house.now + timedelta(minutes=59))
+    assert house.sweeps.is_time(house.tenant_id, house.now + timedelta(hours=1))
+
+
+def test_a_hold_is_readable_by_the_desk_and_by_nobody_who_reads_the_table(house: Any) -> None:
+    spec = {"name": "n", "matter": "Acme against us", "reason": "a letter", "selector": {"subjects": [ADA]}}
+    house.holds.place(house.acting(), spec, house.now)
+    [shown] = house.holds.holds(house.acting())
+    assert (shown["matter"], shown["reason"]) == ("Acme against us", "a letter")
+    from retention.models import HoldRow
+    from retention.stops import hold_of
+
+    with house.transaction(write=False) as session:
+        row = session.exec(select(HoldRow)).one()
+    assert b"Acme" not in row.sealed
+    assert isinstance(hold_of(row), Hold)
