@@ -131,13 +131,14 @@ class Log:
 
     def vkey(self, tenant_id: int) -> str:
         """Return the public key of a tenant's log, to pin: the newest that signed the newest checkpoint."""
-        head = self.head(tenant_id)
-        signed = [window.vkey for window in head.keys if window.covers(head.checkpoint_size)]
-        return signed[-1] if signed else head.signers[-1].vkey
+        with self.entered(tenant_id) as head:
+            signed = [window.vkey for window in head.keys if window.covers(head.checkpoint_size)]
+            return signed[-1] if signed else head.signers[-1].vkey
 
     def keys(self, tenant_id: int) -> tuple[KeyWindow, ...]:
         """Return every key the log had, oldest first, with the sizes it may sign."""
-        return self.head(tenant_id).keys
+        with self.entered(tenant_id) as head:
+            return head.keys
 
     def rotate_key(self, tenant_id: int, now: datetime, *, revoke: bool = False) -> bytes:
         """Give the log its next key; returns the signed note of the change.
@@ -362,19 +363,22 @@ class Log:
     def _lead(self, head: Head, calls: Sequence[_Call], stored: Stored, now: datetime) -> list[Appended]:
         """Place calls, and behind them what other processes staged; returns the answers to the calls alone."""
         try:
-            staged = self._staged(head.tenant_id, calls, stored)
+            staged = self._staged(head.tenant_id, calls, stored, now)
             return self._flush(head, [*calls, *staged], stored, now)[: len(calls)]
         except BaseException:
             # The batch may be in the bucket although we failed: the next use opens the log afresh and catches up.
             head.stale = True
             raise
 
-    def _staged(self, tenant_id: int, calls: Sequence[_Call], stored: Stored) -> list[_Call]:
+    def _staged(self, tenant_id: int, calls: Sequence[_Call], stored: Stored, now: datetime) -> list[_Call]:
         room = FLUSH_ENTRIES - sum(len(call.drafts) for call in calls)
         if not self._stages or (calls and room <= 0):
             return []
         with self._parts.transactions(tenant_id, write=False) as session:
-            found = staging.waiting(session, tenant_id, entries=room)
+            found, unreadable = staging.waiting(session, tenant_id, entries=room)
+        if unreadable:
+            with self._parts.transactions(tenant_id) as session:
+                staging.refuse_unreadable(session, tenant_id, unreadable, now)
         admit = None if self._guard is None else self._guard(tenant_id)
         for one in found:
             stored.update(one.stored)
@@ -394,7 +398,7 @@ class Log:
     def _drain(self, tenant_id: int, now: datetime) -> int:
         with self._leading(tenant_id) as head:
             stored: Stored = {}
-            calls = self._staged(tenant_id, [], stored)
+            calls = self._staged(tenant_id, [], stored, now)
             if calls:
                 try:
                     self._flush(head, calls, stored, now)

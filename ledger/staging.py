@@ -47,6 +47,7 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
 
     appended: Appended | None
     refused: str | None = None
+    unreadable: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,18 +92,25 @@ def forget_knocks(session: Session, knock_ids: Sequence[str]) -> None:
     session.execute(sa.delete(LogKnock).where(col(LogKnock.knock_id).in_(knock_ids)))
 
 
-def waiting(session: Session, tenant_id: int, *, entries: int) -> list[StagedCall]:
-    """Return what waits to be placed, oldest first, about `entries` of them and always at least one row."""
+def waiting(session: Session, tenant_id: int, *, entries: int) -> tuple[list[StagedCall], list[str]]:
+    """Return what waits to be placed, oldest first, about `entries` of them and always at least one row.
+
+    And the ids of rows that this program cannot read, which must stop nobody else.
+    """
     unanswered = (col(StagedRow.tenant_id) == tenant_id) & col(StagedRow.answer).is_(None)
     query = sa.select(StagedRow).where(unanswered).order_by(col(StagedRow.staged_id)).limit(_ROWS)
     found: list[StagedCall] = []
+    unreadable: list[str] = []
     count = 0
     for row in session.scalars(query):
         count += row.entries
         if found and count > entries:
             break
-        found.append(_decode(row))
-    return found
+        try:
+            found.append(_decode(row))
+        except StagedUnreadable:
+            unreadable.append(row.staged_id)
+    return found, unreadable
 
 
 def answer(session: Session, tenant_id: int, answers: Mapping[str, Appended], now: datetime) -> None:
@@ -120,13 +128,24 @@ def refuse(session: Session, tenant_id: int, reason: str, now: datetime) -> None
         _settle(session, tenant_id, staged_id, _Answer(appended=None, refused=reason), now)
 
 
+def refuse_unreadable(session: Session, tenant_id: int, staged_ids: Sequence[str], now: datetime) -> None:
+    """Tell those who wait for these rows that this program cannot read them."""
+    for staged_id in staged_ids:
+        _settle(session, tenant_id, staged_id, _Answer(appended=None, unreadable=True), now)
+
+
 def answer_of(session: Session, tenant_id: int, staged_id: str) -> Appended | None:
-    """Return what became of a row; None while it waits. Raises: LogForked when the log takes nothing any more."""
+    """Return what became of a row; None while it waits.
+
+    Raises: LogForked when the log takes nothing any more, StagedUnreadable.
+    """
     this = (col(StagedRow.tenant_id) == tenant_id) & (col(StagedRow.staged_id) == staged_id)
     data = session.execute(sa.select(col(StagedRow.answer)).where(this)).scalar_one_or_none()
     if data is None:
         return None
     found = msgspec.msgpack.decode(data, type=_Answer)
+    if found.unreadable:
+        raise StagedUnreadable(staged_id)
     if found.appended is None:
         raise LogForked(found.refused or "the log takes nothing any more")
     return found.appended
@@ -147,9 +166,9 @@ def _settle(session: Session, tenant_id: int, staged_id: str, settled: _Answer, 
 def _decode(row: StagedRow) -> StagedCall:
     try:
         wire = msgspec.msgpack.decode(row.drafts, type=_Wire)
-    except msgspec.MsgspecError as error:
+        stored = {id(part): place for draft, places in wire for part, place in zip(draft.parts, places, strict=True)}
+    except (msgspec.MsgspecError, ValueError) as error:
         raise StagedUnreadable(row.staged_id) from error
-    stored = {id(part): place for draft, places in wire for part, place in zip(draft.parts, places, strict=True)}
     return StagedCall(staged_id=row.staged_id, drafts=[draft for draft, _ in wire], stored=stored)
 
 
