@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import secrets
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
 from sqlmodel import Session, SQLModel, col, create_engine, select
 
 from ledger import index
+from ledger.batches import decode_batch
 from ledger.checkpoint import parse_checkpoint, verify_note
 from ledger.draft import Draft, PlacedState, SealedPart
-from ledger.entry import decode_header, uuid7
+from ledger.entry import decode_header, header_hash, uuid7
 from ledger.errors import LogForked, LogRolledBack, NotLeader, StoreUnavailable
+from ledger.files import FileStore
 from ledger.head import LogParts
 from ledger.lease import Lease
 from ledger.log import Log
 from ledger.memory_objects import MemoryStore
-from ledger.merkle import verify_consistency, verify_inclusion
+from ledger.merkle import root, verify_consistency, verify_inclusion
 from ledger.models import EntryRow, LogKnock, LogLease, LogState, LogStream, OutboxRow, PartRef, StagedRow
 from ledger.signing import Ed25519Signer, Verifier, verifier_from_vkey
 
@@ -40,8 +46,9 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.locked = MemoryStore(lambda: NOW)
-        self.hot = MemoryStore(lambda: NOW, locked=False)
+        self.locked: Any = MemoryStore(lambda: NOW)
+        self.hot: Any = MemoryStore(lambda: NOW, locked=False)
+        self._breaks: tuple[int, str] | None = None
         self.engine = self._engine("log.db")
         with Session(self.engine, expire_on_commit=False) as session:
             Log.create(session, TENANT, LOG_ID)
@@ -58,7 +65,24 @@ class Bench:
     def transactions(self, tenant_id: int, *, write: bool = True) -> Iterator[Session]:
         with Session(self.engine, expire_on_commit=False) as session:
             yield session
+            if write and self._breaks is not None:
+                left, when = self._breaks
+                self._breaks = (left - 1, when)
+                if left == 0:
+                    if when == "after":
+                        session.commit()
+                    raise sa.exc.OperationalError("COMMIT", {}, OSError("the connection is gone"))
             session.commit()
+
+    def break_commit(self, nth: int | None, when: str) -> None:
+        """Let the nth commit from now fail before or after it persists; None: no more."""
+        self._breaks = None if nth is None else (nth, when)
+
+    def on_files(self, folder: Path, fsync: Callable[[int], None]) -> None:
+        """Start again on a folder of files."""
+        self.locked = FileStore(folder, clock=lambda: NOW, fsync=fsync)
+        self.hot = FileStore(folder.with_name("hot"), clock=lambda: NOW, locked=False)
+        self.reopen()
 
     def parts(self) -> LogParts:
         return LogParts(
@@ -173,27 +197,139 @@ def test_a_reopened_log_goes_on_where_it_stopped(bench: Bench) -> None:
 
 
 @pytest.mark.scenario("L17", "L20", "L28", "L39")
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("nth", range(3))
+@pytest.mark.parametrize("when", ["fail_before", "fail_after"])
 @pytest.mark.parametrize("store", ["locked", "hot"])
 def test_a_write_that_breaks_before_or_after_it_persists_loses_nothing_and_doubles_nothing(
-    bench: Bench, store: str, nth: int, when: str
+    bench: Bench, store: str, when: str
 ) -> None:
-    bench.log.append(TENANT, [draft(0)], now=NOW)
+    """Every write of an append and a publish over a tile's edge, one after the other, until one run breaks no more."""
     broken: MemoryStore = getattr(bench, store)
-    (broken.fail_before if when == "before" else broken.fail_after)(nth)
-    drafts = [draft(number) for number in range(1, 4)]
-    try:
-        bench.log.append(TENANT, drafts, now=NOW)
-        bench.log.publish(TENANT, NOW)
-    except StoreUnavailable:
-        pass
-    broken.fail_before(10**9)
-    bench.reopen()
-    placed = bench.log.append(TENANT, drafts, now=NOW).placed
-    assert [one.index for one in placed] == [1, 2, 3]
-    assert bench.log.head(TENANT).size == 4
-    assert parse_checkpoint(verify_note(bench.log.publish(TENANT, NOW), [_verifier(bench)])).size == 4
+    nth, stored = 0, 0
+    while True:
+        drafts = [draft(number) for number in range(stored, stored + 100)]
+        getattr(broken, when)(nth)
+        try:
+            bench.log.append(TENANT, drafts, now=NOW)
+            bench.log.publish(TENANT, NOW)
+            fell = False
+        except StoreUnavailable:
+            fell = True
+        broken.fail_before(10**9)
+        broken.fail_after(10**9)
+        bench.reopen()
+        placed = bench.log.append(TENANT, drafts, now=NOW).placed
+        assert [one.index for one in placed] == list(range(stored, stored + 100))
+        stored += 100
+        _require_sound(bench, stored)
+        if not fell:
+            break
+        nth += 1
+    assert nth >= 2
+
+
+@pytest.mark.scenario("L9", "L37")
+@pytest.mark.parametrize("same_process", [True, False])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_commit_that_breaks_before_or_after_it_persists_loses_nothing_and_doubles_nothing(
+    bench: Bench, when: str, same_process: bool
+) -> None:
+    """Every transaction of an append and a publish, with a restart after the failure and without one."""
+    nth, stored = 0, 0
+    while True:
+        drafts = [draft(number) for number in range(stored, stored + 10)]
+        bench.break_commit(nth, when)
+        try:
+            bench.log.append(TENANT, drafts, now=NOW)
+            bench.log.publish(TENANT, NOW)
+            fell = False
+        except sa.exc.OperationalError:
+            fell = True
+        bench.break_commit(None, when)
+        if not same_process:
+            bench.reopen()
+        placed = bench.log.append(TENANT, drafts, now=NOW).placed
+        assert [one.index for one in placed] == list(range(stored, stored + 10))
+        stored += 10
+        _require_sound(bench, stored)
+        if not fell:
+            break
+        nth += 1
+    assert nth >= 2
+
+
+@pytest.mark.scenario("L9")
+def test_an_fsync_error_is_never_taken_for_a_stored_entry(bench: Bench, tmp_path: Path) -> None:
+    """Each fsync of an append and a publish fails once; after it the process writes nothing until it starts again."""
+    nth, stored = 0, 0
+    while True:
+        left = [10**9]
+
+        def sync(descriptor: int, left: list[int] = left) -> None:
+            left[0] -= 1
+            if left[0] == -1:
+                raise OSError(errno.EIO, "the disk said no")
+            os.fsync(descriptor)
+
+        bench.on_files(tmp_path / "objects", sync)
+        left[0] = nth
+        drafts = [draft(number) for number in range(stored, stored + 3)]
+        try:
+            bench.log.append(TENANT, drafts, now=NOW)
+            bench.log.publish(TENANT, NOW)
+            fell = False
+        except StoreUnavailable:
+            fell = True
+            with pytest.raises(StoreUnavailable):
+                bench.log.append(TENANT, [draft(10_000 + nth)], now=NOW)
+        bench.on_files(tmp_path / "objects", os.fsync)
+        placed = bench.log.append(TENANT, drafts, now=NOW).placed
+        assert [one.index for one in placed] == list(range(stored, stored + 3))
+        stored += 3
+        _require_sound(bench, stored)
+        if not fell:
+            break
+        nth += 1
+    assert nth >= 6
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    folder = _made(tmp_path / "disk")
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder)], check=False, capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"this machine mounts no tmpfs: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_full_disk_refuses_loudly_and_shows_no_torn_object(bench: Bench, small_disk: Path) -> None:
+    bench.on_files(small_disk / "objects", os.fsync)
+    acknowledged = 0
+
+    def fill() -> None:
+        nonlocal acknowledged
+        for number in range(100):
+            bench.log.append(TENANT, [draft(number, content=os.urandom(40_000))], now=NOW)
+            acknowledged += 1
+
+    with pytest.raises(StoreUnavailable):
+        fill()
+    assert 10 < acknowledged < 30
+    for key in bench.locked.list(f"{LOG_ID}/payload/"):
+        assert len(bench.locked.get(key)) == 40_000
+    kept = sum(1 for _ in bench.locked.list(f"{LOG_ID}/batch/"))
+    assert acknowledged <= kept <= acknowledged + 1
+    # The operator makes room: the same log goes on.
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    bench.on_files(small_disk / "objects", os.fsync)
+    again = bench.log.append(TENANT, [draft(500)], now=NOW).placed
+    assert again[0].index == kept
+    _require_sound(bench, kept + 1)
 
 
 def test_a_batch_that_was_stored_but_not_indexed_is_indexed_at_the_next_start(
@@ -321,6 +457,23 @@ def test_a_checkpoint_of_the_same_size_with_another_root_stops_the_log_for_good(
         bench.log.publish(TENANT, NOW)
     with pytest.raises(LogForked, match="read-only"):
         bench.log.append(TENANT, [draft(1)], now=NOW)
+
+
+def _require_sound(bench: Bench, size: int) -> None:
+    """The bucket, read naively, holds one unbroken log of this size, and the checkpoint is of its tree."""
+    leaves: list[bytes] = []
+    ids: set[str] = set()
+    previous: bytes = bytes(32)
+    for key in bench.locked.list(f"{LOG_ID}/batch/"):
+        for raw in decode_batch(bench.locked.get(key)).headers:
+            header = decode_header(raw)
+            assert header.previous == previous
+            previous = header_hash(raw)
+            leaves.append(previous)
+            ids.add(header.id)
+    assert len(leaves) == len(ids) == size
+    checkpoint = parse_checkpoint(verify_note(bench.log.publish(TENANT, NOW), [_verifier(bench)]))
+    assert (checkpoint.size, checkpoint.root) == (size, root(leaves))
 
 
 def _made(folder: Path) -> Path:
