@@ -37,8 +37,8 @@ class Running:
         self.settings = settings
         self.start()
 
-    def start(self, **overrides: Any) -> None:
-        """Open the folder and serve it, with some settings changed."""
+    def start(self, *, port: int = 0, **overrides: Any) -> None:
+        """Open the folder and serve it, with some settings changed; `port` 0 picks a free one."""
         if overrides:
             self.settings = self.settings.model_copy(update=overrides)
         folder.make(self.settings.data)
@@ -47,7 +47,7 @@ class Running:
         self.services: Services = build(self.settings)
         migrate.upgrade(self.services.database)
         self.services.start(sole=True)
-        self._socket = bind("127.0.0.1", 0)
+        self._socket = bind("127.0.0.1", port)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
         config = uvicorn.Config(create_app(self.services), log_config=None, access_log=False, lifespan="on")
         self._server = uvicorn.Server(config)
