@@ -146,13 +146,13 @@ def test_a_hold_by_each_selector_also_holds_what_comes_later(house: Any, by: str
     house.plain("note")
     house.plain("free")
     first = house.note("first", "note", scope=ROLE)
-    selector: dict[str, Any] = {
+    selectors: dict[str, dict[str, Any]] = {
         "subjects": {"subjects": [ADA]},
         "data_classes": {"data_classes": ["note"]},
         "scope": {"scope": ROLE},
         "artifacts": {"artifacts": [first]},
-    }[by]
-    spec = {"name": "n", "matter": "m", "reason": "r", "selector": selector}
+    }
+    spec = {"name": "n", "matter": "m", "reason": "r", "selector": selectors[by]}
     house.holds.place(house.acting(), spec, house.now)
     house.note("later", "note", scope=ROLE)
     house.note("free", "free", BOB)
