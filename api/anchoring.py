@@ -56,10 +56,9 @@ def offer_anchors(anchoring: Anchoring, telemetry: Telemetry) -> Callable[[int, 
     open_by_tenant: dict[int, int] = {}
 
     def job(tenant_id: int, now: datetime) -> None:
-        try:
-            states = anchoring.offer(tenant_id, now, only_due=True)
-        except NotLeader:
+        if not anchoring.leads:
             return
+        states = anchoring.offer(tenant_id, now, only_due=True)
         for state in states:
             offers.add(1, {"kind": state.kind, "state": state.state})
         open_by_tenant[tenant_id] = sum(state.state != ANCHORED for state in states)

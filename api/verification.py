@@ -24,6 +24,8 @@ from audit.findings import Report
 from audit.payload import ERASED, EXPIRED, PartStates
 from audit.reader import FolderReader, Reader
 from audit.verify import Options, verify
+from ledger.errors import BadSignature, LogForked, MalformedNote, ObjectHidden, ObjectMissing
+from ledger.keyring import LOG, follow
 from ledger.models import EntryRow, LogState, PartRef
 from ledger.s3 import open_s3
 from ledger.signing import Ed25519Signer
@@ -240,6 +242,15 @@ def _kept(session: Session, tenant_id: int, indexes: Sequence[int]) -> set[tuple
     return kept
 
 
+def _followed(bucket: Reader, log: KnownLog, key: str) -> list[str]:
+    """The log's keys with their windows, when the bucket's change notes tie them to this one; else this one alone."""
+    try:
+        return [window.pin for window in follow(bucket, log.log_id, LOG, key.strip())]
+    except (BadSignature, MalformedNote, LogForked, ObjectHidden, ObjectMissing):
+        # What was signed by keys that the pinned one does not vouch for will be named checkpoint by checkpoint.
+        return [key]
+
+
 def verify_log(
     log: KnownLog,
     *,
@@ -250,6 +261,7 @@ def verify_log(
     sessions: Sessions | None,
     progress: Callable[[int], None] | None = None,
 ) -> Report:
-    """Returns what one log comes to. Raises BadPin."""
+    """Returns what one log comes to; `keys` may be any keys the log had, its rotations are followed. Raises BadPin."""
+    keys = [pin for key in keys for pin in _followed(bucket, log, key)]
     states = None if sessions is None or log.tenant_id is None else part_states(sessions, log.tenant_id)
     return verify(bucket, log_id=log.log_id, keys=keys, options=options, hot=hot, part_states=states, progress=progress)

@@ -131,6 +131,11 @@ class Anchoring:
         self._hot = hot
         self._lock_end = lock_end
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads the logs: one that does not leaves the job to the one that does."""
+        return self._log.leads
+
     def states(self, log_id: str) -> tuple[AnchorState, ...]:
         """Return what each configured anchor has of a log, in the order of the setting."""
         newest = self._newest_size(log_id)

@@ -98,6 +98,11 @@ class KeyWindow:
         """`active`, `ended` or `revoked`."""
         return "active" if self.until_size is None else "revoked" if self.revoked else "ended"
 
+    @property
+    def pin(self) -> str:
+        """The key with its window, as `audit.keys.log_key` reads it."""
+        return f"{self.vkey} {self.from_size}-{'' if self.until_size is None else self.until_size}"
+
     def covers(self, size: int) -> bool:
         """Whether the key may sign a tree of this size."""
         return self.from_size <= size <= (MAX_SIZE if self.until_size is None else self.until_size)
@@ -225,6 +230,21 @@ def read_windows(store: Listing, log_id: str, use: str, first_vkey: str) -> tupl
     found = windows(use, first_vkey, notes)
     if notes and parse_change(notes[0]).log_id != log_id:
         raise LogForked("the key changes in this bucket belong to another log")
+    return found
+
+
+def follow(store: Listing, log_id: str, use: str, pinned: str) -> tuple[KeyWindow, ...]:
+    """Return the keys of a log for somebody who pinned any one of them.
+
+    The change notes tie all of them to the pinned one. Raises: BadSignature when it is none of them, and what
+    `read_windows` raises.
+    """
+    first = next(iter(store.list(keys_prefix(log_id, use))), None)
+    before = pinned if first is None else parse_change(store.get(first)).old[0]
+    found = read_windows(store, log_id, use, before)
+    if pinned not in {window.vkey for window in found}:
+        reason = "the pinned key is none of this log's keys"
+        raise BadSignature(reason, name=pinned.partition("+")[0])
     return found
 
 
