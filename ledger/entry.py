@@ -99,6 +99,8 @@ class Kind(StrEnum):
     DISPOSITION_DECIDED = "disposition.decided"
     CONTENT_READ = "content.read"
     SUBJECT_MERGED = "subject.merged"
+    SUBJECT_SPLIT = "subject.split"
+    SCOPE_REVIEW = "scope.review"
     TENANT_CREATED = "tenant.created"
     KEY_ROTATED = "key.rotated"
 

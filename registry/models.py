@@ -85,7 +85,11 @@ class StoreRow(SQLModel, table=True):
 
 
 class Subject(SQLModel, table=True):
-    """One incarnation of a person. `state`: live, fenced (an erasure is approved), erased."""
+    """One incarnation of a person. `state`: live, fenced (an erasure is approved), erased.
+
+    `person_no` is set where several incarnations were found to be one person: the number of one of them, the same for
+    all, so that chains of aliases never form. NULL: nobody else.
+    """
 
     __tablename__ = "subject"
     tenant_id: int = Field(primary_key=True, sa_type=_big)
@@ -97,8 +101,18 @@ class Subject(SQLModel, table=True):
     request_id: str | None = Field(default=None, max_length=40)
     erased_at: datetime | None = Field(default=None, sa_type=Instant)
     restricted_by: str | None = Field(default=None, max_length=40)
+    person_no: int | None = Field(default=None, sa_type=_big)
     created_at: datetime = Field(sa_type=Instant)
-    __table_args__ = (sa.UniqueConstraint("tenant_id", "subject_id"),)
+    __table_args__ = (
+        sa.UniqueConstraint("tenant_id", "subject_id"),
+        sa.Index(
+            "ix_subject_person",
+            "tenant_id",
+            "person_no",
+            sqlite_where=sa.text("person_no IS NOT NULL"),
+            postgresql_where=sa.text("person_no IS NOT NULL"),
+        ),
+    )
 
 
 class SubjectIdentifier(SQLModel, table=True):
@@ -139,8 +153,9 @@ class Artifact(SQLModel, table=True):
     """One copy of data at one place in a store.
 
     `status`: live, erasing, erased, retained, quarantined, revoked. `request_id` names the request or sweep that
-    removes or removed it. `sealed` holds the locator and what else the caller said in free form (scope, source
-    reference, run, model, versions), under the identity key of `holder_no` (0: nobody's).
+    removes or removed it. `anonymised`: its making was declared to take the people out, so those of its sources stop
+    here; the declared basis is in `sealed`. `sealed` holds the locator and what else the caller said in free form
+    (scope, source reference, run, model, versions), under the identity key of `holder_no` (0: nobody's).
     """
 
     __tablename__ = "artifact"
@@ -156,6 +171,7 @@ class Artifact(SQLModel, table=True):
     set_id: int = Field(default=0, sa_type=_big)
     own_set_id: int = Field(default=0, sa_type=_big)
     status: str = Field(default="live", max_length=16)
+    anonymised: bool = False
     activity: dict[str, Any] | None = Field(default=None, sa_type=_json)
     source_type: str | None = Field(default=None, max_length=64)
     verification: str | None = Field(default=None, max_length=64)
@@ -203,6 +219,48 @@ class ScopeKey(SQLModel, table=True):
     kind: str = Field(primary_key=True, max_length=1)
     item: int = Field(primary_key=True, sa_type=_big)
     __table_args__ = (sa.Index("ix_scope_item", "tenant_id", "kind", "item"),)
+
+
+class RestrictionRow(SQLModel, table=True):
+    """A person's data is kept and nothing else (GDPR Art. 18), under a request, until `ended_at`.
+
+    None in `data_classes` or `scopes` (keyed look-ups) means «all». While any is in force, `Subject.restricted_by` names
+    one of them.
+    """
+
+    __tablename__ = "restriction"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    request_id: str = Field(primary_key=True, max_length=40)
+    subject_no: int = Field(primary_key=True, sa_type=_big)
+    since: datetime = Field(sa_type=Instant)
+    data_classes: list[str] | None = Field(default=None, sa_type=_json)
+    scopes: list[str] | None = Field(default=None, sa_type=_json)
+    ended_at: datetime | None = Field(default=None, sa_type=Instant)
+    __table_args__ = (
+        sa.Index(
+            "ix_restriction_open",
+            "tenant_id",
+            "subject_no",
+            sqlite_where=sa.text("ended_at IS NULL"),
+            postgresql_where=sa.text("ended_at IS NULL"),
+        ),
+    )
+
+
+class LimitedFence(SQLModel, table=True):
+    """What was said before `at` within these classes or scopes is not taken in about a person any more.
+
+    Set by an erasure that is limited to a scope: later words of the person are welcome, late ones are not.
+    """
+
+    __tablename__ = "limited_fence"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    request_id: str = Field(primary_key=True, max_length=40)
+    subject_no: int = Field(primary_key=True, sa_type=_big)
+    at: datetime = Field(sa_type=Instant)
+    data_classes: list[str] | None = Field(default=None, sa_type=_json)
+    scopes: list[str] | None = Field(default=None, sa_type=_json)
+    __table_args__ = (sa.Index("ix_limited_fence_subject", "tenant_id", "subject_no"),)
 
 
 class StreamRow(SQLModel, table=True):
@@ -280,3 +338,89 @@ class ReviewRow(SQLModel, table=True):
     at: datetime = Field(sa_type=Instant)
     decided_at: datetime | None = Field(default=None, sa_type=Instant)
     __table_args__ = (sa.Index("ix_review_artifact", "tenant_id", "artifact_id"),)
+
+
+class MergeRow(SQLModel, table=True):
+    """Names said to be one person's, or to be told apart again. `state`: proposed, done, refused.
+
+    `subjects` are the named incarnations, `people` everybody who is or would be one person with them, `shared` those
+    that already belong to somebody with another name of the same type: a human says whose they are.
+    """
+
+    __tablename__ = "subject_merge"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    merge_id: str = Field(primary_key=True, max_length=36)
+    kind: str = Field(max_length=8)
+    state: str = Field(max_length=16)
+    subjects: list[int] = Field(sa_type=_json)
+    people: list[int] = Field(sa_type=_json)
+    shared: list[int] = Field(default_factory=list, sa_type=_json)
+    sealed: bytes | None = Field(default=None, sa_type=_bytes)
+    proposed_by: str = Field(max_length=128)
+    proposed_at: datetime = Field(sa_type=Instant)
+    decided_by: str | None = Field(default=None, max_length=128)
+    decided_at: datetime | None = Field(default=None, sa_type=Instant)
+    __table_args__ = (sa.Index("ix_merge_state", "tenant_id", "state"),)
+
+
+class ScopeReviewRow(SQLModel, table=True):
+    """A review of what somebody's data may be used for after a transfer, a merge or a change of role."""
+
+    __tablename__ = "scope_review"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    review_id: str = Field(primary_key=True, max_length=36)
+    change: str = Field(max_length=16)
+    subjects: list[int] = Field(sa_type=_json)
+    sealed: bytes | None = Field(default=None, sa_type=_bytes)
+    owner: str = Field(max_length=128)
+    opened_by: str = Field(max_length=128)
+    opened_at: datetime = Field(sa_type=Instant)
+    due_at: datetime = Field(sa_type=Instant)
+    closed_at: datetime | None = Field(default=None, sa_type=Instant)
+    closed_by: str | None = Field(default=None, max_length=128)
+
+
+class ScopeReviewItem(SQLModel, table=True):
+    """One copy on a scope review's list. `decision`: keep, quarantine, revoke; NULL while nobody decided."""
+
+    __tablename__ = "scope_review_item"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    review_id: str = Field(primary_key=True, max_length=36)
+    artifact_id: int = Field(primary_key=True, sa_type=_big)
+    decision: str | None = Field(default=None, max_length=16)
+    decided_by: str | None = Field(default=None, max_length=128)
+    decided_at: datetime | None = Field(default=None, sa_type=Instant)
+
+
+class PendingCone(SQLModel, table=True):
+    """An artifact whose people grew by a late source and did not reach everything below it yet."""
+
+    __tablename__ = "pending_cone"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    id: int = Field(primary_key=True, sa_type=_big)
+    artifact_id: int = Field(sa_type=_big)
+    at: datetime = Field(sa_type=Instant)
+
+
+class Watermark(SQLModel, table=True):
+    """How far a job of the registry has come; `details` are counts."""
+
+    __tablename__ = "watermark"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    name: str = Field(primary_key=True, max_length=32)
+    position: int = Field(default=0, sa_type=_big)
+    details: dict[str, Any] = Field(default_factory=dict, sa_type=_json)
+    at: datetime = Field(sa_type=Instant)
+
+
+class ContentFinding(SQLModel, table=True):
+    """What an inspection saw in the content of a class in a store: one kind of gap, in so many of so many items."""
+
+    __tablename__ = "content_finding"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    data_class: str = Field(primary_key=True, max_length=64)
+    store: str = Field(primary_key=True, max_length=64)
+    gap: str = Field(primary_key=True, max_length=32)
+    found: int
+    looked_at: int
+    at: datetime = Field(sa_type=Instant)
