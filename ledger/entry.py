@@ -103,6 +103,10 @@ class Kind(StrEnum):
     SCOPE_REVIEW = "scope.review"
     TENANT_CREATED = "tenant.created"
     KEY_ROTATED = "key.rotated"
+    RESTRICTION_SET = "restriction.set"
+    RESTRICTION_LIFTED = "restriction.lifted"
+    EXPORT_MADE = "export.made"
+    CORRECTION_MADE = "correction.made"
 
 
 USER_KINDS = frozenset(

@@ -224,8 +224,8 @@ class ScopeKey(SQLModel, table=True):
 class RestrictionRow(SQLModel, table=True):
     """A person's data is kept and nothing else (GDPR Art. 18), under a request, until `ended_at`.
 
-    None in `data_classes` or `scopes` (keyed look-ups) means «all». While any is in force, `Subject.restricted_by` names
-    one of them.
+    None in `data_classes` or `scopes` (keyed look-ups) means «all». While any is in force, `Subject.restricted_by`
+    names one of them.
     """
 
     __tablename__ = "restriction"
