@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "key": ("keys", "Rotate keys."),
     "anchor": ("anchors", "Offer the checkpoint to the anchors."),
     "witness": ("anchors", "Witness somebody else's log."),
-    "rebuild": ("later", "Rebuild the index from object storage."),
+    "rebuild": ("rebuild", "Rebuild the database from object store, unlocked store and keys."),
     "restore-check": ("later", "Re-apply erasures after a restore."),
     "doctor": ("doctor", "Check configuration, schema, stores, locks and keys."),
 }

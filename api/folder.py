@@ -61,6 +61,29 @@ def mark_initialised(folder: Path) -> None:
     (folder / "run" / "initialised").write_text("1\n", encoding="ascii")
 
 
+def is_rebuilding(folder: Path) -> bool:
+    """Whether a rebuild was begun here and did not end: nothing may be served."""
+    return (folder / "run" / "rebuilding").exists()
+
+
+def mark_rebuilding(folder: Path) -> None:
+    """Notes durably that a rebuild has begun; the note stays until `mark_rebuilt`."""
+    place = folder / "run"
+    with (place / "rebuilding").open("w", encoding="ascii") as file:
+        file.write("1\n")
+        os.fsync(file.fileno())
+    descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def mark_rebuilt(folder: Path) -> None:
+    """Notes that a rebuild came to its end."""
+    (folder / "run" / "rebuilding").unlink(missing_ok=True)
+
+
 def make(folder: Path) -> None:
     """Makes the data folder, readable by its owner only."""
     (folder / "run").mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -219,7 +219,7 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
     locked, hot = _object_store(settings, clock), _hot_store(settings, clock)
     lease = Lease(owner=random_hex(), sessions=database.shared)
     log = Log(_log_parts(settings, database, keks, locked, hot), lease, stages=not database.on_sqlite)
-    journal = Journal(vault=vault, transactions=database.transaction, hot=hot, tables=_tables)
+    journal = Journal(vault=vault, transactions=database.transaction, hot=hot, tables=all_tables)
     services = Services(
         settings=settings,
         clock=clock,
@@ -316,7 +316,7 @@ def _hot_store(settings: Settings, clock: Clock) -> HotStore:
     return FileStore(_folder("HOT_STORE", settings.hot), clock=clock.now, locked=False)
 
 
-def _tables() -> list[sa.Table]:
+def all_tables() -> list[sa.Table]:
     """Every table there is; all packages with tables are imported by now."""
     return SQLModel.metadata.sorted_tables
 

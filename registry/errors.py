@@ -258,3 +258,14 @@ class JournalNotWritten(RegistryError):
     def __init__(self, path: str) -> None:
         super().__init__(f"the unlocked store does not give back what was written to {path}")
         self.path = path
+
+
+class NothingToRebuild(RegistryError):
+    """The unlocked store holds no rows of a log, so nobody can say whose it is or what its keys are."""
+
+    problem = "nothing-to-rebuild"
+    hint = "bring the unlocked store back; headers and checkpoints can be verified without it"
+
+    def __init__(self, log_id: str) -> None:
+        super().__init__(f"the unlocked store holds no rows of log {log_id}")
+        self.log_id = log_id

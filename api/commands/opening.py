@@ -15,6 +15,7 @@ from urllib.parse import unquote, urlsplit
 from api import folder, migrate, settings
 from api.commands.options import CannotRun
 from api.wiring import Services, build
+from ledger.objects import PROBE_PREFIX, ObjectStore
 
 
 @contextmanager
@@ -31,15 +32,35 @@ def opened(data: Path, *, create: bool = False, **overrides: object) -> Iterator
     with folder.lock(chosen.data):
         if not create and not folder.is_initialised(chosen.data):
             raise folder.FolderMissing(chosen.data)
+        if folder.is_rebuilding(chosen.data):
+            message = f"a rebuild of {chosen.data} did not end: run muniment rebuild --data {chosen.data} again"
+            raise CannotRun(message)
         if folder.is_initialised(chosen.data):
             require_keys(chosen)
         services = build(chosen)
         try:
             migrate.upgrade(services.database)
+            require_database(services)
             services.lease.take(services.clock.now(), force=services.database.on_sqlite)
             yield services
         finally:
             services.close()
+
+
+def require_database(services: Services) -> None:
+    """Returns unless the database is empty while the stores hold logs. Raises CannotRun."""
+    if services.tenants():
+        return
+    if any(_holds_log(store) for store in (services.locked, services.hot)):
+        message = (
+            f"the database holds no tenant, but the stores hold logs: it was lost or another one is meant; check "
+            f"DATABASE_URL, or run muniment rebuild --data {services.settings.data}"
+        )
+        raise CannotRun(message)
+
+
+def _holds_log(store: ObjectStore) -> bool:
+    return any(not key.startswith(PROBE_PREFIX) for key in store.list(""))
 
 
 def require_keys(chosen: settings.Settings) -> None:
