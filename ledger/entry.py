@@ -108,6 +108,10 @@ class Kind(StrEnum):
     EXPORT_MADE = "export.made"
     CORRECTION_MADE = "correction.made"
 
+    MEMORY_CONFLICT = "memory.conflict"
+    MACHINE_REGISTERED = "machine.registered"
+    MACHINE_VIOLATED = "machine.violated"
+
 
 USER_KINDS = frozenset(
     {
@@ -126,6 +130,7 @@ USER_KINDS = frozenset(
         Kind.STREAM_CLOSED,
         Kind.RECORDER_HEARTBEAT,
         Kind.NOTE,
+        Kind.MEMORY_CONFLICT,
     }
 )
 """What a writer may post without registering a kind."""

@@ -180,6 +180,7 @@ class Artifact(SQLModel, table=True):
     created_at: datetime = Field(sa_type=Instant)
     observed_at: datetime | None = Field(default=None, sa_type=Instant)
     last_activity_at: datetime | None = Field(default=None, sa_type=Instant)
+    confirmed_at: datetime | None = Field(default=None, sa_type=Instant)
     expires_at: datetime | None = Field(default=None, sa_type=Instant)
     ends_at: datetime | None = Field(default=None, sa_type=Instant)
     registered_by: str = Field(max_length=32)
@@ -276,12 +277,23 @@ class StreamRow(SQLModel, table=True):
     set_id: int = Field(default=0, sa_type=_big)
     data_class: str | None = Field(default=None, max_length=64)
     declared: dict[str, Any] = Field(default_factory=dict, sa_type=_json)
+    machine: str | None = Field(default=None, max_length=64)
+    phase: str | None = Field(default=None, max_length=64)
+    phase_position: int = Field(default=-1, sa_type=_big)
     created_at: datetime = Field(sa_type=Instant)
     last_activity_at: datetime = Field(sa_type=Instant)
     __table_args__ = (
         sa.UniqueConstraint("tenant_id", "lookup"),
         sa.UniqueConstraint("tenant_id", "stream_id"),
         sa.Index("ix_stream_set", "tenant_id", "set_id"),
+        sa.Index(
+            "ix_stream_machine",
+            "tenant_id",
+            "machine",
+            "phase",
+            sqlite_where=sa.text("machine IS NOT NULL"),
+            postgresql_where=sa.text("machine IS NOT NULL"),
+        ),
     )
 
 
@@ -300,6 +312,64 @@ class RunRow(SQLModel, table=True):
     created_at: datetime = Field(sa_type=Instant)
     ended_at: datetime | None = Field(default=None, sa_type=Instant)
     __table_args__ = (sa.UniqueConstraint("tenant_id", "lookup"),)
+
+
+class MachineRow(SQLModel, table=True):
+    """One version of a declared state machine; versions are never changed, the highest is in force."""
+
+    __tablename__ = "machine"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    name: str = Field(primary_key=True, max_length=64)
+    version: int = Field(primary_key=True)
+    spec: dict[str, Any] = Field(sa_type=_json)
+    created_at: datetime = Field(sa_type=Instant)
+    created_by: str = Field(max_length=128)
+
+
+class MachineViolation(SQLModel, table=True):
+    """An entry that the machine of its stream does not allow. It is stored like any other; this names it for audits."""
+
+    __tablename__ = "machine_violation"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    idx: int = Field(primary_key=True, sa_type=_big)
+    stream_no: int = Field(sa_type=_big)
+    entry_id: str = Field(max_length=36)
+    machine: str = Field(max_length=64)
+    machine_version: int
+    phase: str | None = Field(default=None, max_length=64)
+    violation: str = Field(max_length=32)
+    at: datetime = Field(sa_type=Instant)
+    __table_args__ = (sa.Index("ix_machine_violation", "tenant_id", "machine", "idx"),)
+
+
+class MemoryChange(SQLModel, table=True):
+    """One change of a memory, before it stands in the record: `entries` are the ids it will have there.
+
+    `detail` holds codes and dates; `sealed` the bodies of the entries under the memory's holder, NULL once recorded.
+    """
+
+    __tablename__ = "memory_change"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    id: int = Field(primary_key=True, sa_type=_big)
+    artifact_id: int = Field(sa_type=_big)
+    change: str = Field(max_length=16)
+    by: str = Field(max_length=128)
+    at: datetime = Field(sa_type=Instant)
+    detail: dict[str, Any] = Field(default_factory=dict, sa_type=_json)
+    holder_no: int = Field(default=0, sa_type=_big)
+    sealed: bytes | None = Field(default=None, sa_type=_bytes)
+    entries: list[str] = Field(default_factory=list, sa_type=_json)
+    recorded: bool = False
+    __table_args__ = (
+        sa.Index("ix_memory_change_artifact", "tenant_id", "artifact_id", "id"),
+        sa.Index(
+            "ix_memory_change_open",
+            "tenant_id",
+            "id",
+            sqlite_where=sa.text("recorded = 0"),
+            postgresql_where=sa.text("recorded = false"),
+        ),
+    )
 
 
 class RecorderRow(SQLModel, table=True):
