@@ -75,7 +75,7 @@ def load_artifacts(
             if row.data_class in schedules and (event := schedules[row.data_class].event) is not None
         },
     )
-    sources = _sources(session, tenant_id, ids, schedules)
+    sources = _sources(session, tenant_id, ids)
     reviewed = _reviewed(session, tenant_id, ids)
     return [
         Candidate(
@@ -186,34 +186,12 @@ def last_activity(session: Session, tenant_id: int, key_ids: Sequence[str]) -> d
     return found
 
 
-def entry_ends(
-    session: Session, tenant_id: int, indexes: Sequence[int], schedules: Mapping[str, Schedule]
-) -> dict[int, tuple[str, datetime | None]]:
-    """For each entry of the record its name and when its content ends: what was made from it ends no later."""
-    found: dict[int, tuple[str, datetime | None]] = {}
-    for chunk in chunks(sorted(set(indexes))):
-        rows = session.execute(
-            sa.select(
-                col(EntryRow.idx), col(EntryRow.entry_id), col(EntryRow.data_class), col(EntryRow.received)
-            ).where(col(EntryRow.tenant_id) == tenant_id, col(EntryRow.idx).in_(chunk))
-        )
-        for idx, entry_id, data_class, received in rows:
-            schedule = schedules.get(data_class)
-            item = decide.Item(item_id=0, data_class=data_class, created=month_end(month_of(received)))
-            end = None if schedule is None else decide.class_end(item, schedule.rules)
-            found[idx] = (f"entry:{UUID(bytes=entry_id)}", end)
-    return found
-
-
-def _sources(
-    session: Session, tenant_id: int, ids: Sequence[int], schedules: Mapping[str, Schedule]
-) -> dict[int, list[Source]]:
+def _sources(session: Session, tenant_id: int, ids: Sequence[int]) -> dict[int, list[Source]]:
     parents = parents_of(session, tenant_id, ids)
     everyone = {parent for found in parents.values() for parent in found}
     known = _parents(session, tenant_id, [parent.number for parent in everyone if parent.kind == ARTIFACT])
     numbers = [parent.number for parent in everyone if parent.kind == ENTRY]
-    for idx, (name, end) in entry_ends(session, tenant_id, numbers, schedules).items():
-        known[Parent(ENTRY, idx)] = Source(kind=ENTRY, number=idx, name=name, status="live", ends_at=end)
+    known |= _entries(session, tenant_id, numbers)
     found: dict[int, list[Source]] = defaultdict(list)
     for child, its in parents.items():
         found[child] = [known[parent] for parent in sorted(its) if parent in known]
@@ -233,6 +211,25 @@ def _parents(session: Session, tenant_id: int, ids: Sequence[int]) -> dict[Paren
             found[Parent(ARTIFACT, number)] = Source(
                 kind=ARTIFACT, number=number, name=name, status=status, ends_at=end
             )
+    return found
+
+
+def _entries(session: Session, tenant_id: int, indexes: Sequence[int]) -> dict[Parent, Source]:
+    """Entries of the record as sources.
+
+    They carry no end: what was made from them ends by its own class or by a person's request. `erasure.selector` reads
+    them alike, so that plan and dispatch agree.
+    """
+    found: dict[Parent, Source] = {}
+    for chunk in chunks(sorted(set(indexes))):
+        rows = session.execute(
+            sa.select(col(EntryRow.idx), col(EntryRow.entry_id)).where(
+                col(EntryRow.tenant_id) == tenant_id, col(EntryRow.idx).in_(chunk)
+            )
+        )
+        for idx, entry_id in rows:
+            name = f"entry:{UUID(bytes=entry_id)}"
+            found[Parent(ENTRY, idx)] = Source(kind=ENTRY, number=idx, name=name, status="live", ends_at=None)
     return found
 
 
