@@ -16,6 +16,7 @@ from typing import Any
 from registry.duration import Duration
 from registry.errors import MalformedDuration
 from registry.reading import CODE, NAME, Faults, Reader, is_list, parse_instant
+from registry.value_schema import UnusableSchema, compile_schema
 
 STATES = ("product", "checkpoint", "conversation", "working", "memory", "record", "file")
 CLOCKS = ("created", "observed", "last_activity", "consent")
@@ -33,7 +34,6 @@ _UNBUILT_FIELDS = {
     "joint": "joint rules are not built; a part of several persons ends with the first of them",
     "aggregate": "aggregates over many subjects are not built; keep fewer than 1,000 subjects behind an item",
     "key_scope": "keys per scope are not built; keys are per subject, class and month",
-    "schema": "checking memory values against a schema is not built; leave it out and validate before writing",
 }
 _UNBUILT_ACTIONS = ("redact", "mask", "anonymise", "anonymize", "pseudonymise", "restrict")
 
@@ -75,6 +75,14 @@ class Decay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryWrite:
+    """What a memory must show when it is registered: a turn it cites, a product write that succeeded before it."""
+
+    cites_turn: bool
+    follows_action: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DataClass:
     """One version of a data class, every absent field filled in.
 
@@ -110,6 +118,8 @@ class DataClass:
     requires_sources: bool
     session: Session | None
     decay: Decay | None
+    schema: Mapping[str, Any] | str | None = field(repr=False)
+    write: MemoryWrite | None
     update_authority: str
     replay: str
     immutability: str
@@ -313,10 +323,39 @@ def _behaviour(top: Reader) -> dict[str, Any]:
     return {
         "session": session,
         "decay": decay,
+        "schema": _schema(top),
+        "write": _write(top.inner("write")),
         "update_authority": top.choice("update_authority", ("append-only", "owner", "subject"), default="owner"),
         "replay": top.choice("replay", ("exact", "state", "none"), default="none"),
         "immutability": top.choice("immutability", ("governance", "compliance", "none"), default="none"),
     }
+
+
+def _schema(top: Reader) -> Mapping[str, Any] | str | None:
+    """The JSON Schema that values of the class must fit, or the name of a shipped one."""
+    schema: Mapping[str, Any] | str | None = top.raw("schema")
+    if schema is None:
+        return None
+    try:
+        compile_schema(schema)
+    except UnusableSchema as error:
+        # A key of the schema is the platform's own word, not a person's.
+        if error.built:
+            top.add("schema", f"at {error.place or '/'}: {error.detail}")
+        else:
+            top.faults.add_not_built(top.at("schema"), f"at {error.place}: {error.detail}")
+        return None
+    return schema
+
+
+def _write(reader: Reader | None) -> MemoryWrite | None:
+    if reader is None:
+        return None
+    found = MemoryWrite(
+        cites_turn=reader.flag("cites_turn", default=False), follows_action=reader.flag("follows_action", default=False)
+    )
+    reader.done()
+    return found
 
 
 def _check_together(values: Mapping[str, Any], faults: Faults) -> None:
@@ -331,3 +370,7 @@ def _check_together(values: Mapping[str, Any], faults: Faults) -> None:
         faults.add("/retention/latest", "shorter than keep: the cap would end every item before its own rule")
     if values["decay"] is not None and values["state"] != "memory":
         faults.add("/decay", "only classes of state memory age")
+    if values["write"] is not None and values["state"] != "memory":
+        faults.add("/write", "only classes of state memory say how memories are written")
+    if values["schema"] is not None and values["state"] not in ("memory", "conversation"):
+        faults.add("/schema", "only values of state memory or conversation (summaries) are checked when registered")

@@ -108,7 +108,7 @@ def test_what_is_no_object_is_refused(junk: Any) -> None:
     ("path", "value"),
     [
         ("masking", {"fields": ["email"]}), ("anonymise", True), ("redact", ["email"]), ("joint", "all"),
-        ("aggregate", True), ("key_scope", "conversation"), ("schema", {"type": "object"}),
+        ("aggregate", True), ("key_scope", "conversation"), ("schema", {"pattern": "a+"}),
         ("erasure.redact", ["a"]), ("erasure.masking", "hash"), ("erasure.on_request", "anonymise"),
         ("erasure.on_request", "redact"), ("derived.joint", "any"),
     ],
