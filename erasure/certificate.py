@@ -28,34 +28,67 @@ PREFIX = b"muniment-certificate/v1\n"
 _COMMITMENT = b"muniment-subject-commitment/v1\n"
 
 PROVEN = (
+    "/request",
     "/right",
     "/regulation",
     "/received_at",
     "/plan_hash",
     "/approvals",
+    "/copies (number)",
+    "/copies/*/copy (gone)",
     "/copies/*/id (keys)",
     "/copies/*/state (gone)",
     "/copies/*/level (gone)",
-    "/copies/*/key",
-    "/copies count",
+    "/copies/*/key (gone)",
+    "/copies/*/evidence (gone)",
+    "/log",
 )
-"""What the log proves when `erasure.report_check` passes: said in an event that stands in the log."""
+"""What the log proves when `erasure.report_check` passes: said in an event that stands in the log, or is that proof.
+
+`(gone)` and `(keys)`: of copies that are gone, and of keys that are.
+"""
 STATED = (
+    "/schema",
+    "/version",
+    "/claim",
+    "/marks",
+    "/supersedes",
     "/tenant",
+    "/controller",
+    "/jurisdiction",
+    "/timezone",
     "/due_at",
+    "/due_on",
     "/answered_at",
+    "/issued_at",
     "/completed_at",
     "/state",
+    "/approval",
     "/subject_commitments",
     "/coverage",
+    "/not_covered",
+    "/copies/*/copy",
+    "/copies/*/kind",
+    "/copies/*/id",
     "/copies/*/data_class",
     "/copies/*/store",
     "/copies/*/path",
+    "/copies/*/action",
     "/copies/*/rule",
+    "/copies/*/state",
+    "/copies/*/required",
+    "/copies/*/level",
+    "/copies/*/key",
     "/copies/*/method",
+    "/copies/*/detail",
     "/copies/*/attempts",
-    "/copies/*/times",
+    "/copies/*/collateral",
+    "/copies/*/started_at",
+    "/copies/*/finished_at",
+    "/copies/*/verified_at",
+    "/copies/*/verified_how",
     "/copies/*/residual_until",
+    "/copies/*/evidence",
     "/retained",
     "/skeleton",
     "/recipients",
@@ -140,6 +173,24 @@ def sign(certificate: Mapping[str, Any], signer: Signing) -> bytes:
     signature = signer.sign(PREFIX + rfc8785.dumps(dict(certificate)))
     key = f"{signer.name}+{signer.key_id.hex()}"
     return rfc8785.dumps({"certificate": dict(certificate), "signature": {"key": key, "ed25519": _base64(signature)}})
+
+
+def mark_of(path: Sequence[str], certificate: Mapping[str, Any]) -> str:
+    """`proven` or `stated`, of the member at this path. Raises: KeyError for one that has no mark."""
+    names = tuple(path)
+    copy: Mapping[str, Any] = {}
+    if names[0] == "copies" and len(names) > 1:
+        copy = certificate["copies"][int(names[1])]
+        names = ("copies", "*", *names[2:])
+    marks = {f"/{'/'.join(names[:length])}" for length in range(1, len(names) + 1)}
+    conditions = {"(gone)": copy.get("state") in GONE, "(keys)": copy.get("key") in ("destroyed", "final")}
+    for pattern in PROVEN:
+        where, _, condition = pattern.partition(" ")
+        if where in marks and conditions.get(condition, not condition):
+            return "proven"
+    if marks & set(STATED):
+        return "stated"
+    raise KeyError("/".join(path))
 
 
 def evidence_ids(copies: Iterable[Mapping[str, Any]], *others: str | None) -> list[str]:

@@ -25,12 +25,14 @@ from erasure.models import CertificateRow, CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
 from erasure.plan import instant_text
 from erasure.planning import request_seal
+from erasure.rendering.blocks import local_day
 from erasure.request import BROKEN, CopyState, State, completion
 from ledger.entry import Kind
 from ledger.models import PartRef
 from registry import stores
 from registry.duration import Duration
 from registry.models import StoreRow
+from registry.models import Tenant as TenantRow
 
 _SALT_BYTES = 32
 
@@ -118,12 +120,15 @@ def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, n
     facts = {
         "supersedes": None if earlier is None else hashlib.sha256(earlier.body).hexdigest(),
         "tenant": tenant.name,
-        "log": tenant.log_id,
+        "controller": _controller(session, row.tenant_id),
         "request": row.request_id,
         "right": row.right,
         "regulation": row.regulation,
         "received_at": instant_text(row.received_at),
+        "jurisdiction": row.jurisdiction,
+        "timezone": row.timezone,
         "due_at": instant_text(row.extended_until or row.due_at),
+        "due_on": local_day(row.extended_until or row.due_at, row.timezone).isoformat(),
         "answered_at": None if row.answered_at is None else instant_text(row.answered_at),
         "issued_at": instant_text(now),
         "completed_at": instant_text(row.completed_at or now),
@@ -218,6 +223,13 @@ def _newest(session: Session, row: RequestRow) -> CertificateRow | None:
         .order_by(col(CertificateRow.number).desc())
         .limit(1)
     ).first()
+
+
+def _controller(session: Session, tenant_id: int) -> dict[str, Any]:
+    """Who answers for the data, as an organisation; empty while nobody said so."""
+    tenant = session.get(TenantRow, tenant_id)
+    known = {} if tenant is None else tenant.controller
+    return {name: known[name] for name in ("name", "contact", "dpo", "complaint_body") if known.get(name)}
 
 
 def _line(copy: CopyRow) -> dict[str, Any]:
