@@ -27,6 +27,7 @@ ROUTERS = (
     "stores",
     "artifacts",
     "subjects",
+    "merging",
     "inventory",
     "streams",
     "kinds",

@@ -46,6 +46,11 @@ PROBLEMS: dict[str, ProblemType] = {
     "store-in-use": _of(409, "Live artifacts lie in this store", "Erase or register them elsewhere first."),
     "name-taken": _of(409, "The name is taken", "Choose another one."),
     "subject-not-erased": _of(409, "This person was not erased", "A new start needs a completed erasure before it."),
+    "ambiguous-subject": _of(
+        409,
+        "A name may be more than one person's",
+        "A human decides whose: `GET /v1/subjects/merges?state=proposed`.",
+    ),
     "stale-plan": _of(409, "The plan changed since it was read", "Plan again, read it, and approve its new hash."),
     "illegal-move": _of(409, "The request's state does not allow this", "`detail` names the state and the step."),
     "too-late": _of(409, "It is too late for this", "The first destructive step was taken, or the date has passed."),

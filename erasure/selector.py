@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -17,14 +18,15 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure.plan import ArtifactFact, KeyFact, PartFact, PlanInput, SourceFact
-from erasure.standing import Standing, holds_in_force, standing
+from erasure.standing import Standing, standing
 from ledger.models import EntryRow, PartRef
 from registry.ids import artifact_name
 from registry.keyed import IDENTITY_CLASS, chunks
-from registry.models import Artifact, Derivation, ScopeKey
+from registry.models import Artifact, Derivation, ScopeKey, StreamRow
 from registry.sets import members, sets_of
 from retention.decide import Claim, Item
 from retention.models import EventRow
+from retention.stops import holds_in_force
 from vault.models import DataKey, KeyState
 
 GONE = "erased"
@@ -42,6 +44,7 @@ def select_subjects(
     rules: Standing | None = None,
 ) -> PlanInput:
     """Everything a plan about these people is made from."""
+    keys = _within(session, tenant_id, _keys(session, tenant_id, subjects, now), claim)
     sets = sorted(sets_of(session, tenant_id, subjects))
     rows: list[Artifact] = []
     for chunk in chunks(sets):
@@ -51,9 +54,8 @@ def select_subjects(
             )
         )
     return _input(
-        session, tenant_id, rows, subjects=subjects, keys=_keys(session, tenant_id, subjects, now), owner=owner,
-        claim=claim, now=now, rules=rules,
-    )  # fmt: skip
+        session, tenant_id, rows, subjects=subjects, keys=keys, owner=owner, claim=claim, now=now, rules=rules
+    )
 
 
 def select_artifacts(
@@ -75,7 +77,7 @@ def select_artifacts(
     found: list[DataKey] = []
     for some in chunks(sorted(set(key_ids))):
         found += session.exec(select(DataKey).where(DataKey.tenant_id == tenant_id, col(DataKey.key_id).in_(some)))
-    keys = _key_facts(session, tenant_id, found, subjects, now)
+    keys = _within(session, tenant_id, _key_facts(session, tenant_id, found, subjects, now), claim)
     return _input(
         session, tenant_id, rows, subjects=subjects, keys=keys, owner=owner, claim=claim, now=now, rules=rules
     )
@@ -98,7 +100,7 @@ def _input(
         owner=owner,
         subjects=subjects,
         claim=claim,
-        artifacts=_artifacts(session, tenant_id, rows, subjects, known),
+        artifacts=_artifacts(session, tenant_id, rows, subjects, known, claim),
         keys=keys,
         classes=known.classes,
         stores=known.stores,
@@ -115,10 +117,11 @@ def _artifacts(
     rows: Sequence[Artifact],
     subjects: frozenset[int],
     known: Standing,
+    claim: Claim | None,
 ) -> list[ArtifactFact]:
     people = members(session, tenant_id, {number for row in rows for number in (row.set_id, row.own_set_id)})
     ids = [row.id for row in rows]
-    sources = _sources(session, tenant_id, ids, subjects)
+    sources = _sources(session, tenant_id, ids, subjects, claim)
     scopes = _scopes(session, tenant_id, "a", ids)
     clocks = {name: fact.rules.starts for name, fact in known.classes.items()}
     waiting = {
@@ -155,7 +158,7 @@ def _artifacts(
 
 
 def _sources(
-    session: Session, tenant_id: int, ids: Sequence[int], subjects: frozenset[int]
+    session: Session, tenant_id: int, ids: Sequence[int], subjects: frozenset[int], claim: Claim | None
 ) -> dict[int, list[SourceFact]]:
     edges: list[tuple[int, str, int]] = []
     for chunk in chunks(ids):
@@ -166,7 +169,7 @@ def _sources(
         )
         edges += [tuple(row) for row in found]
     parents = _parents(session, tenant_id, sorted({ref for _, kind, ref in edges if kind == "a"}))
-    entries = _entries(session, tenant_id, sorted({ref for _, kind, ref in edges if kind == "e"}), subjects)
+    entries = _entries(session, tenant_id, sorted({ref for _, kind, ref in edges if kind == "e"}), subjects, claim)
     sources: dict[int, list[SourceFact]] = defaultdict(list)
     for child, kind, ref in sorted(edges):
         source = (parents if kind == "a" else entries).get(ref)
@@ -188,25 +191,85 @@ def _parents(session: Session, tenant_id: int, ids: Sequence[int]) -> dict[int, 
     return found
 
 
-def _entries(session: Session, tenant_id: int, ids: Sequence[int], subjects: frozenset[int]) -> dict[int, SourceFact]:
+def _entries(
+    session: Session, tenant_id: int, ids: Sequence[int], subjects: frozenset[int], claim: Claim | None
+) -> dict[int, SourceFact]:
     rows: list[Any] = []
     for chunk in chunks(ids):
         rows += session.execute(
-            sa.select(col(EntryRow.idx), col(EntryRow.entry_id), col(EntryRow.set_id)).where(
-                col(EntryRow.tenant_id) == tenant_id, col(EntryRow.idx).in_(chunk)
-            )
+            sa.select(
+                col(EntryRow.idx),
+                col(EntryRow.entry_id),
+                col(EntryRow.set_id),
+                col(EntryRow.data_class),
+                col(EntryRow.stream_no),
+            ).where(col(EntryRow.tenant_id) == tenant_id, col(EntryRow.idx).in_(chunk))
         )
     people = members(session, tenant_id, {row.set_id for row in rows})
+    streams = streams_within(session, tenant_id, claim)
     return {
         row.idx: SourceFact(
             kind="e",
             ref=row.idx,
             name=f"entry:{UUID(bytes=row.entry_id)}",
             status="live",
-            about_subjects=not people.get(row.set_id, frozenset()).isdisjoint(subjects),
+            about_subjects=not people.get(row.set_id, frozenset()).isdisjoint(subjects)
+            and (streams is None or row.stream_no in streams)
+            and (claim is None or claim.data_classes is None or row.data_class in claim.data_classes),
         )
         for row in rows
     }
+
+
+def streams_within(session: Session, tenant_id: int, claim: Claim | None) -> frozenset[int] | None:
+    """The streams of the conversation that a request is limited to; None where it is not limited to one."""
+    if claim is None or claim.scopes is None:
+        return None
+    lookups = [bytes.fromhex(scope) for scope in sorted(claim.scopes)]
+    declared = session.scalars(
+        sa.select(col(ScopeKey.item)).where(
+            col(ScopeKey.tenant_id) == tenant_id, col(ScopeKey.kind) == "s", col(ScopeKey.lookup).in_(lookups)
+        )
+    ).all()
+    named = session.scalars(
+        sa.select(col(StreamRow.stream_no)).where(
+            col(StreamRow.tenant_id) == tenant_id, col(StreamRow.lookup).in_(lookups)
+        )
+    ).all()
+    return frozenset((*declared, *named))
+
+
+def _within(session: Session, tenant_id: int, keys: list[KeyFact], claim: Claim | None) -> list[KeyFact]:
+    """Keys that know whether they seal anything of the request's conversation, and how much beside it."""
+    streams = streams_within(session, tenant_id, claim)
+    if claim is None or claim.scopes is None or streams is None:
+        return keys
+    inside: dict[str, int] = {}
+    entries: dict[str, int] = {}
+    for chunk in chunks([key.key_id for key in keys]):
+        rows = session.execute(
+            sa.select(
+                col(PartRef.key_id),
+                sa.func.count(sa.distinct(col(PartRef.idx))),
+                sa.func.count(sa.distinct(sa.case((col(EntryRow.stream_no).in_(sorted(streams)), col(PartRef.idx))))),
+            )
+            .join(
+                EntryRow,
+                sa.and_(col(EntryRow.tenant_id) == col(PartRef.tenant_id), col(EntryRow.idx) == col(PartRef.idx)),
+            )
+            .where(col(PartRef.tenant_id) == tenant_id, col(PartRef.key_id).in_(chunk))
+            .group_by(col(PartRef.key_id))
+        )
+        for key_id, total, within in rows:
+            entries[key_id], inside[key_id] = total, within
+    return [
+        replace(
+            key,
+            item=replace(key.item, scopes=claim.scopes if inside.get(key.key_id) else frozenset()),
+            outside=entries.get(key.key_id, 0) - inside.get(key.key_id, 0),
+        )
+        for key in keys
+    ]
 
 
 def _scopes(session: Session, tenant_id: int, kind: str, items: Sequence[int]) -> dict[int, frozenset[str]]:

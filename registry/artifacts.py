@@ -34,10 +34,11 @@ from registry.identifiers import parse_subject
 from registry.keyed import Lookups, Seals, canonical_json, chunks
 from registry.models import Artifact, ScopeKey, SubjectSetMember, Tombstone
 from registry.origins import add_sources, confidence_now, lineage, provenance
+from registry.people import expand
 from registry.reading import Faults, Reader
 from registry.registration import LABEL, Dates, EndsAt, default_ends_at, register
 from registry.sets import sets_of
-from registry.subjects import find
+from registry.subjects import find_people
 from vault.vault import Vault
 
 __all__ = [
@@ -61,9 +62,12 @@ class LateCopy:
 
 
 def artifacts_of(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> list[Artifact]:
-    """Every artifact that concerns one of these people and is not erased: one index look-up, whatever the size."""
+    """Every artifact that concerns one of these people, under any of their merged names, and is not erased.
+
+    One index look-up, whatever the size of the registry.
+    """
     found: list[Artifact] = []
-    for chunk in chunks(sorted(sets_of(session, tenant_id, subject_nos))):
+    for chunk in chunks(sorted(sets_of(session, tenant_id, expand(session, tenant_id, subject_nos)))):
         found += session.exec(
             select(Artifact).where(
                 Artifact.tenant_id == tenant_id, col(Artifact.set_id).in_(chunk), Artifact.status != "erased"
@@ -101,10 +105,10 @@ def search(
     query = select(Artifact).where(Artifact.tenant_id == acting.tenant_id, col(Artifact.id) > after)
     if (text := reader.raw("subject")) is not None:
         identifier = parse_subject(text)
-        people = find(session, vault, acting, (identifier,))
+        people = find_people(session, vault, acting, (identifier,))
         sets = sa.select(col(SubjectSetMember.set_id)).where(
             col(SubjectSetMember.tenant_id) == acting.tenant_id,
-            col(SubjectSetMember.subject_no) == people.get(identifier.text, -1),
+            col(SubjectSetMember.subject_no).in_(sorted(people.get(identifier.text, ()))),
         )
         query = query.where(col(Artifact.set_id).in_(sets))
     for name, column in (("data_class", Artifact.data_class), ("store", Artifact.store)):

@@ -131,6 +131,18 @@ class UnknownSubject(Unknown):
     what = "subject"
 
 
+class UnknownMerge(Unknown):
+    """No merge or split of that id."""
+
+    what = "merge"
+
+
+class UnknownReview(Unknown):
+    """No scope review of that id."""
+
+    what = "scope review"
+
+
 class UnknownTenant(Unknown):
     """No tenant of that name."""
 
@@ -182,6 +194,27 @@ class NameTaken(Conflict):
     def __init__(self, what: str, name: str) -> None:
         super().__init__(f"{what} {name!r} exists already")
         self.name = name
+
+
+class AmbiguousSubject(Conflict):
+    """A name may be more than one person's; a human must say whose it is before anything is joined or erased."""
+
+    problem = "ambiguous-subject"
+    hint = "decide the proposal (GET /v1/subjects/merges?state=proposed), saying that you know of the shared name"
+
+    def __init__(self, names: int) -> None:
+        super().__init__(f"{names} of the names belong to somebody with another name of the same type already")
+        self.names = names
+
+
+class SamePrincipalDecides(RegistryError):
+    """Who proposed a merge cannot decide it."""
+
+    problem = "separate-duties"
+    hint = "another person of the legal desk decides the proposal"
+
+    def __init__(self) -> None:
+        super().__init__("the proposal was made by the same principal")
 
 
 class SubjectNotErased(Conflict):
@@ -269,3 +302,28 @@ class NothingToRebuild(RegistryError):
     def __init__(self, log_id: str) -> None:
         super().__init__(f"the unlocked store holds no rows of log {log_id}")
         self.log_id = log_id
+
+
+class NotAMemory(Conflict):
+    """The artifact is of a class that holds no memories: nothing is remembered, confirmed or forgotten there."""
+
+    def __init__(self, artifact: str) -> None:
+        super().__init__(f"{artifact} is no memory; its class holds another kind of state")
+        self.artifact = artifact
+
+
+class MemoryGone(RegistryError):
+    """The memory is erased, or its erasure has begun."""
+
+    problem = "erased"
+
+    def __init__(self, artifact: str, request_id: str | None) -> None:
+        super().__init__(f"{artifact} is erased, or its erasure has begun")
+        self.artifact = artifact
+        self.request_id = request_id
+
+
+class UnknownMachine(Unknown):
+    """No machine of that name."""
+
+    what = "machine"

@@ -108,7 +108,7 @@ def search(
     *,
     kind: str | None = None,
     data_class: str | None = None,
-    subject_no: int | None = None,
+    subject_nos: frozenset[int] | None = None,
     run_no: int | None = None,
     since: datetime | None = None,
     until: datetime | None = None,
@@ -127,9 +127,9 @@ def search(
         query = query.where(EntryRow.at >= since)
     if until is not None:
         query = query.where(EntryRow.at < until)
-    if subject_no is not None:
+    if subject_nos is not None:
         sets = select(SubjectSetMember.set_id).where(
-            SubjectSetMember.tenant_id == tenant_id, SubjectSetMember.subject_no == subject_no
+            SubjectSetMember.tenant_id == tenant_id, col(SubjectSetMember.subject_no).in_(sorted(subject_nos))
         )
         query = query.where(col(EntryRow.set_id).in_(sets))
     return list(session.exec(query.where(EntryRow.stream_no != 0).order_by(col(EntryRow.idx)).limit(limit)))

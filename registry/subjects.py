@@ -3,7 +3,7 @@
 Guarantees: a name is found by its keyed look-up alone; its readable form lies sealed under the person's identity key
 and is gone with it. After an erasure the look-up stays, so that a later write about that name is recognised and joins
 the erasure; a person who returns is a new incarnation that inherits nothing. The caller commits.
-Not built here: merge, split and scope changes; each identifier is a person of its own until they exist (issue 4).
+Each name is an incarnation of its own; which of them are one person is `registry.merging`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from registry.acting import Acting
-from registry.errors import Fault, NotBuilt, SubjectNotErased, UnknownSubject
+from registry.errors import SubjectNotErased, UnknownSubject
 from registry.identifiers import Identifier, parse_subject
 from registry.ids import new_id, random_hex
 from registry.keyed import IDENTITY_CLASS, NO_MONTH, Lookups, Seals, canonical_json, chunks, hold_writer
 from registry.models import Artifact, Subject, SubjectIdentifier
+from registry.people import expand, groups
 from registry.sets import intern_set, intern_sets, members, sets_of
 from vault.vault import Vault
 from vault.wrapping import KeyHandle
@@ -34,6 +35,7 @@ __all__ = [
     "fence",
     "fenced",
     "find",
+    "find_people",
     "forget_identifiers",
     "identity_key",
     "intern_set",
@@ -41,7 +43,6 @@ __all__ = [
     "lift_fence",
     "lookup_of",
     "members",
-    "merge",
     "names_of",
     "opaque_ids",
     "opened_at",
@@ -49,10 +50,8 @@ __all__ = [
     "public_id",
     "reopen",
     "resolve",
-    "scope_change",
     "seal_for",
     "sets_of",
-    "split",
     "unseal_for",
 ]  # fmt: skip
 
@@ -107,6 +106,15 @@ def find(session: Session, vault: Vault, acting: Acting, identifiers: Sequence[I
     hashes = {one.text: lookups.subject(one.type, one.value) for one in identifiers}
     known = _newest(session, acting.tenant_id, list(hashes.values()))
     return {text: known[lookup] for text, lookup in hashes.items() if lookup in known}
+
+
+def find_people(
+    session: Session, vault: Vault, acting: Acting, identifiers: Sequence[Identifier]
+) -> dict[str, frozenset[int]]:
+    """The same with everybody who is one person with each, by normalised `type:value`."""
+    found = find(session, vault, acting, identifiers)
+    parts = groups(session, acting.tenant_id, found.values())
+    return {text: parts[number] for text, number in found.items()}
 
 
 def names_of(
@@ -290,7 +298,7 @@ def reopen(
 def counts(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> list[dict[str, object]]:
     """How many artifacts that are not erased concern these people, per class and store."""
     totals: dict[tuple[str, str], int] = {}
-    for chunk in chunks(sorted(sets_of(session, tenant_id, subject_nos))):
+    for chunk in chunks(sorted(sets_of(session, tenant_id, expand(session, tenant_id, subject_nos)))):
         rows = session.execute(
             sa.select(col(Artifact.data_class), col(Artifact.store), sa.func.count().label("n"))
             .where(
@@ -304,21 +312,6 @@ def counts(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> list
             key = (row.data_class, row.store)
             totals[key] = totals.get(key, 0) + row.n
     return [{"data_class": name, "store": store, "count": n} for (name, store), n in sorted(totals.items())]
-
-
-def merge(*_: object) -> None:
-    """Not built in this version. Raises: NotBuilt."""
-    raise NotBuilt("subjects:merge", [Fault(pointer="", detail="merging two names of a person is not built (issue 4)")])
-
-
-def split(*_: object) -> None:
-    """Not built in this version. Raises: NotBuilt."""
-    raise NotBuilt("subjects:split", [Fault(pointer="", detail="splitting a merged person is not built (issue 4)")])
-
-
-def scope_change(*_: object) -> None:
-    """Not built in this version. Raises: NotBuilt."""
-    raise NotBuilt("subjects:scope-change", [Fault(pointer="", detail="scope reviews are not built (issue 4)")])
 
 
 def _newest(session: Session, tenant_id: int, hashes: Sequence[bytes]) -> dict[bytes, int]:

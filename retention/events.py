@@ -28,6 +28,7 @@ from registry.identifiers import parse_subject
 from registry.ids import new_id
 from registry.keyed import Lookups, chunks, hold_writer
 from registry.models import Artifact, ScopeKey
+from registry.people import expand
 from registry.registration import Dates
 from registry.sets import sets_of
 from retention.errors import EventNotListed
@@ -167,7 +168,7 @@ def _checked(name: str, key: Mapping[str, Any], at: datetime, now: datetime) -> 
 def _narrow(session: Session, tenant_id: int, lookups: Lookups, lookup: bytes, person: int) -> bytes:
     """A look-up of its own for one person's items of a scope, put beside their other scope keys."""
     own = lookups.of("event-subject", lookup, str(person))
-    sets = sorted(sets_of(session, tenant_id, (person,)))
+    sets = sorted(sets_of(session, tenant_id, expand(session, tenant_id, (person,))))
     present = set(_items_of(session, tenant_id, own))
     items: set[int] = set()
     for chunk in chunks(sets):

@@ -31,6 +31,7 @@ from registry.identifiers import Identifier, parse_subject
 from registry.ids import random_hex
 from registry.keyed import NOBODY, Lookups, Seals, canonical_json, chunks
 from registry.models import Artifact, ScopeKey
+from registry.people import expand
 from registry.reading import Faults, Reader, is_list
 from registry.sets import sets_of
 from retention.decide import Decision, Hold, Item, decide
@@ -129,7 +130,7 @@ class Holds:
         """
         with self._transactions(acting.tenant_id, write=False) as session:
             row = self._open(session, acting.tenant_id, hold_id)
-            found = self._becomes_due(session, acting.tenant_id, hold_of(row), now)
+            found = self._becomes_due(session, acting.tenant_id, hold_of(session, row), now)
             if preview:
                 return {**view_of(row), **found, "released": False}
             if self._approval != "single" and acting.principal == row.created_by:
@@ -156,7 +157,7 @@ class Holds:
                 {
                     **view_of(row),
                     **self._said(seals, row),
-                    **(counts_of(session, acting.tenant_id, hold_of(row)) if row.released_at is None else {}),
+                    **(counts_of(session, acting.tenant_id, hold_of(session, row)) if row.released_at is None else {}),
                 }
                 for row in session.exec(query.order_by(col(HoldRow.hold_id)).limit(limit))
             ]
@@ -319,7 +320,7 @@ def counts_of(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
             col(DataKey.tenant_id) == tenant_id,
             col(DataKey.state) == KeyState.LIVE.value,
             sa.or_(
-                col(DataKey.subject_id).in_(sorted(hold.subjects)),
+                col(DataKey.subject_id).in_(sorted(expand(session, tenant_id, hold.subjects))),
                 col(DataKey.data_class).in_(sorted(hold.data_classes)),
             ),
         )
@@ -328,7 +329,7 @@ def counts_of(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
 
 
 def _conditions(session: Session, tenant_id: int, hold: Hold) -> Iterator[sa.ColumnElement[bool]]:
-    for chunk in chunks(sorted(sets_of(session, tenant_id, hold.subjects)) if hold.subjects else []):
+    for chunk in chunks(sorted(sets_of(session, tenant_id, expand(session, tenant_id, hold.subjects)))):
         yield col(Artifact.set_id).in_(chunk)
     for some in chunks(sorted(hold.artifacts)):
         yield col(Artifact.id).in_(some)

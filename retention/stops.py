@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from sqlmodel import Session, col, select
 
 from ledger.entry import Kind
+from registry.people import expand, groups
 from retention.decide import Claim, Hold, Restriction
 from retention.models import HoldRow
 
@@ -62,17 +63,16 @@ class EventRecord(Protocol):
 
 
 def holds_in_force(session: Session, tenant_id: int) -> tuple[Hold, ...]:
-    """Every hold that was not released."""
-    rows = session.exec(select(HoldRow).where(HoldRow.tenant_id == tenant_id, col(HoldRow.released_at).is_(None)))
-    return tuple(hold_of(row) for row in rows)
+    """Every hold that was not released; one on a person holds everybody merged with them."""
+    rows = session.exec(select(HoldRow).where(HoldRow.tenant_id == tenant_id, col(HoldRow.released_at).is_(None))).all()
+    one_person = groups(session, tenant_id, {number for row in rows for number in row.subjects})
+    return tuple(_hold(row, frozenset[int]().union(*(one_person[number] for number in row.subjects))) for row in rows)
 
 
-def hold_of(row: HoldRow) -> Hold:
+def hold_of(session: Session, row: HoldRow) -> Hold:
     """A hold as decisions see it."""
-    return Hold(
-        row.hold_id,
-        frozenset(row.subjects),
-        frozenset(row.data_classes),
-        frozenset(row.scopes),
-        frozenset(row.artifacts),
-    )
+    return _hold(row, expand(session, row.tenant_id, row.subjects))
+
+
+def _hold(row: HoldRow, people: frozenset[int]) -> Hold:
+    return Hold(row.hold_id, people, frozenset(row.data_classes), frozenset(row.scopes), frozenset(row.artifacts))

@@ -144,16 +144,16 @@ def search(body: Search, acting: Reader, parts: Parts, limit: Limit = 50, cursor
     """Entries by kind, class, subject, run and time, without content."""
     after = read_cursor(cursor, int)
     with parts.database.transaction(acting.tenant_id, write=False) as session:
-        subject_no = _subject(session, parts, acting, body.subject)
+        subject_nos = _subject(session, parts, acting, body.subject)
         run_no = _run(session, parts, acting, body.run)
-        if (body.subject and subject_no is None) or (body.run and run_no is None):
+        if (body.subject and not subject_nos) or (body.run and run_no is None):
             return {"items": [], "next_cursor": None}
         rows = playback.search(
             session,
             acting.tenant_id,
             kind=body.kind,
             data_class=body.data_class,
-            subject_no=subject_no,
+            subject_nos=subject_nos,
             run_no=run_no,
             since=body.since,
             until=body.until,
@@ -301,11 +301,11 @@ def _row(session: Session, acting: Acting, entry_id: str) -> EntryRow:
     return row
 
 
-def _subject(session: Session, parts: Services, acting: Acting, text: str | None) -> int | None:
+def _subject(session: Session, parts: Services, acting: Acting, text: str | None) -> frozenset[int] | None:
     if text is None:
         return None
-    found = subjects.find(session, parts.vault, acting, [subjects.parse_subject(text)])
-    return next(iter(found.values()), None)
+    found = subjects.find_people(session, parts.vault, acting, [subjects.parse_subject(text)])
+    return next(iter(found.values()), frozenset())
 
 
 def _run(session: Session, parts: Services, acting: Acting, name: str | None) -> int | None:

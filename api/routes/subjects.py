@@ -6,12 +6,12 @@ Guarantees: people are named in bodies only; no answer repeats a name or gives o
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import Depends
 from pydantic import BaseModel, ConfigDict, Field
 
-from api.auth import Desk, Legal, Parts, require
+from api.auth import Desk, Parts, require
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
 from api.requests import Body, make_router
 from registry import artifacts, classes, subjects
@@ -29,12 +29,6 @@ class People(Body):
     subjects: Subjects
 
 
-class MergedPeople(People):
-    """Names that are said to be one person's."""
-
-    reason: str = Field(min_length=1, max_length=2000)
-
-
 class NewStart(Body):
     """Somebody who was erased and is back."""
 
@@ -43,14 +37,6 @@ class NewStart(Body):
     )
     subject: str
     basis: str = Field(min_length=1, max_length=500, description="Why data about them may be written again; sealed.")
-
-
-class ScopeChange(Body):
-    """A change of what somebody's data is for."""
-
-    subject: str
-    change: Literal["transfer", "merge", "role"]
-    detail: str = Field(max_length=2000)
 
 
 class Count(BaseModel):
@@ -133,27 +119,6 @@ def _deleted_by(then: str | None) -> str:
     if then is None:
         return "nothing: its class is no longer in force"
     return "a person's disposition" if then == "review" else "the retention sweep"
-
-
-@router.post("/v1/subjects:merge")
-def merge(body: MergedPeople, acting: Legal) -> None:
-    """Joins two names of one person. A later feature: refused by name."""
-    del body, acting
-    subjects.merge()
-
-
-@router.post("/v1/subjects:split")
-def split(body: MergedPeople, acting: Legal) -> None:
-    """Undoes a merge. A later feature: refused by name."""
-    del body, acting
-    subjects.split()
-
-
-@router.post("/v1/subjects:scope-change")
-def scope_change(body: ScopeChange, acting: Legal) -> None:
-    """Opens a review after a transfer, merge or change of role. A later feature: refused by name."""
-    del body, acting
-    subjects.scope_change()
 
 
 @router.post("/v1/subjects:reopen", status_code=201)

@@ -148,4 +148,4 @@ def test_a_persons_items_are_found_in_a_number_of_statements_that_their_graph_do
     with house.session() as session:
         found = subjects.find(session, house.vault, house.alice, [parse_subject("user:ada")])
         assert len(artifacts.artifacts_of(session, house.alice.tenant_id, found.values())) == 29
-    assert len(statements) <= 3
+    assert len(statements) <= 4
