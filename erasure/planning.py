@@ -37,6 +37,8 @@ from erasure.standing import claim_of
 from ledger.entry import Kind
 from registry import subjects
 from registry.acting import Acting
+from registry.merging import check_unambiguous
+from registry.people import expand
 
 _SYSTEM = "system"
 
@@ -103,6 +105,9 @@ class Planner:
         with self._parts.transactions(acting.tenant_id) as session:  # 3
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             state = move(State(row.state), Move.APPROVE, self._approval(row, acting, plan_hash, now))
+            check_unambiguous(session, acting.tenant_id, row.subjects)
+            if expand(session, acting.tenant_id, row.subjects) != frozenset(row.subjects):
+                raise IllegalMove(row.state, Move.APPROVE, "people were merged since; plan again")
             subjects.fence(session, acting.tenant_id, row.subjects, request_id, now)
             added, strange = self._look_again(session, row, now)
             if strange:
@@ -127,7 +132,10 @@ class Planner:
                 raise NotBuilt(f"the plan of a request for {row.right}")
             if row.state == State.VERIFIED and self._desk.find_duplicate(session, row, acting, now):
                 return None
-            people = frozenset(row.subjects)
+            check_unambiguous(session, acting.tenant_id, row.subjects)
+            people = expand(session, acting.tenant_id, row.subjects)
+            row.subjects = sorted(people)
+            session.add(row)
             given = select_subjects(session, acting.tenant_id, people, owner=request_id, claim=claim_of(row), now=now)
             # Who is known has an identity key; somebody whose erasure is through has nothing left to plan.
             return _Selected(row=row, given=given, nobody=not (given.artifacts or given.keys))
