@@ -38,6 +38,7 @@ from registry.errors import MalformedSubject
 from registry.identifiers import parse_subject
 from registry.ids import new_id, random_hex
 from registry.models import Tenant as TenantRow
+from registry.people import expand
 from retention.calendar import deadlines, paused_due_at
 
 _SETTLEMENTS = {
@@ -132,7 +133,7 @@ class Desk:
             known = subjects.find(
                 session, self._parts.vault, acting, [parse_subject(texts[place]) for place in verified]
             )
-            row.subjects = sorted(set(known.values()))
+            row.subjects = sorted(expand(session, acting.tenant_id, known.values()))
             row.identity_by = sorted({*row.identity_by, acting.principal})
             row.plan_hash = None
             row.state = state

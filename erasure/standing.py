@@ -22,7 +22,7 @@ from registry.declaration import DataClass
 from registry.duration import Duration
 from registry.models import StoreRow, Subject
 from retention.decide import Claim, Hold, Restriction, Rules
-from retention.models import HoldRow
+from retention.stops import holds_in_force
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,21 +44,6 @@ def standing(session: Session, tenant_id: int) -> Standing:
         holds=holds_in_force(session, tenant_id),
         restrictions=_restrictions(session, tenant_id),
         claims=_claims(session, tenant_id),
-    )
-
-
-def holds_in_force(session: Session, tenant_id: int) -> tuple[Hold, ...]:
-    """Every hold that was not released."""
-    rows = session.exec(select(HoldRow).where(HoldRow.tenant_id == tenant_id, col(HoldRow.released_at).is_(None)))
-    return tuple(
-        Hold(
-            row.hold_id,
-            frozenset(row.subjects),
-            frozenset(row.data_classes),
-            frozenset(row.scopes),
-            frozenset(row.artifacts),
-        )
-        for row in rows
     )
 
 
