@@ -464,7 +464,6 @@ def test_a_hold_is_readable_by_the_desk_and_by_nobody_who_reads_the_table(house:
     [shown] = house.holds.holds(house.acting())
     assert (shown["matter"], shown["reason"]) == ("Acme against us", "a letter")
     from retention.models import HoldRow
-    from retention.stops import hold_of
 
     with house.transaction(write=False) as session:
         row = session.exec(select(HoldRow)).one()
