@@ -57,6 +57,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "extension-too-late": _of(409, "No second period can be added", "An extension is told before the first date."),
     "clock-cannot-pause": _of(409, "This clock cannot be paused", "The regulation names the grounds; CCPA has none."),
     "report-not-ready": _of(409, "There is no such report yet", "Ask again at the date in `detail`."),
+    "letter-not-ready": _of(409, "There is no such letter now", "`detail` names the request's state and the kind."),
     "lease-lost": _of(409, "Another worker has this request now", "Read its state again."),
     "proposal-changed": _of(
         409, "The action is bound to another proposal", "A changed proposal needs a new action id."
@@ -99,6 +100,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "too-many-requests": _of(429, "Too many requests", "Wait as long as `Retry-After` says.", 1),
     "internal": _of(500, "A fault of the service", "It is logged under the request id; nothing is half written."),
     "unavailable": _of(503, "Something the service needs is down", "Send it again after `Retry-After`.", 5),
+    "paper-not-set": _of(503, "The PDF could not be set", "Ask for `application/json` or `text/html`, or again.", 5),
     "checkpoint-pending": _of(503, "The checkpoint is being extended", "Send it again after `Retry-After`.", 1),
     "read-only": _of(503, "The record takes no writes now", "`detail` says why; the operator is told.", 30),
 }

@@ -159,3 +159,35 @@ class ReportError(ErasureError):
         super().__init__(f"{place or '/'}: {detail}")
         self.place = place
         self.detail = detail
+
+
+class PaperNotSet(ErasureError):
+    """A paper could not be typeset, or not in its time. The data it would show is there as JSON."""
+
+    problem = "paper-not-set"
+    hint = "ask for application/json or text/html"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"the paper was not set: {detail}")
+        self.detail = detail
+
+
+class LetterNotReady(ErasureError):
+    """The request is not where such a letter is written."""
+
+    problem = "letter-not-ready"
+
+    def __init__(self, kind: str, state: str, detail: str = "") -> None:
+        super().__init__(f"no letter of kind {kind} for a request that is {state}" + (f": {detail}" if detail else ""))
+        self.kind = kind
+        self.state = state
+
+
+class RequestDataGone(ErasureError):
+    """What the person said was destroyed with the request's key; the skeleton and the certificate stay."""
+
+    problem = "erased"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"the words of request {request_id} were destroyed when their time was over")
+        self.request_id = request_id

@@ -1,7 +1,7 @@
 """The few shapes every paper is made of, so that HTML, PDF and text show the same words. Pure.
 
-A paper is a mapping with a head and `sections`; a section has a title and blocks; a block is one of: `text`, `fields`,
-`table`, `code`, `items`. All leaves are texts. Templates lay them out and add no facts.
+A paper is a mapping with a head and `sections`; a section has a title and blocks; a block is one of: `text`, `note`,
+`fields`, `table`, `code`, `items`. All leaves are texts. Templates lay them out and add no facts.
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ PROVEN = "proven"
 STATED = "stated"
 Block = dict[str, Any]
 _MONTHS = {
-    "en": "January February March April May June July August September October November December".split(),
-    "de": "Januar Februar März April Mai Juni Juli August September Oktober November Dezember".split(),
+    "en": ["January", "February", "March", "April", "May", "June", "July", "August", "September", "October", "November", "December"],
+    "de": ["Januar", "Februar", "März", "April", "Mai", "Juni", "Juli", "August", "September", "Oktober", "November", "Dezember"],
 }  # fmt: skip
 
 
 def text(*paragraphs: str) -> Block:
     """Paragraphs."""
     return {"type": "text", "paragraphs": list(paragraphs)}
+
+
+def note(*paragraphs: str) -> Block:
+    """Paragraphs in small type."""
+    return {"type": "note", "paragraphs": list(paragraphs)}
 
 
 def code(*lines: str) -> Block:

@@ -27,6 +27,7 @@ from erasure.rendering.blocks import (
     field,
     fields,
     moment_text,
+    note,
     section,
     short_moment,
     table,
@@ -117,11 +118,11 @@ def _people(certificate: Mapping[str, Any]) -> Block:
         field(f"Person, name {number}", value, mark, exact=True)
         for number, value in enumerate(certificate["subject_commitments"], start=1)
     ]
-    note = field(
+    about = field(
         "",
         "The person appears as a salted commitment. Only the letter that goes to the person holds what opens it.",
     )
-    return fields(*rows, note)
+    return fields(*rows, about)
 
 
 def _times(certificate: Mapping[str, Any]) -> Block:
@@ -137,7 +138,10 @@ def _times(certificate: Mapping[str, Any]) -> Block:
         ),
         _marked(certificate, "Completed", "completed_at", moment_text(certificate["completed_at"])),
         _marked(
-            certificate, "Person told", "answered_at", moment_text(answered) if answered else "not before this was issued"
+            certificate,
+            "Person told",
+            "answered_at",
+            moment_text(answered) if answered else "not before this was issued",
         ),
         _marked(certificate, "Issued", "issued_at", moment_text(certificate["issued_at"])),
     )
@@ -163,7 +167,7 @@ def _done(copies: Sequence[Mapping[str, Any]]) -> list[Block]:
         column("How it was looked for", 22, STATED),
     ]
     levels = "; ".join(f"{name}: {meaning}" for name, meaning in words.LEVELS)
-    return [table(columns, rows), text(f"Levels. {levels}.")]
+    return [table(columns, rows), note(f"Levels. {levels}.")]
 
 
 def _reached(copy: Mapping[str, Any]) -> str:
@@ -208,8 +212,8 @@ def _stays(certificate: Mapping[str, Any]) -> list[Block]:
     skeleton = certificate["skeleton"]
     blocks.append(
         text(
-            f"Of the record, {skeleton['headers']} headers stay: {skeleton['ground']}. They end "
-            f"{skeleton['ends_at']}. Their content does not open any more."
+            f"Headers of the record that stay: {skeleton['headers']} ({skeleton['ground']}). They end "
+            f"{skeleton['ends_at']}. What they sealed does not open any more."
         )
     )
     return blocks
@@ -219,15 +223,23 @@ def _residuals(certificate: Mapping[str, Any]) -> list[Block]:
     if not certificate["residuals"]:
         return [text("No place is known where bytes could remain.")]
     until: dict[str, dict[str, str]] = {}
+    others = []
     for line in certificate["residuals"]:
-        until.setdefault(line["store"], {})[words.WINDOWS.get(line["what"], line["what"])] = until_text(line["until"])
-    rows = [[store, what, end] for store, lines in until.items() for what, end in lines.items()]
-    columns = [column("Store", 24, STATED), column("Where", 40, STATED), column("Until", 36, STATED)]
-    return [
+        if line["what"] in words.WINDOWS:
+            until.setdefault(line["store"], {})[line["what"]] = until_text(line["until"])
+        else:
+            others.append(field(f"{line['store']}: {line['what']}", f"until {until_text(line['until'])}", STATED))
+    rows = [[store, *(lines.get(what, "–") for what in words.WINDOWS)] for store, lines in until.items()]
+    columns = [column("Store", 24, STATED), *(column(what, 19, STATED) for what in words.WINDOWS.values())]
+    blocks = [
         text("Bytes outside a store's own files are not claimed to be gone before these dates. «unknown» is printed "
-             "where the operator declared no date."),
-        table(columns, rows),
+             "where the operator declared none.")
     ]  # fmt: skip
+    if rows:
+        blocks.append(table(columns, rows))
+    if others:
+        blocks.append(fields(*others))
+    return blocks
 
 
 def _coverage(certificate: Mapping[str, Any]) -> list[Block]:
@@ -309,7 +321,7 @@ def _how_to_check(document: Mapping[str, Any], report: bytes) -> list[Block]:
             field("Checkpoint", f"{size} entries", PROVEN),
             field("Events shown", f"{len(certificate['log']['proofs'])}, each with its inclusion proof", PROVEN),
         ),
-        text(
+        note(
             "● proven: said in an event that stands in the log under the signed checkpoint. "
             "○ stated: said by the operator, who signs for it. The log key pins one log; whether everybody is shown "
             "the same log is what witnesses and anchors are for."
@@ -346,11 +358,11 @@ def _annex(copies: Sequence[Mapping[str, Any]], certificate: Mapping[str, Any]) 
         column("Events", 9, PROVEN),
     ]
     legend = [field(short, way, STATED) for way, short in {**methods, **ways}.items()]
-    note = text(
+    about = note(
         "Times are UTC. Outcome and level are proven for copies that are gone, and so are the ids of keys; of copies "
         "that stay or failed they are stated. «Events» are positions in the log, see Annex B."
     )
-    return [note, *([fields(*legend)] if legend else []), table(columns, rows, dense=True)]
+    return [about, *([fields(*legend)] if legend else []), table(columns, rows, dense=True)]
 
 
 def _times_of(copy: Mapping[str, Any], methods: Mapping[str, str]) -> str:
@@ -374,6 +386,10 @@ def _events(certificate: Mapping[str, Any]) -> list[Block]:
         column("What it says", 37, PROVEN),
         column("Entry", 32, PROVEN, exact=True),
     ]
-    note = text(certificate["log"]["checkpoint"].splitlines()[0] + ": the key of the log is in the signed file.")
-    lines = [certificate["log"]["key"][at : at + _KEY_LINE] for at in range(0, len(certificate["log"]["key"]), _KEY_LINE)]
-    return [note, code(*lines), table(columns, rows, dense=True)]
+    about = note(
+        certificate["log"]["checkpoint"].splitlines()[0] + " is the log; its key, as this certificate names it:"
+    )
+    lines = [
+        certificate["log"]["key"][at : at + _KEY_LINE] for at in range(0, len(certificate["log"]["key"]), _KEY_LINE)
+    ]
+    return [about, code(*lines), table(columns, rows, dense=True)]

@@ -29,7 +29,7 @@ RIGHTS = {
     },
 }
 VERSIONS = {
-    "interim": "Interim: everything was erased and looked for once; a quiet period follows, then the final certificate.",
+    "interim": "Interim: everything was looked for once; a quiet period follows, then the final certificate.",
     "final": "Final: after a quiet period everything was looked for again.",
 }
 VERDICTS = {
@@ -37,7 +37,8 @@ VERDICTS = {
     "another actor than the one that erased it.",
     "completed_with_retained": "Complete but for what is kept. What may go is gone and was looked for; what stays is "
     "listed with its ground.",
-    "completed_with_exceptions": "Ended with exceptions. Not every copy could be erased; a second person accepted that.",
+    "completed_with_exceptions": "Ended with exceptions. Not every copy could be erased; a second person accepted "
+    "that.",
 }
 STATES = {
     "erased_logical": "erased, not found by the store",

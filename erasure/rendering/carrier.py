@@ -1,0 +1,135 @@
+"""Takes the signed certificate, or the opening of a letter, out of the paper that carries it.
+
+Guarantees: reads PDF as this product writes it (one cross-reference table, no encryption) and its own HTML, both
+strictly and bounded; anything else is refused, never guessed at. What is taken out is not believed here:
+`erasure.report_check` checks it, and `erasure.rendering.compare` sets the paper again and compares the bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+
+import rfc8785
+
+from erasure.errors import ReportError
+from erasure.rendering.paper import ATTACHED
+
+MAX_BYTES = 256 * 1024 * 1024
+OPENING = "opening.json"
+_SCRIPT = re.compile(rb'<script type="application/json" id="muniment-(certificate|opening)">(.*?)</script>', re.DOTALL)
+_START = re.compile(rb"startxref\s+(\d{1,10})\s+%%EOF\s*\Z")
+_ROOT = re.compile(rb"/Root\s+(\d{1,8})\s+0\s+R")
+_NAMES = re.compile(rb"/EmbeddedFiles\s*<<\s*/Names\s*\[\s*\((" + rb"[a-z.]{1,40}" + rb")\)\s*(\d{1,8})\s+0\s+R\s*\]")
+_FILE = re.compile(rb"/EF\s*<<\s*/F\s+(\d{1,8})\s+0\s+R")
+_LENGTH = re.compile(rb"/Length\s+(\d{1,9})(?!\s+\d+\s+R)")
+
+
+def certificate_in(file: bytes) -> bytes:
+    """The signed certificate inside a JSON, HTML or PDF file. Raises: ReportError."""
+    if len(file) > MAX_BYTES:
+        raise ReportError("", f"the file has {len(file)} bytes, at most {MAX_BYTES} are read")
+    if file.startswith(b"%PDF-"):
+        return _attached(file, ATTACHED)
+    if is_html(file):
+        return _canonical(_scripted(file, b"certificate"))
+    return file
+
+
+def opening_in(file: bytes) -> bytes:
+    """The opening inside a letter, HTML or PDF, or a file of it. Raises: ReportError."""
+    if file.startswith(b"%PDF-"):
+        return _attached(file, OPENING)
+    if is_html(file):
+        return _scripted(file, b"opening")
+    return file
+
+
+def is_html(file: bytes) -> bool:
+    """Whether the file is a page rather than JSON."""
+    return file[:64].lstrip().lower().startswith(b"<!doctype html")
+
+
+def _scripted(file: bytes, name: bytes) -> bytes:
+    found = [inside for kind, inside in _SCRIPT.findall(file) if kind == name]
+    if len(found) != 1:
+        raise ReportError("", f"expected one {name.decode()} in the page, got {len(found)}")
+    return bytes(found[0])
+
+
+def _canonical(inside: bytes) -> bytes:
+    """The page writes `<` as an escape; the signed bytes are the canonical ones of the same value."""
+    try:
+        return rfc8785.dumps(json.loads(inside))
+    except (ValueError, RecursionError, rfc8785.CanonicalizationError) as error:
+        raise ReportError("", "what the page carries is not JSON") from error
+
+
+def _attached(file: bytes, name: str) -> bytes:
+    catalog = _object(file, _reference(_ROOT, _trailer(file), "its catalog"))
+    names = _NAMES.search(catalog)
+    if names is None or names[1].decode("ascii") != name:
+        raise ReportError("", f"the PDF carries no {name}")
+    place = _reference(_FILE, _object(file, int(names[2])), "its attachment")
+    return _stream(file, place)
+
+
+def _trailer(file: bytes) -> bytes:
+    start = _START.search(file[-64:])
+    if start is None or file.count(b"startxref") != 1:
+        raise ReportError("", "not a PDF as it was issued: its end was changed, or something was added to it")
+    at = file.find(b"trailer", int(start[1]))
+    if at < 0 or file[int(start[1]) : int(start[1]) + 4] != b"xref":
+        raise ReportError("", "not a PDF as it was issued: no cross-reference table")
+    return file[at:]
+
+
+def _offset(file: bytes, number: int) -> int:
+    start = _START.search(file[-64:])
+    table = file[int(start[1]) :] if start else b""
+    head = re.match(rb"xref\s+0 (\d{1,8})\s*\n", table)
+    if head is None or number >= int(head[1]):
+        raise ReportError("", f"the PDF has no object {number}")
+    line = table[head.end() + 20 * number : head.end() + 20 * number + 20]
+    if not re.fullmatch(rb"\d{10} \d{5} n\s\s?", line):
+        raise ReportError("", f"the PDF has no object {number}")
+    return int(line[:10])
+
+
+def _object(file: bytes, number: int) -> bytes:
+    at = _offset(file, number)
+    if not file[at : at + 24].startswith(b"%d 0 obj" % number):
+        raise ReportError("", f"object {number} of the PDF is not where its table says")
+    end = file.find(b"endobj", at)
+    return file[at : end if end > 0 else len(file)]
+
+
+def _reference(pattern: re.Pattern[bytes], text: bytes, what: str) -> int:
+    found = pattern.search(text)
+    if found is None:
+        raise ReportError("", f"the PDF does not name {what}")
+    return int(found[1])
+
+
+def _stream(file: bytes, number: int) -> bytes:
+    at = _offset(file, number)
+    begin = file.find(b"stream", at)
+    head = file[at:begin]
+    length = _LENGTH.search(head)
+    if begin < 0 or length is None or not head.startswith(b"%d 0 obj" % number):
+        raise ReportError("", "the attachment of the PDF cannot be read")
+    begin += len(b"stream\r\n") if file[begin + 6 : begin + 8] == b"\r\n" else len(b"stream\n")
+    data = file[begin : begin + int(length[1])]
+    if b"/Filter" not in head:
+        return data
+    if not re.search(rb"/Filter\s*/FlateDecode", head):
+        raise ReportError("", "the attachment of the PDF is packed in a way that is not used by it")
+    unpacker = zlib.decompressobj()
+    try:
+        plain = unpacker.decompress(data, MAX_BYTES)
+    except zlib.error as error:
+        raise ReportError("", "the attachment of the PDF does not unpack") from error
+    if unpacker.unconsumed_tail or not unpacker.eof:
+        raise ReportError("", f"the attachment of the PDF is cut, or larger than {MAX_BYTES} bytes")
+    return plain

@@ -1,0 +1,174 @@
+"""HTML and PDF of a paper's model.
+
+Guarantees: both show every block of the model and nothing else. The HTML is one page that loads nothing and runs
+nothing, with its own content security policy; the PDF is PDF/A-3 with the data attached. A character that the
+typesetter's fonts lack is printed as its code point, so that no text is silently left out; the attached data has it.
+Typesetting is bounded in time, and two papers are set at once at most.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+import threading
+import unicodedata
+from base64 import b64encode
+from collections.abc import Mapping
+from datetime import datetime
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from erasure.errors import PaperNotSet
+from erasure.rendering.blocks import section
+from erasure.rendering.sheet import sheet_of
+
+FORM = 1
+"""Raised whenever a paper of the same model would look different."""
+ATTACHED = "certificate.json"
+_SECONDS = 60.0
+_AT_ONCE = threading.BoundedSemaphore(2)
+_LONGEST_WORD = 24
+_BREAK = "\u200b"
+_TEMPLATES = Path(__file__).with_name("templates")
+_PRESS = Path(__file__).with_name("press.py")
+_PRINTABLE = (
+    (0x20, 0x7E), (0xA0, 0xAC), (0xAE, 0x2FF), (0x384, 0x38A), (0x38E, 0x3A1), (0x3A3, 0x482), (0x48A, 0x4FF),
+    (0x5D0, 0x5EA), (0x621, 0x63A), (0x640, 0x64A), (0x660, 0x66D), (0x10D0, 0x10FF), (0x1E00, 0x1F15),
+    (0x2010, 0x2027), (0x2030, 0x2040), (0x20A0, 0x20C0), (0x2190, 0x21FF), (0x25A0, 0x25FF),
+)  # fmt: skip
+"""What the two fonts inside the pinned typesetter can print; `tests/erasure` sets every one of them."""
+
+
+def form() -> str:
+    """The name of this way of setting papers; two papers of one certificate are equal only under the same."""
+    return f"muniment-paper/{FORM}+typst-{version('typst')}"
+
+
+def certificate_html(report: bytes) -> bytes:
+    """A signed certificate as one page of HTML with the signed file inside."""
+    model = {**sheet_of(report), "form": form()}
+    # `<` in a script element would end it; the escapes mean the same to every JSON reader.
+    inside = report.decode().replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return _html("certificate.html", model, inside)
+
+
+def certificate_pdf(report: bytes) -> bytes:
+    """A signed certificate as PDF/A-3 with the signed file attached. Raises: PaperNotSet."""
+    model = sheet_of(report)
+    issued = datetime.fromisoformat(json.loads(report)["certificate"]["issued_at"])
+    model["sections"] = [*model["sections"][:-3], _signatures(), *model["sections"][-3:]]
+    model["attachment"] = {"name": ATTACHED, "description": f"The signed certificate. Set by {form()}"}
+    return _pdf("certificate", model, report.decode(), issued)
+
+
+def letter_html(model: Mapping[str, Any]) -> bytes:
+    """A letter as one page of HTML, with its opening inside where it has one."""
+    opening = model["opening"]
+    inside = "" if opening is None else json.dumps(opening).replace("<", "\\u003c").replace("&", "\\u0026")
+    return _html("letter.html", model, inside)
+
+
+def letter_pdf(model: Mapping[str, Any]) -> bytes:
+    """A letter as PDF/A-3, with its opening attached where it has one. Raises: PaperNotSet."""
+    opening = model["opening"]
+    attachment = None if opening is None else {"name": "opening.json", "description": "Opens the commitments"}
+    attached = "" if opening is None else json.dumps(opening, ensure_ascii=False, sort_keys=True)
+    return _pdf("letter", {**model, "attachment": attachment}, attached, model["at"])
+
+
+def _signatures() -> dict[str, Any]:
+    lines = ["For the controller: name, date, signature", "Second person: name, date, signature"]
+    return section("Signed", {"type": "signatures", "signatures": lines})
+
+
+@cache
+def _pages() -> jinja2.Environment:
+    return jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True,
+    )  # fmt: skip
+
+
+def style_hash() -> str:
+    """The source expression that lets a content security policy allow the papers' one style sheet."""
+    style = (_TEMPLATES / "paper.css").read_bytes()
+    return f"'sha256-{b64encode(hashlib.sha256(style).digest()).decode('ascii')}'"
+
+
+def policy() -> str:
+    """The content security policy of a paper: its own style and nothing else."""
+    return f"default-src 'none'; style-src {style_hash()}; base-uri 'none'; form-action 'none'"
+
+
+def _html(template: str, model: Mapping[str, Any], inside: str) -> bytes:
+    style = (_TEMPLATES / "paper.css").read_text(encoding="utf-8")
+    page = _pages().get_template(template).render(model=model, inside=inside, style=style, policy=policy())
+    return page.encode()
+
+
+def _pdf(template: str, model: Mapping[str, Any], attached: str, at: datetime) -> bytes:
+    asked = {
+        "template": template,
+        "model": printable({name: value for name, value in model.items() if name not in ("opening", "at")}),
+        "attached": attached,
+        "timestamp": int(at.timestamp()),
+    }
+    try:
+        with _AT_ONCE:
+            done = subprocess.run(  # noqa: S603 - our own interpreter and our own file, no shell, no environment
+                [sys.executable, "-I", str(_PRESS)],
+                input=json.dumps(asked).encode(),
+                capture_output=True,
+                timeout=_SECONDS,
+                check=False,
+                env={},
+            )
+    except subprocess.TimeoutExpired:
+        raise PaperNotSet(f"not within {_SECONDS:.0f} s") from None
+    if done.returncode != 0 or not done.stdout.startswith(b"%PDF-"):
+        # The message may hold words of the paper, so it is not repeated.
+        raise PaperNotSet(f"the typesetter ended with {done.returncode}")
+    return done.stdout
+
+
+def printable(value: Any, *, breakable: bool = False) -> Any:
+    """The same value with every text made of characters that the fonts have, long words of tables with breaks."""
+    if isinstance(value, str):
+        shown = _plain(value)
+        return _breakable(shown) if breakable else shown
+    if isinstance(value, Mapping):
+        # What is set in a fixed width is to be copied: it is never broken.
+        breaks = breakable and not value.get("exact")
+        return {name: printable(one, breakable=breaks or name == "sections") for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [printable(one, breakable=breakable) for one in value]
+    return value
+
+
+def _plain(value: str) -> str:
+    return "".join(_shown(char) for char in unicodedata.normalize("NFC", value))
+
+
+def _shown(char: str) -> str:
+    if char == "\n" or any(low <= ord(char) <= high for low, high in _PRINTABLE):
+        return char
+    return " " if char in "\t\r" else f"[U+{ord(char):04X}]"
+
+
+def _breakable(value: str) -> str:
+    words = value.split(" ")
+    if all(len(word) <= _LONGEST_WORD for word in words):
+        return value
+    return " ".join(_split(word) for word in words)
+
+
+def _split(word: str) -> str:
+    if len(word) <= _LONGEST_WORD:
+        return word
+    return _BREAK.join(word[at : at + _LONGEST_WORD] for at in range(0, len(word), _LONGEST_WORD))
