@@ -465,10 +465,13 @@ def test_the_witness_s_own_proof_check_agrees_with_ours(data: st.DataObject) -> 
     new_size = data.draw(st.integers(1, 64))
     old_size = data.draw(st.integers(1, new_size))
     history = History()
-    proof = list(consistency_proof(old_size, new_size, reader_of(history.leaves[:new_size])))
-    if proof and data.draw(st.integers(0, 1)):
+    proof: list[bytes] = list(consistency_proof(old_size, new_size, reader_of(history.leaves[:new_size])))
+    damaged = data.draw(st.booleans())
+    if proof and damaged:
         at = data.draw(st.integers(0, len(proof) - 1))
-        proof[at : at + 1] = ([bytes(32)], [], [proof[at]] * 2)[data.draw(st.integers(0, 2))]
+        damages: list[list[bytes]] = [[bytes(32)], [], [proof[at]] * 2]
+        which = data.draw(st.integers(0, 2))
+        proof[at : at + 1] = damages[which]
     old, new = (
         module.Checkpoint(origin=ORIGIN, size=size, root=history.root(size), text="", lines="")
         for size in (old_size, new_size)
