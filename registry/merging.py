@@ -30,6 +30,8 @@ from vault.vault import Vault
 
 PROPOSED, DONE, REFUSED = "proposed", "done", "refused"
 MERGE, SPLIT = "merge", "split"
+ADDRESSES = frozenset({"email", "phone"})
+"""Types of which one person may well have several; two names of any other type suggest two people."""
 _LABEL = "merge"
 
 
@@ -215,19 +217,17 @@ def _check_live(session: Session, tenant_id: int, people: Iterable[int]) -> None
 
 
 def _shared(session: Session, tenant_id: int, named: Iterable[int]) -> frozenset[int]:
-    """Named incarnations that are somebody's already, who has another name of a type that the others have too.
+    """Named incarnations that are somebody's already, who is not named and has a name of a type the others have too.
 
-    Such as one e-mail that would be on two user accounts.
+    Such as one e-mail that would be on two user accounts. Several addresses of one person are no doubt.
     """
     parts = set(groups(session, tenant_id, named).values())
     types = _types(session, tenant_id, frozenset[int]().union(*parts))
     found: set[int] = set()
     for part in parts:
-        if len(part) == 1:
-            continue
-        inside = {kind for number in part for kind in types.get(number, ())}
+        unnamed = {kind for number in part - frozenset(named) for kind in types.get(number, ())}
         outside = {kind for other in parts if other != part for number in other for kind in types.get(number, ())}
-        if inside & outside:
+        if (unnamed & outside) - ADDRESSES:
             found |= part & frozenset(named)
     return frozenset(found)
 
