@@ -319,6 +319,9 @@ class _Drafting:
         self._lookups = Lookups(vault, acting.tenant_id)
         self._skeleton = skeleton_class(session, acting.tenant_id)
         self._sets: dict[frozenset[int], int] = {}
+        self._tenant = str(acting.tenant_id)
+        self._prks: dict[tuple[tuple[int, ...], str], tuple[bytes, tuple[str, ...]]] = {}
+        self._ends: dict[str, datetime | None] = {}
 
     def drafts(self, items: Sequence[_Item]) -> list[Draft]:
         """Return the drafts of the items that are not refused; refusals are written into the items."""
@@ -482,16 +485,30 @@ class _Drafting:
         return since is not None and (parsed.at < since or not stream.closed.isdisjoint(known.former.get(owner, ())))
 
     def _seal(self, parsed: Parsed, role: str, data: bytes, owners: Sequence[int], spec: DataClass) -> SealedPart:
-        handles = [self._ring.key(owner, spec.name, self._month) for owner in owners or (NOBODY,)]
-        prk = joint_prk({handle.key_id: handle.key32 for handle in handles})
-        bound = context(str(self._acting.tenant_id), self._acting.log_id, parsed.sent.id, role)
+        prk, key_ids = self._prk(tuple(owners) or (NOBODY,), spec.name)
         return SealedPart(
             role=role,
             algorithm=ALGORITHM,
-            ciphertext=seal(prk, pack(data), bound),
-            lock_until=lock_end(spec, parsed.at, self._now),
-            key_ids=tuple(handle.key_id for handle in handles),
+            ciphertext=seal(prk, pack(data), context(self._tenant, self._acting.log_id, parsed.sent.id, role)),
+            lock_until=self._lock_end(spec, parsed.at),
+            key_ids=key_ids,
         )
+
+    def _prk(self, owners: tuple[int, ...], data_class: str) -> tuple[bytes, tuple[str, ...]]:
+        found = self._prks.get((owners, data_class))
+        if found is None:
+            handles = [self._ring.key(owner, data_class, self._month) for owner in owners]
+            prk = joint_prk({handle.key_id: handle.key32 for handle in handles})
+            found = self._prks[owners, data_class] = prk, tuple(handle.key_id for handle in handles)
+        return found
+
+    def _lock_end(self, spec: DataClass, at: datetime) -> datetime | None:
+        """Parts of one call lock for the same few months: most entries are older than the call itself."""
+        if at > self._now:
+            return lock_end(spec, at, self._now)
+        if spec.name not in self._ends:
+            self._ends[spec.name] = lock_end(spec, self._now, self._now)
+        return self._ends[spec.name]
 
     def _seal_skeleton(
         self, parsed: Parsed, names: Sequence[Mapping[str, Any]], actor: str | None, known: _Known

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import socket
 import threading
@@ -69,10 +70,21 @@ def serve(data: Path, tenant: str | None, host: str | None, port: int | None, ro
         # The server ends gracefully on these and then raises them again: ours lets what follows it happen.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: None)
+        spare_collections()
         services.start(sole=True, roles=roles)
         with folder.announced(services.settings.data, url):
             _Server(config, url).run(sockets=[bound])
     return 0
+
+
+def spare_collections() -> None:
+    """Lets the collector skip what was made at start and run less often: a call of 1,000 entries makes many values.
+
+    Measured: half of the time of taking in entries went into collections that found nothing.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 50)
 
 
 def bind(host: str, port: int) -> socket.socket:
