@@ -37,6 +37,7 @@ class Details:
     versions: Mapping[str, str] = field(default_factory=dict, repr=False)
     source_ref: str | None = field(default=None, repr=False)
     purposes: tuple[str, ...] = ()
+    anonymisation: Mapping[str, str] = field(default_factory=dict, repr=False)
     reason: str | None = field(default=None, repr=False)
 
 
@@ -93,6 +94,7 @@ def views(session: Session, tenant_id: int, rows: Sequence[Artifact]) -> list[di
             "subjects": sorted(people[number] for number in sets[row.set_id] if number in people),
             "sources": sorted(names[parent] for parent in parents.get(row.id, ()) if parent in names),
             "activity": (row.activity or {}).get("kind"),
+            "anonymised": row.anonymised,
             "source_type": row.source_type,
             "verification": row.verification,
             "confidence": row.confidence,

@@ -32,7 +32,6 @@ _UNBUILT_FIELDS = {
     "anonymize": "anonymisation of fields is not built; erase, or keep the data as personal",
     "redact": "redaction of single fields is not built; split the content into parts of their own classes",
     "joint": "joint rules are not built; a part of several persons ends with the first of them",
-    "aggregate": "aggregates over many subjects are not built; keep fewer than 1,000 subjects behind an item",
     "key_scope": "keys per scope are not built; keys are per subject, class and month",
 }
 _UNBUILT_ACTIONS = ("redact", "mask", "anonymise", "anonymize", "pseudonymise", "restrict")
@@ -116,6 +115,7 @@ class DataClass:
     access_roles: tuple[str, ...]
     access_purposes: tuple[str, ...]
     requires_sources: bool
+    aggregate: bool
     session: Session | None
     decay: Decay | None
     schema: Mapping[str, Any] | str | None = field(repr=False)
@@ -164,6 +164,7 @@ def _identity(top: Reader) -> dict[str, Any]:
         "subject_types": top.codes("subject_types", pattern=SUBJECT_TYPE),
         "purposes": top.codes("purposes"),
         "requires_sources": top.flag("requires_sources", default=False),
+        "aggregate": top.flag("aggregate", default=False),
     }
 
 
@@ -368,6 +369,11 @@ def _check_together(values: Mapping[str, Any], faults: Faults) -> None:
     latest = values["latest"]
     if keep is not None and latest is not None and keep.exceeds(latest):
         faults.add("/retention/latest", "shorter than keep: the cap would end every item before its own rule")
+    if values["aggregate"] and values["derived_default"] != "review":
+        faults.add(
+            "/derived/default",
+            "expected review: what many people went into cannot end by one person's request; a human decides it",
+        )
     if values["decay"] is not None and values["state"] != "memory":
         faults.add("/decay", "only classes of state memory age")
     if values["write"] is not None and values["state"] != "memory":

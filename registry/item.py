@@ -27,12 +27,15 @@ GIVEN_ID = re.compile(r"art_[A-Za-z0-9_-]{1,60}")
 OWN_ID = re.compile(r"art_([0-9a-f]{16})")
 """The form of ids that the service makes itself (`registry.ids.artifact_name`)."""
 _CODE = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
+METHOD = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ACTIVITY = ("kind", "run", "model", "prompt_version", "retrieval_version")
 _VERSIONS = ("workflow", "tools", "policy", "prompt", "schema")
 _SHORT = 512
 MAX_SOURCES = 10_000
 MAX_SUBJECTS = 1_000
+"""How many people may stand behind an item, unless its class is declared an aggregate. Source: DESIGN §5."""
+MAX_AGGREGATED = 100_000
 
 
 class ItemRejected(Exception):
@@ -72,6 +75,8 @@ class Item:
     digest: bytes | None = field(repr=False)
     observed_at: datetime | None
     expires_at: datetime | None
+    anonymised: bool
+    """Whether its making was declared to take the people of its sources out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,12 +101,13 @@ def parse_item(raw: object, context: Context) -> Item:
         raise ItemRejected(error.problem, error.detail, "/locator") from error
     subjects = _subjects(reader, data_class)
     sources = read_sources(reader, context)
-    activity, activity_details = _activity(reader)
+    activity, activity_details, anonymisation = _activity(reader)
     scope = _scope(reader)
     details = {
         "locator": locator,
         "scope": scope,
         "activity": activity_details,
+        "anonymisation": anonymisation,
         "versions": _texts(reader.inner("versions"), _VERSIONS),
         "source_ref": reader.text("source_ref", limit=_SHORT) or None,
         "purposes": list(reader.codes("purposes")),
@@ -122,6 +128,7 @@ def parse_item(raw: object, context: Context) -> Item:
         digest=_digest(reader, context.lookups),
         observed_at=reader.instant("observed_at"),
         expires_at=reader.instant("expires_at"),
+        anonymised=bool(anonymisation),
     )
     reader.done()
     _check_together(item, reader)
@@ -211,12 +218,20 @@ def _source(raw: object, number: int, context: Context) -> Source:
     return Source("place", (store.name, context.lookups.locator(store.name, place)))
 
 
-def _activity(reader: Reader) -> tuple[str | None, dict[str, str]]:
+def _activity(reader: Reader) -> tuple[str | None, dict[str, str], dict[str, str]]:
+    """Its kind, what else was said of it, and the anonymisation it declares."""
     inner = reader.inner("activity")
     if inner is None:
-        return None, {}
+        return None, {}, {}
     kind = inner.code("kind", pattern=_CODE)
-    return kind, _texts(inner, _ACTIVITY)
+    declared: dict[str, str] = {}
+    if (anonymisation := inner.inner("anonymisation")) is not None:
+        why = "without its basis (why nobody can be found in it) the people of the sources stay"
+        basis = anonymisation.text("basis", required=why, limit=_SHORT)
+        method = anonymisation.code("method", pattern=METHOD)
+        anonymisation.done()
+        declared = {"basis": basis or "?", "method": method or "unspecified"}
+    return kind, _texts(inner, _ACTIVITY), declared
 
 
 def _texts(inner: Reader | None, names: tuple[str, ...]) -> dict[str, str]:
@@ -251,5 +266,9 @@ def _check_together(item: Item, reader: Reader) -> None:
         reader.add("expires_at", "not after observed_at: it would have ended before it was seen")
     if item.data_class.personal and not item.subjects and not item.sources:
         raise ItemRejected("no-subject", "a personal class needs a subject or a source", "/subjects")
+    if item.anonymised and item.data_class.personal:
+        reader.add("data_class", "anonymous output belongs into a class with personal: false, or it is still personal")
+    if item.anonymised and (item.subjects or not item.sources):
+        reader.add("activity", "an anonymisation has sources and names nobody")
     if item.data_class.requires_sources and not item.sources:
         reader.add("sources", "missing: the class demands where the item came from")

@@ -1,6 +1,7 @@
 """Where artifacts come from: late sources, the graph above and below, and the chain behind a remembered fact.
 
-Guarantees: a late source carries its people to everything below at once; walks are level by level and bounded, and say
+Guarantees: a late source carries its people to the first items below at once, and to the rest by the queue of cones
+(`registry.cones`); walks are level by level and bounded, and say
 when they stopped early. The caller commits.
 """
 
@@ -30,6 +31,7 @@ from registry.errors import OutsideTokenScope, RejectedSources
 from registry.graph import (
     ARTIFACT,
     ENTRY,
+    INLINE,
     Parent,
     children_of,
     full_sets,
@@ -39,7 +41,7 @@ from registry.graph import (
     spread,
     write_sets,
 )
-from registry.item import MAX_SUBJECTS, Context, ItemRejected, Source, read_sources
+from registry.item import MAX_AGGREGATED, MAX_SUBJECTS, Context, ItemRejected, Source, read_sources
 from registry.keyed import Lookups, chunks, hold_writer
 from registry.models import Artifact, Derivation
 from registry.reading import Faults, Reader
@@ -72,15 +74,17 @@ def add_sources(
     behind = full_sets(session, tenant_id, [parent.number for parent in parents if parent.kind == ARTIFACT])
     entry_sets = _entry_sets(session, tenant_id, [parent.number for parent in parents if parent.kind == ENTRY])
     former = full_sets(session, tenant_id, (row.id,))[row.id]
-    full = former.union(*behind.values(), *entry_sets)
-    if len(full) > MAX_SUBJECTS:
-        raise RejectedSources(public_name(row), f"{len(full)} subjects behind one item, at most {MAX_SUBJECTS}")
+    full = former if row.anonymised else former.union(*behind.values(), *entry_sets)
+    spec = classes.in_force(session, tenant_id).get(row.data_class)
+    most = MAX_AGGREGATED if spec is not None and spec.aggregate else MAX_SUBJECTS
+    if len(full) > most:
+        raise RejectedSources(public_name(row), f"{len(full)} subjects behind one item, at most {most}")
     if full != former:
         write_sets(session, tenant_id, {row.id: full}, now)
-        changed = spread(session, tenant_id, {row.id: full}, now)
+        changed = spread(session, tenant_id, {row.id: full}, now, limit=INLINE)
         mark_fenced(session, tenant_id, {row.id: full, **changed})
     gone = [one for one in by_numbers(session, tenant_id, behind).values() if one.status in {"erasing", "erased"}]
-    mark_erasing(session, tenant_id, {row.id: gone[0].request_id or ""} if gone else {})
+    mark_erasing(session, tenant_id, {row.id: gone[0].request_id or ""} if gone and not row.anonymised else {})
     session.expire_all()
     return get_artifact(session, tenant_id, public_id)
 

@@ -29,6 +29,7 @@ from registry.errors import Fault, InvalidDeclaration
 from registry.graph import (
     ARTIFACT,
     ENTRY,
+    INLINE,
     Parent,
     full_sets,
     mark_erasing,
@@ -39,7 +40,7 @@ from registry.graph import (
     write_sets,
 )
 from registry.ids import artifact_name, new_id
-from registry.item import MAX_SUBJECTS, OWN_ID, Context, Item, ItemRejected, Source, parse_item
+from registry.item import MAX_AGGREGATED, MAX_SUBJECTS, OWN_ID, Context, Item, ItemRejected, Source, parse_item
 from registry.keyed import NOBODY, Lookups, Seals, chunks, hold_writer
 from registry.lineage import propagate
 from registry.models import Artifact, Derivation, ReviewRow, ScopeKey, Tombstone
@@ -101,6 +102,7 @@ class _Known:
     observed_at: datetime | None
     last_activity_at: datetime | None
     request_id: str | None
+    anonymised: bool
     place: tuple[str, bytes]
 
     @property
@@ -244,7 +246,7 @@ class _Registration:
         columns = (
             Artifact.id, Artifact.given_id, Artifact.data_class, Artifact.set_id, Artifact.own_set_id, Artifact.status,
             Artifact.registered_by, Artifact.expires_at, Artifact.created_at, Artifact.observed_at,
-            Artifact.last_activity_at, Artifact.request_id, Artifact.store, Artifact.locator_hash,
+            Artifact.last_activity_at, Artifact.request_id, Artifact.anonymised, Artifact.store, Artifact.locator_hash,
         )  # fmt: skip
         query = sa.select(*(col(column) for column in columns)).where(col(Artifact.tenant_id) == self.tenant_id)
         for row in self.session.execute(query.where(condition)):
@@ -275,6 +277,9 @@ class _Registration:
             holder = self._named(item.given_id) if item.given_id is not None else None
             if holder is not None and holder not in {known and known.id, earlier and earlier.node}:
                 self._refuse(line, "id-conflict", "the id belongs to an artifact at another place", "/id")
+            elif known is not None and item.anonymised and not known.anonymised:
+                detail = "what is registered here has people; an anonymised output has a place of its own"
+                self._refuse(line, "conflict", detail, "/activity")
             elif known is not None:
                 line.known, line.node = known, known.id
             elif earlier is not None:
@@ -376,11 +381,11 @@ class _Registration:
         own: dict[int, Members] = {}
         edges: dict[int, set[int]] = {}
         entry_sets = dict(self.entries.values())
-        for line, _ in self._open():
+        for line, item in self._open():
             start = own.get(line.node, frozenset()) | (sets[line.known.set_id] if line.known else frozenset())
             if line.known is None or self._is_own(line):
                 start |= line.subjects
-            for parent in line.parents:
+            for parent in () if self._stops(line, item) else line.parents:
                 if parent.kind == ENTRY:
                     start |= sets[entry_sets[parent.number]]
                 else:
@@ -389,11 +394,19 @@ class _Registration:
                         own.setdefault(known.id, sets[known.set_id])
             own[line.node] = own.get(line.node, frozenset()) | start
         full = propagate(own, edges)
-        for line, _ in self._open():
-            if len(full[line.node]) > MAX_SUBJECTS:
-                detail = f"{len(full[line.node])} subjects behind one item, expected at most {MAX_SUBJECTS}"
-                self._refuse(line, "not-built", f"{detail}; aggregates are not built", "/sources")
+        for line, item in self._open():
+            most = MAX_AGGREGATED if item.data_class.aggregate else MAX_SUBJECTS
+            if len(full[line.node]) > most:
+                detail = f"{len(full[line.node])} subjects behind one item, expected at most {most}"
+                self._refuse(line, "too-many-subjects", f"{detail}; an aggregate has a class that says so", "/sources")
         return full
+
+    def _stops(self, line: _Line, item: Item) -> bool:
+        """Whether the people of its sources do not reach the line's artifact."""
+        if line.known is not None:
+            return line.known.anonymised
+        maker = self.new_places[item.store, item.locator_hash].item
+        return maker is not None and maker.anonymised
 
     def _sets_behind(self) -> dict[int, Members]:
         wanted = {known.set_id for known in self.by_id.values()} | {known.own_set_id for known in self.by_id.values()}
@@ -411,7 +424,9 @@ class _Registration:
         self.closed: dict[int, Fence] = fenced(self.session, self.tenant_id, everyone) if everyone else {}
         found = {known.id: known.request_id or "" for known in self.by_id.values() if known.status in GONE}
         edges: dict[int, set[int]] = {}
-        for line, _ in self._open():
+        for line, item in self._open():
+            if self._stops(line, item):
+                continue
             request = request_behind(full[line.node], self.closed) or min(line.requests, default=None)
             if request is not None:
                 found.setdefault(line.node, request)
@@ -485,6 +500,7 @@ class _Registration:
             "observed_at": item.observed_at,
             "expires_at": item.expires_at,
             "ends_at": self.ends_at(item.data_class, dates),
+            "anonymised": item.anonymised,
             "registered_by": self.acting.token_id,
         }
 
@@ -526,7 +542,7 @@ class _Registration:
         former = full_sets(self.session, self.tenant_id, known)
         grown = {node: full[node] for node in known if full[node] != former[node]}
         write_sets(self.session, self.tenant_id, grown, self.now)
-        changed = spread(self.session, self.tenant_id, grown, self.now)
+        changed = spread(self.session, self.tenant_id, grown, self.now, limit=INLINE)
         mark_erasing(self.session, self.tenant_id, {node: requests[node] for node in known if node in requests})
         mark_fenced(self.session, self.tenant_id, changed)
         self.session.expire_all()
