@@ -78,6 +78,9 @@ PROBLEMS: dict[str, ProblemType] = {
     "invalid-entry": _of(422, "The entry is not valid", "`errors` names the field; the other entries were stored."),
     "unknown-source": _of(422, "No such source", "Register or record the source first."),
     "unknown-stream": _of(404, "No such stream", "Make it with `POST /v1/streams`, or record an entry in it."),
+    "too-many-subjects": _of(
+        422, "Too many people stand behind one item", "A class with `aggregate: true` and `derived.default: review`."
+    ),
     "no-subject": _of(422, "Nobody is named", "Name a subject or a source; only `personal: false` needs neither."),
     "bad-class": _of(422, "The data class is incomplete or contradicts itself", "`detail` says what and why."),
     "bad-store": _of(422, "The store's declaration is refused", "`detail` names the key."),

@@ -14,12 +14,15 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlmodel import Session, col
 
+from registry.ids import new_id
 from registry.keyed import chunks
-from registry.models import Artifact, Derivation
+from registry.models import Artifact, Derivation, PendingCone
 from registry.sets import Members, intern_sets, members
 from registry.subjects import Fence, fenced
 
 ARTIFACT, ENTRY = "a", "e"
+INLINE = 2_000
+"""How many items below a late source get its people at once; what lies further below is left to the job."""
 REMOVABLE = ("live", "quarantined", "revoked")
 """States in which an item is there and nobody has decided its end."""
 
@@ -78,16 +81,25 @@ def parents_of(session: Session, tenant_id: int, artifact_ids: Iterable[int]) ->
     return found
 
 
-def spread(session: Session, tenant_id: int, grown: Mapping[int, Members], now: datetime) -> dict[int, Members]:
-    """Carry grown subject sets to every descendant; those that changed, with their new sets."""
+def spread(
+    session: Session, tenant_id: int, grown: Mapping[int, Members], now: datetime, *, limit: int | None = None
+) -> dict[int, Members]:
+    """Carry grown subject sets to every descendant; those that changed, with their new sets.
+
+    With a limit, what lies below that many changed items is left to the job: each item of the last level is put into
+    the queue (`PendingCone`), from which `registry.cones` goes on. The flow stops where an anonymisation was declared.
+    """
     changed: dict[int, Members] = {}
     frontier = dict(grown)
     while frontier:
+        if limit is not None and len(changed) >= limit:
+            queue(session, tenant_id, frontier, now)
+            break
         wanted: dict[int, set[int]] = {}
         for parent, children in children_of(session, tenant_id, frontier).items():
             for child in children:
                 wanted.setdefault(child, set()).update(frontier[parent])
-        former = full_sets(session, tenant_id, wanted)
+        former = full_sets(session, tenant_id, wanted, flowing=True)
         frontier = {
             child: former[child] | subjects
             for child, subjects in wanted.items()
@@ -98,15 +110,23 @@ def spread(session: Session, tenant_id: int, grown: Mapping[int, Members], now: 
     return changed
 
 
-def full_sets(session: Session, tenant_id: int, artifact_ids: Iterable[int]) -> dict[int, Members]:
-    """The subjects of each of these artifacts."""
+def queue(session: Session, tenant_id: int, artifact_ids: Iterable[int], now: datetime) -> None:
+    """Leave what lies below these artifacts to the propagation job."""
+    rows = [{"tenant_id": tenant_id, "id": new_id(now), "artifact_id": number, "at": now} for number in artifact_ids]
+    if rows:
+        session.connection().execute(sa.insert(PendingCone), rows)
+
+
+def full_sets(
+    session: Session, tenant_id: int, artifact_ids: Iterable[int], *, flowing: bool = False
+) -> dict[int, Members]:
+    """The subjects of each of these artifacts; with `flowing`, of those only into which people of sources flow."""
     numbers: dict[int, int] = {}
     for chunk in chunks(sorted(set(artifact_ids))):
-        rows = session.execute(
-            sa.select(col(Artifact.id), col(Artifact.set_id)).where(
-                col(Artifact.tenant_id) == tenant_id, col(Artifact.id).in_(chunk)
-            )
+        query = sa.select(col(Artifact.id), col(Artifact.set_id)).where(
+            col(Artifact.tenant_id) == tenant_id, col(Artifact.id).in_(chunk)
         )
+        rows = session.execute(query.where(col(Artifact.anonymised).is_(False)) if flowing else query)
         numbers.update((row.id, row.set_id) for row in rows)
     sets = members(session, tenant_id, numbers.values())
     return {artifact_id: sets[set_id] for artifact_id, set_id in numbers.items()}

@@ -504,7 +504,7 @@ def test_more_than_a_thousand_people_behind_an_item_are_refused_by_name(house: A
     bad, good = house.register(
         [house.item(2000, subjects=None, sources=every), house.item(2001, subjects=None, sources=every[:1000])]
     )
-    assert problem_of(bad) == "not-built"
+    assert problem_of(bad) == "too-many-subjects"
     assert good["status"] == "created"
 
 
