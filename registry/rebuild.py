@@ -127,6 +127,9 @@ class Rebuild:
         _Replay(self, made, now, progress).run()  # 4
         self._turn(made, now, grace)  # 5
         self._count_losses(made)  # 6
+        if made.entries:
+            # What was stored and not yet signed when the database went: as at any other start.
+            self._log.publish(made.tenant_id, now)
         return made
 
     def _sources(self, log_id: str) -> tuple[Content | None, list[str]]:
