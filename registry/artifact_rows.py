@@ -38,6 +38,7 @@ class Details:
     source_ref: str | None = field(default=None, repr=False)
     purposes: tuple[str, ...] = ()
     anonymisation: Mapping[str, str] = field(default_factory=dict, repr=False)
+    after_action: str | None = field(default=None, repr=False)
     reason: str | None = field(default=None, repr=False)
 
 
@@ -100,6 +101,7 @@ def views(session: Session, tenant_id: int, rows: Sequence[Artifact]) -> list[di
             "confidence": row.confidence,
             "created_at": row.created_at,
             "observed_at": row.observed_at,
+            "confirmed_at": row.confirmed_at,
             "expires_at": row.expires_at,
             "ends_at": None if row.status == "erased" else row.ends_at,
             "rule": _rule(row),

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +23,7 @@ from registry.keyed import Lookups, canonical_json
 from registry.locators import MalformedLocator, canonical_locator, normal_locator
 from registry.models import StoreRow
 from registry.reading import Faults, Reader, is_list
+from registry.value_schema import check_value, compile_schema
 
 GIVEN_ID = re.compile(r"art_[A-Za-z0-9_-]{1,60}")
 OWN_ID = re.compile(r"art_([0-9a-f]{16})")
@@ -77,6 +79,8 @@ class Item:
     expires_at: datetime | None
     anonymised: bool
     """Whether its making was declared to take the people of its sources out."""
+    after_action: bytes | None = None
+    """The look-up of the product write that must have succeeded before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,7 @@ def parse_item(raw: object, context: Context) -> Item:
     sources = read_sources(reader, context)
     activity, activity_details, anonymisation = _activity(reader)
     scope = _scope(reader)
+    after_action = reader.text("after_action", limit=_SHORT) or None
     details = {
         "locator": locator,
         "scope": scope,
@@ -111,7 +116,9 @@ def parse_item(raw: object, context: Context) -> Item:
         "versions": _texts(reader.inner("versions"), _VERSIONS),
         "source_ref": reader.text("source_ref", limit=_SHORT) or None,
         "purposes": list(reader.codes("purposes")),
+        "after_action": after_action,
     }
+    value_digest = _value(reader, data_class)
     item = Item(
         given_id=reader.code("id", pattern=GIVEN_ID),
         data_class=data_class,
@@ -125,10 +132,11 @@ def parse_item(raw: object, context: Context) -> Item:
         source_type=reader.code("source_type", pattern=_CODE),
         verification=reader.code("verification", pattern=_CODE),
         confidence=reader.share("confidence"),
-        digest=_digest(reader, context.lookups),
+        digest=_digest(reader, context.lookups, value_digest),
         observed_at=reader.instant("observed_at"),
         expires_at=reader.instant("expires_at"),
         anonymised=bool(anonymisation),
+        after_action=None if after_action is None else context.lookups.of("action", after_action),
     )
     reader.done()
     _check_together(item, reader)
@@ -256,9 +264,31 @@ def _scope(reader: Reader) -> dict[str, str]:
     return dict(raw)
 
 
-def _digest(reader: Reader, lookups: Lookups) -> bytes | None:
-    text = reader.code("digest", pattern=_DIGEST)
+def _digest(reader: Reader, lookups: Lookups, of_value: str | None) -> bytes | None:
+    text = reader.code("digest", pattern=_DIGEST) or of_value
     return None if text is None else lookups.digest(text)
+
+
+def _value(reader: Reader, data_class: DataClass) -> str | None:
+    """The SHA-256 of a value that fits its class's schema; the value itself is checked and forgotten.
+
+    Raises: ItemRejected.
+    """
+    given = "value" in reader.fields
+    value = reader.raw("value")
+    if data_class.schema is None:
+        if given:
+            detail = "the class has no schema: a value is only checked, never kept, so leave it out"
+            raise ItemRejected("invalid", detail, "/value")
+        return None
+    if not given:
+        raise ItemRejected("invalid", "missing: the class says what a value looks like", "/value")
+    if fault := check_value(compile_schema(data_class.schema), value):
+        raise ItemRejected("invalid", fault, "/value")
+    try:
+        return sha256(canonical_json({"value": value})).hexdigest()
+    except UnicodeEncodeError:
+        raise ItemRejected("invalid", "a text is not valid Unicode", "/value") from None
 
 
 def _check_together(item: Item, reader: Reader) -> None:
@@ -266,6 +296,9 @@ def _check_together(item: Item, reader: Reader) -> None:
         reader.add("expires_at", "not after observed_at: it would have ended before it was seen")
     if item.data_class.personal and not item.subjects and not item.sources:
         raise ItemRejected("no-subject", "a personal class needs a subject or a source", "/subjects")
+    write = item.data_class.write
+    if write is not None and write.follows_action and item.after_action is None:
+        reader.add("after_action", "missing: a memory of this class follows a product write; name its action id")
     if item.anonymised and item.data_class.personal:
         reader.add("data_class", "anonymous output belongs into a class with personal: false, or it is still personal")
     if item.anonymised and (item.subjects or not item.sources):

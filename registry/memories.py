@@ -141,8 +141,6 @@ def _standing(memory: Memory) -> tuple[Verdict, str] | None:
         return Verdict.REVOKED, "it was taken out of use"
     if memory.status == "quarantined":
         return Verdict.QUARANTINED, "it is quarantined until somebody decides"
-    if memory.tainted in _GONE:
-        return Verdict.ERASED, "what it was made from is erased, or its erasure has begun"
     if memory.tainted is not None:
         return Verdict.QUARANTINED, f"what it was made from is {memory.tainted}"
     if memory.restricted:

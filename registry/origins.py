@@ -43,6 +43,7 @@ from registry.graph import (
 )
 from registry.item import MAX_AGGREGATED, MAX_SUBJECTS, Context, ItemRejected, Source, read_sources
 from registry.keyed import Lookups, chunks, hold_writer
+from registry.memories import confidence_at
 from registry.models import Artifact, Derivation
 from registry.reading import Faults, Reader
 from registry.sets import members
@@ -231,6 +232,8 @@ def provenance(
         "source_type": row.source_type,
         "source_ref": details.source_ref if details else None,
         "observed_at": row.observed_at,
+        "confirmed_at": row.confirmed_at,
+        "after_action": details.after_action if details else None,
         "verification": row.verification,
         "confidence_now": confidence_now(row, classes.in_force(session, acting.tenant_id).get(row.data_class), now),
         "versions": dict(details.versions) if details else {},
@@ -240,9 +243,8 @@ def provenance(
 
 
 def confidence_now(row: Artifact, data_class: DataClass | None, now: datetime) -> float | None:
-    """Confidence after its class's decay: halved with every half-life since it was observed."""
+    """Confidence after its class's decay: halved with every half-life since it was observed or last confirmed."""
     if row.confidence is None or data_class is None or data_class.decay is None:
         return row.confidence
-    age = now - (row.observed_at or row.created_at)
-    halvings = max(age / data_class.decay.half_life.upper_bound(), 0.0)
-    return round(float(row.confidence * 0.5**halvings), 6)
+    since = max(at for at in (row.observed_at or row.created_at, row.confirmed_at) if at is not None)
+    return confidence_at(row.confidence, now - since, data_class.decay.half_life.upper_bound())

@@ -21,8 +21,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col
 
-from ledger.models import EntryRow
-from registry import classes, stores
+from ledger.actions import ActionState
+from ledger.models import ActionRow, EntryRow
+from registry import classes, memory_log, stores
 from registry.acting import Acting
 from registry.declaration import DataClass
 from registry.errors import Fault, InvalidDeclaration
@@ -43,6 +44,7 @@ from registry.ids import artifact_name, new_id
 from registry.item import MAX_AGGREGATED, MAX_SUBJECTS, OWN_ID, Context, Item, ItemRejected, Source, parse_item
 from registry.keyed import NOBODY, Lookups, Seals, chunks, hold_writer
 from registry.lineage import propagate
+from registry.memories import may_overwrite
 from registry.models import Artifact, Derivation, ReviewRow, ScopeKey, Tombstone
 from registry.sets import Members, intern_sets, members
 from registry.subjects import Fence, fenced, resolve
@@ -50,6 +52,8 @@ from vault.vault import Vault
 
 MAX_ITEMS = 5_000
 LABEL = "artifact"
+TURN = "turn."
+"""How the kinds of turns begin."""
 GONE = ("erasing", "erased")
 
 
@@ -103,6 +107,9 @@ class _Known:
     last_activity_at: datetime | None
     request_id: str | None
     anonymised: bool
+    digest: bytes | None
+    source_type: str | None
+    verification: str | None
     place: tuple[str, bytes]
 
     @property
@@ -157,6 +164,8 @@ class _Registration:
         self.by_id: dict[int, _Known] = {}
         self.by_given: dict[str, _Known] = {}
         self.entries: dict[bytes, tuple[int, int]] = {}
+        self.turns: set[int] = set()
+        self.succeeded: set[bytes] = set()
         self.tombs: dict[tuple[str, bytes], str] = {}
         self.new_places: dict[tuple[str, bytes], _Line] = {}
         self.new_given: dict[str, _Line] = {}
@@ -221,6 +230,7 @@ class _Registration:
                 _sort_source(source, places, names, entries)
         self.load_known(places, names)
         self._load_entries(entries)
+        self._load_actions({item.after_action for _, item in self._open() if item.after_action is not None})
 
     def load_known(self, places: Mapping[str, Iterable[bytes]], names: Iterable[str]) -> None:
         """Load the artifacts at these places or of these ids."""
@@ -246,7 +256,8 @@ class _Registration:
         columns = (
             Artifact.id, Artifact.given_id, Artifact.data_class, Artifact.set_id, Artifact.own_set_id, Artifact.status,
             Artifact.registered_by, Artifact.expires_at, Artifact.created_at, Artifact.observed_at,
-            Artifact.last_activity_at, Artifact.request_id, Artifact.anonymised, Artifact.store, Artifact.locator_hash,
+            Artifact.last_activity_at, Artifact.request_id, Artifact.anonymised, Artifact.digest, Artifact.source_type,
+            Artifact.verification, Artifact.store, Artifact.locator_hash,
         )  # fmt: skip
         query = sa.select(*(col(column) for column in columns)).where(col(Artifact.tenant_id) == self.tenant_id)
         for row in self.session.execute(query.where(condition)):
@@ -260,11 +271,21 @@ class _Registration:
     def _load_entries(self, entries: Iterable[bytes]) -> None:
         for chunk in chunks(sorted(entries)):
             rows = self.session.execute(
-                sa.select(col(EntryRow.entry_id), col(EntryRow.idx), col(EntryRow.set_id)).where(
+                sa.select(col(EntryRow.entry_id), col(EntryRow.idx), col(EntryRow.set_id), col(EntryRow.kind)).where(
                     col(EntryRow.tenant_id) == self.tenant_id, col(EntryRow.entry_id).in_(chunk)
                 )
-            )
+            ).all()
             self.entries.update({row.entry_id: (row.idx, row.set_id) for row in rows})
+            self.turns.update(row.idx for row in rows if row.kind.startswith(TURN))
+
+    def _load_actions(self, lookups: Iterable[bytes]) -> None:
+        for chunk in chunks(sorted(lookups)):
+            query = sa.select(col(ActionRow.lookup)).where(
+                col(ActionRow.tenant_id) == self.tenant_id,
+                col(ActionRow.lookup).in_(chunk),
+                col(ActionRow.state) == ActionState.SUCCEEDED.value,
+            )
+            self.succeeded.update(self.session.execute(query).scalars())
 
     # ── 3. place, connect, refuse ─────────────────────────────────────────────────────────────────────────────
 
@@ -315,6 +336,21 @@ class _Registration:
                     break
                 if parent.number != NOBODY or parent.kind == ENTRY:
                     line.parents.add(parent)
+            if line.result is None:
+                self._check_write(line, item)
+
+    def _check_write(self, line: _Line, item: Item) -> None:
+        """A memory comes last: after the turn it cites, and after the product write it tells of."""
+        if item.after_action is not None and item.after_action not in self.succeeded:
+            detail = "the product write it follows has not succeeded; a memory before it records a false history"
+            self._refuse(line, "action-not-succeeded", detail, "/after_action")
+            return
+        write = item.data_class.write
+        if write is not None and write.cites_turn:
+            cited = {parent.number for parent in line.parents if parent.kind == ENTRY}
+            if cited.isdisjoint(self.turns):
+                detail = "missing: a memory of this class cites a turn of the record (entry:<uuid>)"
+                self._refuse(line, "unknown-source", detail, "/sources")
 
     def _parent(self, line: _Line, source: Source) -> Parent | None:
         """The node of a source; number 0 for a place whose artifact was erased, which leaves only its tombstone."""
@@ -531,7 +567,7 @@ class _Registration:
                 line.result = _erased(name, requests[line.node])
             elif line.known is None or not (wanted := self._changes(line, item)):
                 line.result = {"id": name, "status": "exists"}
-            elif self._is_own(line):
+            elif self._is_own(line) and not self._needs_a_human(line.known, item):
                 self._apply(line, line.known, item)
                 line.result = {"id": name, "status": "exists"}
             else:
@@ -558,6 +594,8 @@ class _Registration:
         if known is None:
             return {}
         wanted: dict[str, Any] = {}
+        if _overwrites(known, item):
+            wanted["overwrite"] = {"source_type": item.source_type}
         if item.data_class.name != known.data_class:
             wanted["data_class"] = item.data_class.name
         present = members(self.session, self.tenant_id, (known.set_id,))[known.set_id] if line.subjects else frozenset()
@@ -567,8 +605,30 @@ class _Registration:
             wanted["expires_at"] = item.expires_at.isoformat()
         return wanted
 
+    @staticmethod
+    def _needs_a_human(known: _Known, item: Item) -> bool:
+        """An inference never takes the place of a statement by being newer."""
+        return _overwrites(known, item) and not may_overwrite(known.source_type, known.verification, item.source_type)
+
+    def _overwrite(self, line: _Line, item: Item) -> None:
+        """Another value at the place of a memory: what stood there before goes into its change log."""
+        row = self.session.get_one(Artifact, (self.tenant_id, line.node))
+        before = _facts_of(row)
+        seals = Seals(self.session, self.vault, self.tenant_id)
+        row.digest, row.source_type, row.verification = item.digest, item.source_type, item.verification
+        row.confidence, row.observed_at, row.confirmed_at = item.confidence, item.observed_at, None
+        row.sealed = seals.seal(row.holder_no, LABEL, str(row.id), item.details)
+        after = _facts_of(row)
+        codes = {"before": before["source_type"], "after": after["source_type"]}
+        body = {"before": before, "after": after}
+        change = memory_log.Change(change="overwritten", by=self.acting.principal, bodies=(body,), detail=codes)
+        self.session.add(row)
+        memory_log.note(self.session, self.vault, row, change, self.now)
+
     def _apply(self, line: _Line, known: _Known, item: Item) -> None:
-        """The token that registered an item may correct it: add people, change the class, end it earlier."""
+        """The token that registered an item may correct it: add people, change the class or value, end it earlier."""
+        if _overwrites(known, item):
+            self._overwrite(line, item)
         own = members(self.session, self.tenant_id, (known.own_set_id,))[known.own_set_id] | line.subjects
         expires = min((at for at in (known.expires_at, item.expires_at) if at is not None), default=None)
         observed = item.observed_at or known.observed_at
@@ -600,6 +660,21 @@ class _Registration:
             )
         )
         self.session.flush()
+
+
+def _overwrites(known: _Known, item: Item) -> bool:
+    """Whether the same place of a memory now holds another value than the one registered."""
+    return item.data_class.state == "memory" and known.digest is not None and item.digest not in (None, known.digest)
+
+
+def _facts_of(row: Artifact) -> dict[str, Any]:
+    return {
+        "digest": None if row.digest is None else row.digest.hex(),
+        "source_type": row.source_type,
+        "verification": row.verification,
+        "confidence": row.confidence,
+        "observed_at": None if row.observed_at is None else row.observed_at.isoformat(),
+    }
 
 
 def _sort_source(source: Source, places: dict[str, set[bytes]], names: set[str], entries: set[bytes]) -> None:
