@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Session, col, select
 
 from registry.acting import Acting
@@ -214,24 +215,58 @@ def bury(session: Session, tenant_id: int, artifact_ids: Iterable[int], request_
 
     What stays: number, class, store, edges, subjects as numbers, dates. An id that may spell a name goes too.
     """
-    rows = [row for row in by_numbers(session, tenant_id, artifact_ids).values() if row.status != "erased"]
-    for row in rows:
-        session.merge(
-            Tombstone(
-                tenant_id=tenant_id, store=row.store, locator_hash=row.locator_hash, request_id=request_id, at=now
-            )
-        )
-        row.locator_hash = b"buried" + row.id.to_bytes(8, "big")
-        row.sealed = row.digest = None
-        row.given_id = row.given_id if row.given_id is not None and _OPAQUE.fullmatch(row.given_id) else None
-        row.status = "erased"
-        row.request_id = request_id
-        session.add(row)
     session.flush()
-    for chunk in chunks([row.id for row in rows]):
-        session.connection().execute(
+    db = session.connection()
+    buried = 0
+    for chunk in chunks(sorted(set(artifact_ids))):
+        query = sa.select(
+            col(Artifact.id), col(Artifact.store), col(Artifact.locator_hash), col(Artifact.given_id)
+        ).where(col(Artifact.tenant_id) == tenant_id, col(Artifact.id).in_(chunk), col(Artifact.status) != "erased")
+        rows = db.execute(query.with_for_update()).all()
+        if not rows:
+            continue
+        _put_tombstones(db, tenant_id, rows, request_id, now)
+        _empty_rows(db, tenant_id, rows, request_id)
+        db.execute(
             sa.delete(ScopeKey).where(
-                col(ScopeKey.tenant_id) == tenant_id, col(ScopeKey.kind) == ARTIFACT, col(ScopeKey.item).in_(chunk)
+                col(ScopeKey.tenant_id) == tenant_id,
+                col(ScopeKey.kind) == ARTIFACT,
+                col(ScopeKey.item).in_([row.id for row in rows]),
             )
         )
-    return len(rows)
+        buried += len(rows)
+    if buried:
+        session.expire_all()
+    return buried
+
+
+def _put_tombstones(db: sa.Connection, tenant_id: int, rows: Sequence[Any], request_id: str, now: datetime) -> None:
+    values = [
+        {"tenant_id": tenant_id, "store": row.store, "locator_hash": row.locator_hash, "request_id": request_id,
+         "at": now, "artifact_id": row.id}
+        for row in sorted(rows, key=lambda row: (row.store, row.locator_hash))
+    ]  # fmt: skip
+    insert = (postgresql if db.dialect.name == "postgresql" else sqlite).insert(Tombstone)
+    newest = {name: insert.excluded[name] for name in ("request_id", "at", "artifact_id")}
+    # A place that held something erased earlier: the latest erasure is the one a revived copy belongs to.
+    db.execute(insert.on_conflict_do_update(index_elements=["tenant_id", "store", "locator_hash"], set_=newest), values)
+
+
+def _empty_rows(db: sa.Connection, tenant_id: int, rows: Sequence[Any], request_id: str) -> None:
+    statement = (
+        sa.update(Artifact)
+        .where(col(Artifact.tenant_id) == tenant_id, col(Artifact.id) == sa.bindparam("at_id"))
+        .values(
+            locator_hash=sa.bindparam("to_hash"), given_id=sa.bindparam("to_given"), sealed=None, digest=None,
+            status="erased", request_id=request_id,
+        )
+    )  # fmt: skip
+    lines = [
+        {
+            "at_id": row.id,
+            "to_hash": b"buried" + row.id.to_bytes(8, "big"),
+            "to_given": row.given_id if row.given_id is not None and _OPAQUE.fullmatch(row.given_id) else None,
+        }
+        for row in rows
+    ]
+    db.execute(statement, lines)

@@ -391,6 +391,8 @@ class Tombstone(SQLModel, table=True):
     locator_hash: bytes = Field(primary_key=True, sa_type=_bytes)
     request_id: str = Field(max_length=40)
     at: datetime = Field(sa_type=Instant)
+    artifact_id: int | None = Field(default=None, sa_type=_big)
+    """What lay there, so that a revived copy is treated as the one that was erased."""
 
 
 class ReviewRow(SQLModel, table=True):

@@ -619,6 +619,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
     sa.Column('locator_hash', sa.LargeBinary(), nullable=False),
     sa.Column('request_id', sa.String(length=40), nullable=False),
     sa.Column('at', sa.BigInteger(), nullable=False),
+    sa.Column('artifact_id', sa.BigInteger(), nullable=True),
     sa.PrimaryKeyConstraint('tenant_id', 'store', 'locator_hash')
     )
     op.create_table('vault_data_key',
