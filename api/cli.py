@@ -26,6 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "request": ("requests", "File a rights request."),
     "approve": ("requests", "Approve a planned request."),
     "report": ("requests", "Fetch a request's certificate."),
+    "letter": ("requests", "Write the letter to the person."),
     "replay": ("reading", "Show a stream with its proof state."),
     "explain": ("reading", "Show where a remembered fact came from."),
     "retention": ("retention", "See what is due and let retention run."),

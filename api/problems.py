@@ -37,6 +37,7 @@ PROBLEMS: dict[str, ProblemType] = {
     ),
     "not-found": _of(404, "Unknown in this tenant", "Check the id; ids of other tenants are unknown here."),
     "method-not-allowed": _of(405, "The path has no such method", "See `/openapi.json`."),
+    "not-acceptable": _of(406, "There is no such form of it", "`detail` lists what can be asked for by `Accept`."),
     # 409 and 410
     "conflict": _of(409, "The present state does not allow this", "Read the resource again; `detail` names its state."),
     "id-conflict": _of(409, "The id was used for other content", "Ids are never reused; make a new one."),
@@ -114,6 +115,7 @@ GENERIC: dict[int, str] = {
     403: "forbidden",
     404: "not-found",
     405: "method-not-allowed",
+    406: "not-acceptable",
     409: "conflict",
     410: "erased",
     413: "too-large",

@@ -25,7 +25,7 @@ from typing import Any
 
 import rfc8785
 
-from erasure.certificate import PREFIX, PROVEN, SCHEMA, STATED
+from erasure.certificate import PREFIX, PROVEN, SCHEMA, STATED, commitment
 from erasure.errors import ReportError
 from erasure.request import GONE, CopyFact, State, completion
 from ledger.checkpoint import Checkpoint, parse_checkpoint, verify_note
@@ -67,6 +67,21 @@ def check(report: bytes, certificate_vkey: str, log_vkey: str | None = None) -> 
         f"{len(events)} events stand in the log under that checkpoint and were opened",
         *proven,
     ]
+
+
+def check_opening(report: bytes, opening: bytes) -> str:
+    """That a letter's names and salts open the commitments of a checked certificate, in words. Raises: ReportError."""
+    try:
+        told = json.loads(opening)
+        lines = [(bytes.fromhex(line["salt"]), str(line["subject"])) for line in told["openings"]]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise ReportError("", "the letter holds no opening") from error
+    certificate = json.loads(report)["certificate"]
+    shown = certificate["subject_commitments"]
+    opened = {commitment(salt, subject) for salt, subject in lines}
+    if not opened or not opened <= set(shown):
+        raise ReportError("/certificate/subject_commitments", "the letter opens none of them, or others")
+    return f"the letter opens {len(opened)} of {len(shown)} names: the certificate is about the person of the letter"
 
 
 def _parse(report: bytes) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`muniment request`, `approve` and `report`: the legal desk from a terminal."""
+"""`muniment request`, `approve`, `report` and `letter`: the legal desk from a terminal."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import click
 
-from api.commands.options import client_of, progress, remote, show
+from api.commands.options import CannotRun, client_of, progress, remote, show
 from muniment.registry import Client
 
 RIGHTS = {
@@ -37,6 +37,9 @@ DONE = frozenset(
 _FAILED = frozenset({"partially_failed"})
 _OPEN_COPIES = frozenset({"pending", "running", "awaiting_external", "awaiting_human", "unreachable", "failed"})
 _POLL_S = 0.3
+_REPORTS = {".json": "application/json", ".html": "text/html", ".pdf": "application/pdf"}
+_LETTERS = {".txt": "text/plain", ".html": "text/html", ".pdf": "application/pdf"}
+KINDS = ("acknowledgement", "extension", "refusal", "no_match", "restriction_lifting", "answer")
 
 
 def _subjects(given: tuple[str, ...]) -> list[str]:
@@ -185,15 +188,14 @@ def report(
     url: str | None,
     as_json: bool,
 ) -> int:
-    """Writes a request's certificate to a file; check it with `muniment verify-report`."""
+    """Writes a request's certificate to a file; its name's end says which: .json, .html or .pdf."""
     query = f"?version={version}" if version else ""
     path = f"/v1/requests/{quote(request_id, safe='')}/report{query}"
+    accept = _form_of(output, _REPORTS)
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
-        answer = client.send("GET", path, None, {"Accept": "application/json"})
-    if str(output) == "-":
-        sys.stdout.buffer.write(answer.body)
+        answer = client.send("GET", path, None, {"Accept": accept})
+    if not _write(output, answer.body):
         return 0
-    output.write_bytes(answer.body)
     show(
         {"file": str(output), "bytes": len(answer.body)},
         as_json=as_json,
@@ -202,4 +204,52 @@ def report(
     return 0
 
 
-COMMANDS = {"request": request, "approve": approve, "report": report}
+@click.command("letter")
+@click.argument("request_id")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File to write, - for stdout.")
+@click.option("--kind", type=click.Choice(KINDS), default=None, help="Default: what the request's state calls for.")
+@click.option("--language", type=click.Choice(["en", "de"]), default=None, help="Default: by the jurisdiction.")
+@remote
+def letter(
+    *,
+    request_id: str,
+    output: Path,
+    kind: str | None,
+    language: str | None,
+    data: Path,
+    tenant: str | None,
+    token: str | None,
+    url: str | None,
+    as_json: bool,
+) -> int:
+    """Writes the letter to the person, whom it names; the file's end says which: .txt, .html or .pdf."""
+    asked = {"kind": kind, "language": language}
+    query = urlencode({name: value for name, value in asked.items() if value is not None})
+    path = f"/v1/requests/{quote(request_id, safe='')}/letter{'?' + query if query else ''}"
+    accept = _form_of(output, _LETTERS)
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        answer = client.send("GET", path, None, {"Accept": accept})
+    if _write(output, answer.body):
+        lines = [f"{output} ({len(answer.body)} bytes); next: send it, then note it: POST …/notices"]
+        show({"file": str(output), "bytes": len(answer.body)}, as_json=as_json, lines=lines)
+    return 0
+
+
+def _form_of(output: Path, forms: Mapping[str, str]) -> str:
+    suffix = output.suffix.lower() if str(output) != "-" else next(iter(forms))
+    if suffix not in forms:
+        message = f"{output}: the name must end with {', '.join(forms)}"
+        raise CannotRun(message)
+    return forms[suffix]
+
+
+def _write(output: Path, body: bytes) -> bool:
+    """Whether a file was written; - is stdout."""
+    if str(output) == "-":
+        sys.stdout.buffer.write(body)
+        return False
+    output.write_bytes(body)
+    return True
+
+
+COMMANDS = {"request": request, "approve": approve, "report": report, "letter": letter}

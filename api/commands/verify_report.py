@@ -1,4 +1,8 @@
-"""`muniment verify-report`: a certificate checked offline, with no server, no database and no network."""
+"""`muniment verify-report`: a certificate checked offline, with no server, no database and no network.
+
+JSON, HTML and PDF are read alike: the signed certificate is taken out and checked, then the pages are set again from it
+and compared, so that what people read is what was signed. Exit code 2 where the pages could not be compared.
+"""
 
 from __future__ import annotations
 
@@ -7,38 +11,71 @@ from pathlib import Path
 import click
 
 from api.commands.options import CannotRun, json_option, show
-from erasure.errors import ReportError
-from erasure.report_check import check
+from erasure.errors import PaperNotSet, ReportError
+from erasure.rendering.carrier import certificate_in, opening_in
+from erasure.rendering.compare import Pages, compare
+from erasure.report_check import check, check_opening
+
+_PAGES = {
+    Pages.SAME: "the pages show exactly what the signed certificate says",
+    Pages.OTHER_FORM: "the pages could not be compared: another version of muniment set them; "
+    "rely on the certificate inside (--extract FILE), not on them",
+}
 
 
 @click.command("verify-report")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--key", required=True, help="The tenant's certificate key (C2SP vkey), from a source you trust.")
 @click.option("--log-key", default=None, help="The key of the tenant's log; pins the record too.")
+@click.option("--letter", type=click.Path(path_type=Path), default=None, help="The person's letter: is it about them?")
+@click.option("--extract", type=click.Path(path_type=Path), default=None, help="Write the certificate inside here.")
 @click.option("--data", default=None, hidden=True)
 @click.option("--tenant", default=None, hidden=True)
 @json_option
 def verify_report(
-    file: Path, key: str, log_key: str | None, data: str | None, tenant: str | None, *, as_json: bool
+    *,
+    file: Path,
+    key: str,
+    log_key: str | None,
+    letter: Path | None,
+    extract: Path | None,
+    data: str | None,
+    tenant: str | None,
+    as_json: bool,
 ) -> int:
-    """Checks signature, proofs and counts of a certificate; exits 1 when anything does not hold."""
+    """Checks signature, proofs, counts and pages of a certificate (.json, .html, .pdf); 1 if anything does not hold."""
     del data, tenant  # nothing of a folder or a server is used
+    paper = _read(file)
     try:
-        report = file.read_bytes()
-    except OSError as error:
-        message = f"{file}: {(error.strerror or 'not readable').lower()}"
-        raise CannotRun(message) from None
-    try:
+        report = certificate_in(paper)
         proven = check(report, key, log_vkey=log_key)
+        if letter is not None:
+            proven.append(check_opening(report, opening_in(_read(letter))))
+        if extract is not None:
+            extract.write_bytes(report)
+        pages = compare(paper, report)
     except ReportError as error:
         show({"verdict": "refuted", "because": str(error)}, as_json=as_json, lines=[f"refuted: {error}"])
         return 1
-    show(
-        {"verdict": "sound", "proven": proven},
-        as_json=as_json,
-        lines=[*(f"proven: {line}" for line in proven), "sound"],
-    )
+    except PaperNotSet as error:
+        raise CannotRun(str(error)) from None
+    if pages is Pages.SAME:
+        proven.append(_PAGES[pages])
+    lines = [f"proven: {line}" for line in proven]
+    if pages is Pages.OTHER_FORM:
+        told = {"verdict": "unverifiable", "proven": proven, "because": _PAGES[pages]}
+        show(told, as_json=as_json, lines=[*lines, f"unverifiable: {_PAGES[pages]}"])
+        return 2
+    show({"verdict": "sound", "proven": proven, "pages": pages}, as_json=as_json, lines=[*lines, "sound"])
     return 0
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        message = f"{file}: {(error.strerror or 'not readable').lower()}"
+        raise CannotRun(message) from None
 
 
 COMMANDS = {"verify-report": verify_report}

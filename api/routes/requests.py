@@ -1,4 +1,6 @@
-"""The legal desk over HTTP: requests from receipt to certificate. The verbs are `erasure.desk`, `planning`, `reader`.
+"""The legal desk over HTTP: requests from receipt to certificate.
+
+The verbs are in `erasure.desk`, `planning`, `reader` and `letters`.
 
 Guarantees: free text and identifiers travel in bodies and are sealed at once; approval wakes the worker; a certificate
 is served as the bytes that were signed. Progress is also a stream of server-sent events.
@@ -16,17 +18,21 @@ from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime, ConfigDict, Field
 
 from api.auth import Legal, Parts, require
-from api.errors import Problem
+from api.negotiation import wanted
 from api.pagination import Limit, paged, read_cursor
 from api.requests import Body, make_router
 from erasure.desk import Desk
+from erasure.letters import Asked, write
 from erasure.planning import Planner
 from erasure.reader import Reader
+from erasure.rendering import paper
+from erasure.rendering.letter import plain
 from erasure.request import DONE
 from registry.acting import Acting
 
 router = make_router("requests")
 Watcher = Annotated[Acting, Depends(require("legal", "auditor"))]
+LetterKind = Literal["acknowledgement", "extension", "refusal", "no_match", "restriction_lifting", "answer"]
 _EVENT_SECONDS = 0.5
 _EVENTS_END_SECONDS = 600.0
 _ENDED = frozenset(str(state) for state in DONE) | {"no_match", "refused", "cancelled", "duplicate", "partially_failed"}
@@ -289,7 +295,12 @@ def notice(request_id: str, body: Notice, acting: Legal, parts: Parts) -> dict[s
 @router.get(
     "/v1/requests/{request_id}/report",
     response_class=Response,
-    responses={200: {"content": {"application/json": {}}, "description": "The certificate as it was signed."}},
+    responses={
+        200: {
+            "content": {"application/json": {}, "text/html": {}, "application/pdf": {}},
+            "description": "The certificate as it was signed, or a paper that carries it.",
+        }
+    },
 )
 def report(
     request_id: str,
@@ -299,11 +310,70 @@ def report(
     version: Annotated[Literal["interim", "final"] | None, Query()] = None,
 ) -> Response:
     """The newest certificate, or that of a version; `final` before its date is 409 with that date."""
-    accept = request.headers.get("accept", "*/*")
-    if not any(kind in accept for kind in ("application/json", "*/*", "application/*")):
-        raise Problem("not-built", "certificates as HTML and PDF are not built in this version; ask for JSON")
+    form = wanted(request, ("application/json", "text/html", "application/pdf"))
     body = Reader(parts.erasure).certificate(acting, request_id, version)
-    return Response(body, media_type="application/json")
+    if form == "text/html":
+        return _page(paper.certificate_html(body), request_id)
+    if form == "application/pdf":
+        return _pdf(paper.certificate_pdf(body), request_id)
+    return Response(body, media_type="application/json", headers={"Vary": "Accept"})
+
+
+@router.get(
+    "/v1/requests/{request_id}/letter",
+    response_class=Response,
+    responses={
+        200: {
+            "content": {"text/html": {}, "application/pdf": {}, "text/plain": {}},
+            "description": "A letter to the person; the answer opens the certificate's commitments.",
+        }
+    },
+)
+def letter(
+    request_id: str,
+    request: Request,
+    acting: Legal,
+    parts: Parts,
+    *,
+    kind: Annotated[LetterKind | None, Query()] = None,
+    language: Annotated[Literal["en", "de"] | None, Query()] = None,
+) -> Response:
+    """The letter that the request's state calls for, or one of a kind; reading it is an entry of the record."""
+    form = wanted(request, ("text/html", "application/pdf", "text/plain"))
+    asked = Asked(kind=kind, language=language)
+    written = write(parts.erasure, acting, request_id, asked, parts.clock.now())
+    if form == "text/html":
+        return _page(paper.letter_html(written), request_id)
+    if form == "application/pdf":
+        return _pdf(paper.letter_pdf(written), f"{request_id}-letter")
+    headers = {"Vary": "Accept", "Cache-Control": "no-store"}
+    return Response(plain(written), media_type="text/plain; charset=utf-8", headers=headers)
+
+
+def _page(body: bytes, name: str) -> Response:
+    headers = {
+        "Content-Security-Policy": f"{paper.policy()}; frame-ancestors 'none'",
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cache-Control": "no-store",
+        "Content-Disposition": f'inline; filename="{_file_name(name)}.html"',
+        "Vary": "Accept",
+    }
+    return Response(body, media_type="text/html; charset=utf-8", headers=headers)
+
+
+def _pdf(body: bytes, name: str) -> Response:
+    headers = {
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-store",
+        "Content-Disposition": f'inline; filename="{_file_name(name)}.pdf"',
+        "Vary": "Accept",
+    }
+    return Response(body, media_type="application/pdf", headers=headers)
+
+
+def _file_name(name: str) -> str:
+    return "".join(char for char in name if char.isalnum() or char in "_-")
 
 
 @router.get("/v1/requests/{request_id}/events", response_class=StreamingResponse)

@@ -1,0 +1,134 @@
+"""Writes the letters of a request: gathers what it may say, and tells the record that somebody read it.
+
+Guarantees: only what the person said, the request's own dates and its newest certificate go in. A letter is made on
+request and kept nowhere. Once the request's data are destroyed there is no letter any more (`RequestDataGone`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import date, datetime
+from typing import Any
+
+from sqlmodel import Session, col, select
+
+from erasure import history
+from erasure.errors import InvalidRequest, LetterNotReady, RequestDataGone
+from erasure.models import CertificateRow, RequestRow
+from erasure.parts import Parts
+from erasure.planning import request_seal
+from erasure.rendering.blocks import local_day
+from erasure.rendering.letter import KINDS, LetterFacts, letter_of
+from erasure.rendering.wording import LANGUAGES
+from erasure.request import DONE, FINAL, State
+from ledger.entry import Kind
+from registry.acting import Acting
+from registry.models import Tenant
+
+_GERMAN = ("DE", "AT", "CH", "LI")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Which letter; None is the one that the request's state calls for, in the language of its jurisdiction."""
+
+    kind: str | None = None
+    language: str | None = None
+
+
+def write(parts: Parts, acting: Acting, request_id: str, asked: Asked, now: datetime) -> dict[str, Any]:
+    """The letter's paper, for `erasure.rendering.paper` or `letter.plain`.
+
+    Raises: UnknownRequest, LetterNotReady, RequestDataGone, InvalidRequest.
+    """
+    if asked.kind is not None and asked.kind not in KINDS:
+        raise InvalidRequest("/kind", f"expected one of {', '.join(KINDS)}")
+    if asked.language is not None and asked.language not in LANGUAGES:
+        raise InvalidRequest("/language", f"expected one of {', '.join(LANGUAGES)}")
+    with parts.transactions(acting.tenant_id) as session:
+        row = history.load(session, acting.tenant_id, request_id)
+        kind = asked.kind or _kind_of(row)
+        _check_kind(row, kind)
+        if row.sealed is None:
+            raise RequestDataGone(request_id)
+        facts = _facts(session, parts, row, kind=kind, lang=asked.language or _language_of(row), now=now)
+        body = {"request": request_id, "what": f"letter {kind}", "by": acting.principal, "names": len(facts.names)}
+        parts.record.announce(session, acting.tenant_id, Kind.CONTENT_READ, body, now)
+    return letter_of(facts)
+
+
+def _kind_of(row: RequestRow) -> str:
+    if row.state in DONE:
+        return "answer"
+    if row.state == State.REFUSED:
+        return "refusal"
+    if row.state == State.NO_MATCH:
+        return "no_match"
+    return "acknowledgement" if row.extended_until is None else "extension"
+
+
+def _check_kind(row: RequestRow, kind: str) -> None:
+    state = State(row.state)
+    fits = {
+        "acknowledgement": state not in (State.CANCELLED, State.DUPLICATE),
+        "extension": row.extended_until is not None,
+        "refusal": state is State.REFUSED,
+        "no_match": state is State.NO_MATCH,
+        "restriction_lifting": row.right in ("restriction", "objection") and state not in FINAL,
+        "answer": state in DONE,
+    }
+    if not fits[kind]:
+        detail = f"its letters are those of {row.duplicate_of}" if row.duplicate_of else ""
+        raise LetterNotReady(kind, row.state, detail)
+
+
+def _language_of(row: RequestRow) -> str:
+    return "de" if (row.jurisdiction or "").startswith(_GERMAN) else "en"
+
+
+def _facts(session: Session, parts: Parts, row: RequestRow, *, kind: str, lang: str, now: datetime) -> LetterFacts:
+    said = request_seal(session, parts, row).open("said", row.sealed)
+    verified = sorted({one["subject"] for one in said["identity"]})
+    names = [said["subjects"][place]["given"] for place in verified or range(len(said["subjects"]))]
+    tenant = session.get(Tenant, row.tenant_id)
+    report = _newest(session, row) if kind == "answer" else None
+    certificate = None if report is None else json.loads(report)["certificate"]
+    reasons = [one["text"] for one in said.get("notes", []) if one["name"] == "extend"]
+    return LetterFacts(
+        kind=kind,
+        lang=lang,
+        request=row.request_id,
+        right=row.right,
+        regulation=row.regulation,
+        at=now,
+        today=local_day(now, row.timezone),
+        received=local_day(row.received_at, row.timezone),
+        due=local_day(row.extended_until or row.due_at, row.timezone),
+        first_due=local_day(row.due_at, row.timezone),
+        controller={} if tenant is None else tenant.controller,
+        tenant="" if tenant is None else tenant.name,
+        names=names,
+        verified=bool(verified),
+        ground=row.details.get("ground"),
+        reason=reasons[-1] if kind == "extension" and reasons else None,
+        statement=row.details.get("statement"),
+        certificate=certificate,
+        openings=said.get("commitments", []) if certificate is not None else [],
+        final_due=_final_due(row),
+        has_export=row.right in ("access", "portability"),
+    )
+
+
+def _final_due(row: RequestRow) -> date | None:
+    return None if row.final_due_at is None else local_day(row.final_due_at, row.timezone)
+
+
+def _newest(session: Session, row: RequestRow) -> bytes | None:
+    found = session.exec(
+        select(CertificateRow)
+        .where(CertificateRow.tenant_id == row.tenant_id, CertificateRow.request_id == row.request_id)
+        .order_by(col(CertificateRow.number).desc())
+        .limit(1)
+    ).first()
+    return None if found is None else found.body
