@@ -16,7 +16,8 @@ from sqlmodel import Session, col, select
 from erasure.errors import UnknownRequest
 from erasure.models import CopyRow, RequestEvent, RequestRow
 from erasure.plan import PlanCopy, instant_text
-from erasure.request import WAITING, CopyFact
+from erasure.request import WAITING, CopyFact, State
+from registry.cones import pending_about
 from retention.decide import Because
 
 INSERT_CHUNK = 1_000
@@ -216,6 +217,10 @@ def view_of(session: Session, row: RequestRow) -> dict[str, Any]:
             for line in events_of(session, row.tenant_id, row.request_id)
         ],
     }
+    if row.state in (State.EXECUTING, State.VERIFYING) and (
+        cones := pending_about(session, row.tenant_id, row.subjects)
+    ):
+        view["waiting_for"]["propagation"] = cones
     if "statement" in row.details:
         view["statement"] = row.details["statement"]
     return view

@@ -27,6 +27,7 @@ from erasure.standing import claim_of
 from erasure.work import lines_now, load_work
 from ledger.entry import Kind
 from registry import artifacts
+from registry.cones import pending_about
 from retention.decide import DESTRUCTIVE
 
 LEASE = timedelta(minutes=5)
@@ -90,6 +91,8 @@ def finish(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> bool
     confirm(parts, tenant.tenant_id, request_id, now, again=True)
     with parts.transactions(tenant.tenant_id) as session:
         row = history.load(session, tenant.tenant_id, request_id, lock=True)
+        if pending_about(session, tenant.tenant_id, row.subjects):
+            return False
         state = state_of(session, row)
         if state is None or state is State.PARTIALLY_FAILED:
             _reopen(session, parts, row, now, why="found in the quiet period")
@@ -110,6 +113,8 @@ def _complete(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> b
     """Whether another round may bring more: True after a move back to execution."""
     with parts.transactions(tenant.tenant_id) as session:
         row = history.load(session, tenant.tenant_id, request_id, lock=True)
+        if pending_about(session, tenant.tenant_id, row.subjects):
+            return False  # a late source's people have not reached everything below it: copies may still join
         if _needs_execution(history.copies_of(session, tenant.tenant_id, request_id)):
             _reopen(session, parts, row, now, why="copies are not shown to be gone")
             return True
