@@ -52,10 +52,13 @@ def _lines(made: dict[str, Any]) -> list[str]:
     return [*(line.rstrip() for line in lines), *([made["statement"]] if made["statement"] else [])]
 
 
-@click.command("witness", context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.command("witness", context_settings={"ignore_unknown_options": True})
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def witness(arguments: tuple[str, ...]) -> int:
-    """Witnesses somebody else's log; the options are those of infra/witness.py."""
+    """Witnesses somebody else's log: --key FILE --state FOLDER --origin ORIGIN=VKEY --port PORT.
+
+    The arguments go to infra/witness.py, the one file that a second party can run without the rest.
+    """
     if not WITNESS.is_file():
         message = "infra/witness.py is not installed with this copy; take that one file from the sources and run it"
         raise CannotRun(message)
