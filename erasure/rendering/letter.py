@@ -182,7 +182,7 @@ def _more(facts: LetterFacts, words: Mapping[str, str]) -> list[dict[str, Any]]:
     )
     if failed:
         parts.append(section(words["head_failed"], items(*failed)))
-    residual = [_residual(one, facts.lang, words) for one in certificate["residuals"]]
+    residual = _residuals(certificate["residuals"], facts.lang, words)
     if residual:
         parts.append(section(words["head_residual"], text(words["residual"]), items(*residual)))
     if facts.openings:
@@ -196,9 +196,19 @@ def _stays(copy: Mapping[str, Any], one: Mapping[str, Any], lang: str, words: Ma
     return words["stays_line"].format(data_class=copy["data_class"], ground=ground, until=until)
 
 
-def _residual(one: Mapping[str, str], lang: str, words: Mapping[str, str]) -> str:
-    what = words.get(f"what_{one['what']}", words["what_keys"])
-    return words["residual_line"].format(store=one["store"], what=what, until=until_text(one["until"], lang=lang))
+def _residuals(lines: Sequence[Mapping[str, str]], lang: str, words: Mapping[str, str]) -> list[str]:
+    """One line for all systems whose windows are alike."""
+    by_store: dict[str, list[str]] = {}
+    for one in lines:
+        what = words.get(f"what_{one['what']}", words["what_keys"])
+        unknown = one["until"] in (None, "unknown")
+        name = "residual_unknown" if unknown else "residual_until"
+        window = words[name].format(what=what, until=until_text(one["until"], lang=lang))
+        by_store.setdefault(one["store"], []).append(window)
+    alike: dict[str, list[str]] = {}
+    for store, windows in by_store.items():
+        alike.setdefault(", ".join(windows), []).append(store)
+    return [f"{', '.join(stores)}: {windows}" for windows, stores in alike.items()]
 
 
 def _how_to_open(facts: LetterFacts, words: Mapping[str, str]) -> list[Block]:
