@@ -75,6 +75,10 @@ class Settings(BaseSettings):
     oidc_audience: str | None = Field(None, description="Not built yet; refused when set.")
     host: str = Field("127.0.0.1", description="Address `muniment serve` binds to.")
     port: int = Field(8811, ge=0, le=65535, description="Port `muniment serve` binds to; 0 picks a free one.")
+    openlineage: str | None = Field(
+        None,
+        description="Where lineage events go: `file:///ABSOLUTE/PATH` or `http(s)://HOST/PATH`. Default: nowhere.",
+    )
     otlp_endpoint: str | None = Field(
         None, description="Base address of an OTLP/HTTP collector for traces and metrics."
     )

@@ -6,7 +6,7 @@ Guarantees: people are named in bodies only; no answer repeats a name or gives o
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import Depends
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,6 +17,7 @@ from api.requests import Body, make_router
 from registry import artifacts, classes, subjects
 from registry.acting import Acting
 from registry.identifiers import parse_subject
+from retention.copies import copy_ends
 
 router = make_router("subjects")
 Subjects = Annotated[list[str], Field(min_length=1, max_length=100, examples=[["email:ada@example.org"]])]
@@ -62,6 +63,9 @@ class Copy(BaseModel):
     data_class: str
     status: str
     ends_at: datetime | None
+    ends_at_is_cap: bool = Field(description="True: its clock has not started; the date is the latest it may have.")
+    starts: str | None = Field(description="What starts its clock: created, observed, …, event:<name>.")
+    clock: Literal["running", "waiting"]
     rule: str | None
     deleted_by: str
 
@@ -85,9 +89,10 @@ class Incarnation(BaseModel):
 def lookup(body: People, acting: Desk, parts: Parts) -> Counts:
     """How many live items there are per class and store; makes nobody known."""
     with parts.database.transaction(acting.tenant_id, write=False) as session:
-        found = subjects.find(session, parts.vault, acting, [parse_subject(text) for text in body.subjects])
-        counts = subjects.counts(session, acting.tenant_id, set(found.values()))
-    return Counts(known=len(set(found.values())), counts=[Count.model_validate(one) for one in counts])
+        found = subjects.find_people(session, parts.vault, acting, [parse_subject(text) for text in body.subjects])
+        people = set(found.values())
+        counts = subjects.counts(session, acting.tenant_id, frozenset[int]().union(*people))
+    return Counts(known=len(people), counts=[Count.model_validate(one) for one in counts])
 
 
 @router.post("/v1/subjects:copies")
@@ -97,17 +102,21 @@ def copies(body: People, acting: Desk, parts: Parts, limit: Limit = DEFAULT_LIMI
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         found = subjects.find(session, parts.vault, acting, [parse_subject(text) for text in body.subjects])
         rows = artifacts.artifacts_of(session, acting.tenant_id, set(found.values()))
+        waiting = [row for row in rows if after is None or row.id > after[0]]
+        page = waiting[:limit]
+        ends = copy_ends(session, acting.tenant_id, page)
         known = classes.in_force(session, acting.tenant_id)
-    waiting = [row for row in rows if after is None or row.id > after[0]]
-    page = waiting[:limit]
     items = [
         Copy(
             artifact=artifacts.public_name(row),
             store=row.store,
             data_class=row.data_class,
             status=row.status,
-            ends_at=row.ends_at,
-            rule="item_expiry" if row.expires_at is not None and row.expires_at == row.ends_at else "class_retention",
+            ends_at=ends[row.id].ends_at,
+            ends_at_is_cap=ends[row.id].cap,
+            starts=ends[row.id].starts,
+            clock=ends[row.id].clock,
+            rule=ends[row.id].rule,
             deleted_by=_deleted_by(known[row.data_class].then if row.data_class in known else None),
         )
         for row in page
