@@ -28,6 +28,8 @@ from api.clock import Clock
 from api.database import Database
 from api.idempotency import expire
 from api.jobs import Job, Jobs
+from api.lineage_feed import Feed, open_sink
+from api.registry_jobs import register_registry_jobs
 from api.secrets import Secrets
 from api.settings import SettingRefused, Settings, environment_secret
 from api.sweeping import register_sweeps
@@ -347,6 +349,13 @@ def _register_jobs(services: Services) -> None:
     jobs.add(Job(name="roots", every=DAY, run=services.keks.turn))
     jobs.add(Job(name="vault", every=VAULT_EVERY, run=lambda _now: services.vault.expire(), shared=False))
     jobs.add_work(lambda now: _work_on_requests(services, now))
+    sink = open_sink(services.settings.openlineage)
+    feed = (
+        None
+        if sink is None
+        else Feed(sink=sink, transactions=services.database.transaction, vault=services.vault, log=services.log)
+    )
+    register_registry_jobs(jobs, services.database, services.telemetry, for_each, feed=feed)
     register_sweeps(
         jobs, lambda: services.erasure, services.tenants, leads=lambda: services.leads, log=services.telemetry.log
     )

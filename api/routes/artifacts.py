@@ -11,10 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.auth import Anyone, Desk, Parts, Writer, require
 from api.errors import Problem
+from api.lineage_feed import LATE
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
 from api.requests import Body, make_router
 from registry import artifacts
 from registry.acting import Acting
+from registry.lineage_out import note_late, prov_of
 
 router = make_router("artifacts")
 MAX_ARTIFACTS = 5000
@@ -99,6 +101,9 @@ def register(body: Registration, acting: Writer, parts: Parts) -> Results:
     """Registers up to 5,000 artifacts; never reads the store. The same place is the same artifact."""
     with parts.database.transaction(acting.tenant_id) as session:
         results = artifacts.register(session, parts.vault, acting, body.artifacts, parts.clock.now())
+        late = [one["id"] for one in results if one["status"] == "exists"]
+        if late and parts.settings.openlineage:
+            note_late(session, acting.tenant_id, LATE, late, parts.clock.now())
     if any(result["status"] == "erased" for result in results):
         parts.jobs.wake()  # late copies join the request that erased their person or source
     return Results(results=results)
@@ -127,7 +132,10 @@ def get_artifact(artifact: Id, acting: Anyone, parts: Parts) -> ArtifactView:
 def add_sources(artifact: Id, body: Sources, acting: Writer, parts: Parts) -> dict[str, Any]:
     """Adds late sources; their people reach the artifact and everything made from it at once."""
     with parts.database.transaction(acting.tenant_id) as session:
-        return artifacts.add_sources(session, parts.vault, acting, artifact, body.sources, now=parts.clock.now())
+        now = parts.clock.now()
+        if parts.settings.openlineage:
+            note_late(session, acting.tenant_id, LATE, [artifact], now)
+        return artifacts.add_sources(session, parts.vault, acting, artifact, body.sources, now=now)
 
 
 @router.get("/v1/artifacts/{artifact}/lineage")
@@ -153,10 +161,17 @@ def get_provenance(artifact: Id, acting: Anyone, parts: Parts) -> dict[str, Any]
 
 
 @router.get("/v1/artifacts/{artifact}/prov")
-def get_prov(artifact: Id, acting: Anyone) -> None:
-    """The same as W3C PROV-JSON. A later feature: refused by name."""
-    del artifact, acting
-    raise Problem("not-built", "PROV-JSON is not built in this version; use …/provenance")
+def get_prov(
+    *,
+    artifact: Id,
+    acting: Anyone,
+    parts: Parts,
+    depth: Annotated[int, Query(ge=1, le=100)] = 10,
+    limit: Limit = 1000,
+) -> dict[str, Any]:
+    """Where it came from, as W3C PROV-JSON; people under opaque ids, what was erased as invalidated."""
+    with parts.database.transaction(acting.tenant_id, write=False) as session:
+        return prov_of(session, acting, artifact, depth=depth, limit=limit)
 
 
 @router.post("/v1/artifacts/{artifact}/status")
