@@ -75,7 +75,11 @@ class _Confirmation:
 
     def _wanted(self, session: Session, kind: str) -> list[CopyRow]:
         rows = history.copies_of(session, self._tenant_id, self._owner, *sorted(GONE))
-        return [copy for copy in rows if copy.kind == kind and (self._again or copy.verified_at is None)]
+        return [copy for copy in rows if copy.kind == kind and (copy.verified_at is None or self._looks_again(copy))]
+
+    def _looks_again(self, copy: CopyRow) -> bool:
+        # Where a copy lay is forgotten with the request's traces; it was looked for twice before that.
+        return self._again and (copy.kind == "key" or copy.sealed is not None)
 
     def _store(self, store: StoreRow | None, name: str) -> tuple[int, int]:
         with self._parts.transactions(self._tenant_id, write=False) as session:

@@ -8,6 +8,7 @@ salts, whose openings lie sealed with the request and go into the letter alone.
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from sqlmodel import Session, col, select
 from erasure import certificate, history
 from erasure.certificate import LogEvidence, Proof
 from erasure.confirm import INDEPENDENCE
+from erasure.footprint import ENDED
 from erasure.history import fact_of, ref_of
 from erasure.models import CertificateRow, CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
@@ -96,6 +98,8 @@ def opening_of(session: Session, parts: Parts, row: RequestRow) -> list[dict[str
 
 
 def _commit_to_names(session: Session, parts: Parts, row: RequestRow) -> None:
+    if ENDED in row.details:
+        return  # the words are gone; a later certificate repeats the commitments of the one before
     seal = request_seal(session, parts, row)
     said = seal.open("said", row.sealed)
     if "commitments" in said:
@@ -135,10 +139,7 @@ def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, n
         "state": state.value,
         "plan_hash": row.plan_hash,
         "approval": parts.approval,
-        "subject_commitments": [
-            certificate.commitment(bytes.fromhex(line["salt"]), line["subject"])
-            for line in opening_of(session, parts, row)
-        ],
+        "subject_commitments": _commitments(session, parts, row, earlier),
         "approvals": [{name: line[name] for name in ("by", "at", "entry")} for line in row.approvals],
         "coverage": details.get("plan", {}).get("coverage", []),
         "not_covered": details.get("plan", {}).get("not_covered", []),
@@ -223,6 +224,15 @@ def _newest(session: Session, row: RequestRow) -> CertificateRow | None:
         .order_by(col(CertificateRow.number).desc())
         .limit(1)
     ).first()
+
+
+def _commitments(session: Session, parts: Parts, row: RequestRow, earlier: CertificateRow | None) -> list[str]:
+    if ENDED in row.details and earlier is not None:
+        known: list[str] = json.loads(earlier.body)["certificate"]["subject_commitments"]
+        return known
+    return [
+        certificate.commitment(bytes.fromhex(line["salt"]), line["subject"]) for line in opening_of(session, parts, row)
+    ]
 
 
 def _controller(session: Session, tenant_id: int) -> dict[str, Any]:

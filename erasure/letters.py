@@ -15,6 +15,7 @@ from sqlmodel import Session, col, select
 
 from erasure import history
 from erasure.errors import InvalidRequest, LetterNotReady, RequestDataGone
+from erasure.footprint import ENDED
 from erasure.models import CertificateRow, RequestRow
 from erasure.parts import Parts
 from erasure.planning import request_seal
@@ -50,7 +51,7 @@ def write(parts: Parts, acting: Acting, request_id: str, asked: Asked, now: date
         row = history.load(session, acting.tenant_id, request_id)
         kind = asked.kind or _kind_of(row)
         _check_kind(row, kind)
-        if row.sealed is None:
+        if ENDED in row.details:
             raise RequestDataGone(request_id)
         facts = _facts(session, parts, row, kind=kind, lang=asked.language or _language_of(row), now=now)
         body = {"request": request_id, "what": f"letter {kind}", "by": acting.principal, "names": len(facts.names)}

@@ -1,8 +1,8 @@
 """What a person said and what a plan captured, sealed under the request's own key.
 
 Guarantees: identifiers, notes, locators and canaries of a request are readable only while its key lives; the key goes
-with the request's footprint. A sweep of retention has no person's words: its captures are sealed under the tenant's own
-key. Not here: how long the key lives.
+with the request's footprint. A sweep of retention has no person's words: its captures are sealed under a key of the
+tenant that is this sweep's own. Not here: how long the key lives.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from sqlmodel import Session
 
 from connectors.base import Item
+from erasure.models import RequestRow
 from registry.keyed import NO_MONTH, canonical_json
 from vault.envelope import seal_small, unseal_small
 from vault.vault import Vault
@@ -40,15 +41,36 @@ class Capture:
 
 
 class RequestSeal:
-    """Seals and opens the texts of one request; lives as long as one transaction."""
+    """Seals and opens the texts of one request; lives as long as one transaction.
 
-    __slots__ = ("_key", "_owner", "_tenant")
+    A request whose traces have ended (`erasure.footprint`) has no key any more. What comes later, such as the place
+    of a late copy, is sealed under a key of its own, which goes like the first one.
+    """
+
+    __slots__ = ("_found", "_key_no", "_owner", "_session", "_tenant", "_tenant_id", "_vault")
 
     def __init__(self, session: Session, vault: Vault, tenant_id: int, *, owner: str, key_no: int) -> None:
-        handle = vault.key_for(session, tenant_id, key_no, REQUEST_CLASS, NO_MONTH)
-        self._key = handle.key32
+        self._session = session
+        self._vault = vault
+        self._tenant_id = tenant_id
+        self._key_no = key_no
         self._owner = owner
         self._tenant = str(tenant_id)
+        self._found: bytes | None = None
+
+    @property
+    def _key(self) -> bytes:
+        # Asked for only when something is sealed or opened: an ended request has nothing to open.
+        if self._found is None:
+            scope = self._owner if self._key_no == SWEEP_KEY else self._after_the_end()
+            handle = self._vault.key_for(self._session, self._tenant_id, self._key_no, REQUEST_CLASS, NO_MONTH, scope)
+            self._found = handle.key32
+        return self._found
+
+    def _after_the_end(self) -> str:
+        row = self._session.get(RequestRow, (self._tenant_id, self._owner))
+        ended = 0 if row is None else int(row.details.get("footprints", 0))
+        return f"after-{ended}" if ended else ""
 
     def seal(self, name: str, value: Mapping[str, Any]) -> bytes:
         """The ciphertext of a JSON value, bound to the owner and the name."""
