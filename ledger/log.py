@@ -552,7 +552,8 @@ class Log:
                 index.insert(session, head.tenant_id, batch.first, made.headers, lines)
                 head.took(batch, digest, made.leaves)
                 save(session, head)
-                staging.answer(session, head.tenant_id, _staged_answers(calls, answers), now)
+                if self._stages:
+                    staging.answer(session, head.tenant_id, _staged_answers(calls, answers), now)
         except sa.exc.IntegrityError:
             # Another process found this batch in the bucket and indexed it first.
             return None
