@@ -348,7 +348,7 @@ def _register_jobs(services: Services) -> None:
     jobs.add(Job(name="snapshots", every=SNAPSHOT_EVERY, run=for_each(journal.snapshot_if_due), shared=False))
     jobs.add(Job(name="answers", every=timedelta(hours=1), run=for_each(partial(expire, services.database))))
     ends = for_each(lambda tenant_id, now: end_footprints(services.erasure, tenant_id, now))
-    jobs.add(Job(name="footprints", every=timedelta(hours=1), run=ends))
+    jobs.add(Job(name="footprints", every=timedelta(hours=1), run=ends, shared=False))
     jobs.add(Job(name="roots", every=DAY, run=services.keks.turn))
     jobs.add(Job(name="vault", every=VAULT_EVERY, run=lambda _now: services.vault.expire(), shared=False))
     jobs.add_work(lambda now: _work_on_requests(services, now))
