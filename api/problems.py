@@ -78,6 +78,9 @@ PROBLEMS: dict[str, ProblemType] = {
     "unknown-kind": _of(422, "No such kind", "Register it with `PUT /v1/kinds/{name}` first."),
     "invalid-entry": _of(422, "The entry is not valid", "`errors` names the field; the other entries were stored."),
     "unknown-source": _of(422, "No such source", "Register or record the source first."),
+    "action-not-succeeded": _of(
+        422, "The product write did not succeed", "Register the memory after the outcome of its action is `succeeded`."
+    ),
     "unknown-stream": _of(404, "No such stream", "Make it with `POST /v1/streams`, or record an entry in it."),
     "too-many-subjects": _of(
         422, "Too many people stand behind one item", "A class with `aggregate: true` and `derived.default: review`."

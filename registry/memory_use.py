@@ -41,6 +41,8 @@ from registry.sets import Members
 from registry.subjects import find_people
 from vault.vault import Vault
 
+__all__ = ["MAX_MEMORIES", "change_status", "changes", "confirm", "conflict", "require_memory", "resolve"]
+
 MAX_OBSERVED_BYTES = 16_384
 _ENTRY_PREFIX = "entry:"
 _GONE = ("erasing", "erased")

@@ -3,7 +3,8 @@
 Guarantees: a name is found by its keyed look-up; its readable form and all a caller declares in free form lie sealed
 under the identity key of the stream's first person (the tenant's own where there is none), so both go with that key.
 Get-or-create is one look-up per batch and safe against other writers. The caller commits.
-Not built here: machines (phases, allowed tools), recovery of runs, lifecycle timers (issue 4).
+A provider's conversation that is replaced stays in the list of former ones: its copies are still to be found. How
+streams age and runs recover is `registry.sessions`; how a stream moves along a machine is `registry.machine_rows`.
 """
 
 from __future__ import annotations
@@ -17,23 +18,25 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from ledger.models import EntryRow
 from registry.acting import Acting
 from registry.classes import in_force
-from registry.errors import MalformedSubject, UnknownClass, UnknownRun, UnknownStream
+from registry.errors import MalformedSubject, UnknownClass, UnknownMachine, UnknownRun, UnknownStream
 from registry.identifiers import Identifier, parse_subject
 from registry.ids import new_id, random_hex
 from registry.keyed import NOBODY, Lookups, Seals, canonical_json, chunks, hold_writer
-from registry.models import RecorderRow, RunRow, StreamRow
-from registry.reading import Faults, Reader
+from registry.machines import parse_machine
+from registry.models import MachineRow, RecorderRow, RunRow, StreamRow
+from registry.reading import NAME, Faults, Reader
+from registry.sessions import RUN_ENDED, RUN_STATES, Lifecycle, lifecycle, move_run
 from registry.sets import intern_sets, members
 from registry.subjects import fenced, resolve
 from vault.vault import Vault
 
 NAME_LIMIT = 512
-RUN_STATES = ("active", "waiting", "completed", "failed", "cancelled", "requires_recovery")
-RUN_ENDED = ("completed", "failed", "cancelled")
 _STREAM, _RUN = "stream", "run"
 _NAME, _DECLARED = "name", "declared"
+_REFS, _FORMER_REFS = "provider_refs", "former_provider_refs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +243,7 @@ def put_stream(session: Session, vault: Vault, acting: Acting, spec: object, now
     faults = Faults("stream")
     reader = Reader(spec, faults)
     name = reader.text("stream", required="the name under which its entries are recorded", limit=NAME_LIMIT)
-    owner, data_class, declared = _read_stream(reader)
+    owner, data_class, machine, declared = _read_stream(reader)
     faults.raise_any()
     _require_class(session, acting, data_class)
     known = bool(find_streams(session, vault, acting.tenant_id, (name,)))
@@ -248,6 +251,7 @@ def put_stream(session: Session, vault: Vault, acting: Acting, spec: object, now
     ref = streams_for(session, vault, acting, {name: people}, now)[name]
     row = stream_by_id(session, acting.tenant_id, ref.stream_id)
     row.data_class = data_class or row.data_class
+    _take_machine(session, row, machine)
     _declare(session, vault, acting.tenant_id, row, {_NAME: name, _DECLARED: declared})
     return row, not known
 
@@ -258,7 +262,7 @@ def patch_stream(
     """A stream after a change of some declared fields. Raises: as `put_stream`, UnknownStream."""
     faults = Faults("stream")
     reader = Reader(spec, faults)
-    owner, data_class, declared = _read_stream(reader)
+    owner, data_class, machine, declared = _read_stream(reader)
     faults.raise_any()
     row = stream_by_id(session, acting.tenant_id, stream_id)
     _require_class(session, acting, data_class)
@@ -268,8 +272,20 @@ def patch_stream(
         row.set_id = intern_sets(session, acting.tenant_id, (people,), now)[people]
     row.data_class = data_class or row.data_class
     row.last_activity_at = max(now, row.last_activity_at)
+    _take_machine(session, row, machine)
     _declare(session, vault, acting.tenant_id, row, {_DECLARED: declared})
     return row
+
+
+def lifecycles(session: Session, tenant_id: int, rows: Sequence[StreamRow], now: datetime) -> dict[int, Lifecycle]:
+    """Where each stream stands by the timers of its class: active, resumable, idle or expired."""
+    known = in_force(session, tenant_id)
+    found: dict[int, Lifecycle] = {}
+    for row in rows:
+        data_class = None if row.data_class is None else known.get(row.data_class)
+        timers = None if data_class is None else data_class.session
+        found[row.stream_no] = lifecycle(timers, row.last_activity_at, now)
+    return found
 
 
 def put_run(session: Session, vault: Vault, acting: Acting, spec: object, now: datetime) -> tuple[RunRow, bool]:
@@ -300,14 +316,14 @@ def patch_run(session: Session, vault: Vault, acting: Acting, run_id: str, spec:
     return row
 
 
-def _read_stream(reader: Reader) -> tuple[Identifier | None, str | None, dict[str, Any]]:
+def _read_stream(reader: Reader) -> tuple[Identifier | None, str | None, str | None, dict[str, Any]]:
     owner = None
     if (text := reader.raw("owner")) is not None:
         try:
             owner = parse_subject(text)
         except MalformedSubject as error:
             reader.add("owner", error.detail)
-    reader.not_built("machine", "state machines of streams are not built (issue 4)")
+    machine = reader.code("machine", pattern=NAME)
     data_class = reader.text("data_class", limit=64) or None
     declared = {
         "channel": reader.text("channel", limit=128) or None,
@@ -315,7 +331,28 @@ def _read_stream(reader: Reader) -> tuple[Identifier | None, str | None, dict[st
         "provider_refs": _plain(reader, "provider_refs"),
     }
     reader.done()
-    return owner, data_class, {name: value for name, value in declared.items() if value is not None}
+    return owner, data_class, machine, {name: value for name, value in declared.items() if value is not None}
+
+
+def _take_machine(session: Session, row: StreamRow, name: str | None) -> None:
+    """Let a stream follow a machine from here on: what it did before is not judged. Raises: UnknownMachine."""
+    if name is None or name == row.machine:
+        return
+    newest = session.exec(
+        select(MachineRow)
+        .where(MachineRow.tenant_id == row.tenant_id, MachineRow.name == name)
+        .order_by(sa.desc("version"))
+        .limit(1)
+    ).first()
+    if newest is None:
+        raise UnknownMachine(name)
+    last = session.scalar(
+        sa.select(sa.func.max(col(EntryRow.position))).where(
+            col(EntryRow.tenant_id) == row.tenant_id, col(EntryRow.stream_no) == row.stream_no
+        )
+    )
+    row.machine, row.phase = name, parse_machine(name, newest.spec).start
+    row.phase_position = -1 if last is None else int(last)
 
 
 def _read_run(reader: Reader) -> dict[str, Any]:
@@ -363,24 +400,47 @@ def _declare(session: Session, vault: Vault, tenant_id: int, row: StreamRow | Ru
     seals = Seals(session, vault, tenant_id)
     former = _open(seals, row.holder_no, label, opaque, row.sealed)
     merged = former | content
-    merged[_DECLARED] = former.get(_DECLARED, {}) | content.get(_DECLARED, {})
+    merged[_DECLARED] = _keep_former_refs(former.get(_DECLARED, {}), content.get(_DECLARED, {}))
     closed = fenced(session, tenant_id, (row.holder_no,))
     holder = seals.holder(number for number in (row.holder_no,) if number not in closed)
     row.sealed = _seal(seals, holder, label, opaque, merged)
     row.holder_no = holder
     # Only which fields were declared stands readable; their values may name people.
-    row.declared = {"fields": sorted(merged[_DECLARED])}
+    row.declared = {"fields": sorted(merged[_DECLARED]), **_readable(merged[_DECLARED], row)}
     session.add(row)
     session.flush()
+
+
+def _keep_former_refs(before: Mapping[str, Any], said: Mapping[str, Any]) -> dict[str, Any]:
+    """What is declared after a change; a provider's conversation that was lost is replaced, never forgotten."""
+    merged = {**before, **said}
+    known = before.get(_REFS)
+    if known and _REFS in said and said[_REFS] != known:
+        merged[_FORMER_REFS] = [*before.get(_FORMER_REFS, []), known]
+    return merged
+
+
+def _readable(declared: Mapping[str, Any], row: StreamRow | RunRow) -> dict[str, Any]:
+    """What of a declaration may stand readable: counts and reasons of ours."""
+    if isinstance(row, StreamRow):
+        generation = len(declared.get(_FORMER_REFS, [])) + (1 if declared.get(_REFS) else 0)
+        return {"provider_generation": generation}
+    because = row.declared.get("because")
+    return {} if because is None else {"because": because}
 
 
 def _declare_run(
     session: Session, vault: Vault, tenant_id: int, row: RunRow, content: dict[str, Any], *, now: datetime
 ) -> None:
-    status = content.get(_DECLARED, {}).get("status")
-    if status is not None:
-        row.status = status
-        row.ended_at = now if status in RUN_ENDED else None
+    said = content.get(_DECLARED, {})
+    known = open_names(session, vault, tenant_id, [row])[row.run_id].declared
+    moved = move_run(row.status, said.get("status"), has_checkpoint="checkpoint_ref" in {**known, **said})
+    row.declared = {**row.declared, "because": moved.because}
+    if moved.status is not None:
+        row.status = moved.status
+        content = {**content, _DECLARED: {**said, "status": moved.status}}
+        if said.get("status") is not None:
+            row.ended_at = now if moved.status in RUN_ENDED else None
     _declare(session, vault, tenant_id, row, content)
 
 

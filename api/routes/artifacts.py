@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal
 
@@ -14,7 +13,8 @@ from api.errors import Problem
 from api.lineage_feed import LATE
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
 from api.requests import Body, make_router
-from registry import artifacts
+from api.routes.memory import ship_changes
+from registry import artifacts, memory_use
 from registry.acting import Acting
 from registry.lineage_out import note_late, prov_of
 
@@ -99,11 +99,14 @@ class Use(Body):
 @router.post("/v1/artifacts")
 def register(body: Registration, acting: Writer, parts: Parts) -> Results:
     """Registers up to 5,000 artifacts; never reads the store. The same place is the same artifact."""
+    now = parts.clock.now()
     with parts.database.transaction(acting.tenant_id) as session:
-        results = artifacts.register(session, parts.vault, acting, body.artifacts, parts.clock.now())
+        results = artifacts.register(session, parts.vault, acting, body.artifacts, now)
         late = [one["id"] for one in results if one["status"] == "exists"]
         if late and parts.settings.openlineage:
-            note_late(session, acting.tenant_id, LATE, late, parts.clock.now())
+            note_late(session, acting.tenant_id, LATE, late, now)
+    if any(result["status"] == "exists" for result in results):
+        ship_changes(parts, acting, now)  # a memory may have taken another's place
     if any(result["status"] == "erased" for result in results):
         parts.jobs.wake()  # late copies join the request that erased their person or source
     return Results(results=results)
@@ -177,50 +180,12 @@ def get_prov(
 @router.post("/v1/artifacts/{artifact}/status")
 def set_status(artifact: Id, body: Use, acting: User, parts: Parts) -> ArtifactView:
     """Quarantines, revokes, verifies or reactivates an artifact; the reason is sealed with it."""
+    now = parts.clock.now()
     with parts.database.transaction(acting.tenant_id) as session:
-        artifacts.set_use(session, parts.vault, acting, artifact, body.status, reason=body.reason)
-        return ArtifactView.model_validate(artifacts.get_artifact(session, acting.tenant_id, artifact))
-
-
-class Resolve(Body):
-    """Which memories may be used for whom and what."""
-
-    subject: str
-    purpose: str
-    scope: dict[str, str] | None = None
-    artifacts: list[Any] | None = None
-
-
-def _no_memory(_: Mapping[str, Any] | Body | None = None) -> None:
-    raise Problem("not-built", "memory governance (resolve, confirm, conflict, forget) is not built in this version")
-
-
-@router.post("/v1/memory:resolve")
-def resolve_memory(body: Resolve, acting: Writer) -> None:
-    """Whether memories may be used now. A later feature: refused by name, so that nothing passes unchecked."""
-    del acting
-    _no_memory(body)
-
-
-@router.post("/v1/memory/{artifact}:confirm")
-def confirm_memory(artifact: Id, acting: Writer) -> None:
-    """A later feature: refused by name."""
-    del artifact, acting
-    _no_memory()
-
-
-@router.post("/v1/memory/{artifact}:conflict")
-def conflict_memory(artifact: Id, acting: Writer) -> None:
-    """A later feature: refused by name."""
-    del artifact, acting
-    _no_memory()
-
-
-@router.post("/v1/memory/{artifact}:forget")
-def forget_memory(artifact: Id, acting: Writer) -> None:
-    """A later feature: refused by name; use a request of right `erasure`."""
-    del artifact, acting
-    _no_memory()
+        memory_use.change_status(session, parts.vault, acting, artifact, body.status, reason=body.reason, now=now)
+        view = ArtifactView.model_validate(artifacts.get_artifact(session, acting.tenant_id, artifact))
+    ship_changes(parts, acting, now)
+    return view
 
 
 class Task(Body):

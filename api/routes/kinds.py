@@ -1,4 +1,4 @@
-"""Kinds of entries that a platform team registers beside the shipped ones; machines are refused by name."""
+"""Kinds of entries that a platform team registers beside the shipped ones."""
 
 from __future__ import annotations
 
@@ -58,10 +58,3 @@ def list_kinds(acting: Anyone, parts: Parts) -> Page[KindView]:
     shipped = [KindView(name=kind, description="", shipped=True) for kind in sorted(USER_KINDS)]
     own = [KindView(name=r.name, description=r.description, shipped=False, created_at=r.created_at) for r in rows]
     return Page(items=shipped + own)
-
-
-@router.put("/v1/machines/{name}")
-def put_machine(name: str, acting: Platform) -> None:
-    """Phases, transitions and allowed tools of a workflow. A later feature: refused by name."""
-    del name, acting
-    raise Problem("not-built", "machines (phases, transitions, allowed tools) are not built in this version")

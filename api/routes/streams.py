@@ -7,13 +7,15 @@ from typing import Annotated, Any
 
 from fastapi import Body as BodyOf
 from fastapi import Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
+from sqlmodel import Session
 
-from api.auth import Parts, Writer
-from api.errors import Problem
-from api.requests import Body, make_router
+from api.auth import Anyone, Parts, Writer
+from api.requests import make_router
 from registry import streams
+from registry.acting import Acting
 from registry.models import RunRow, StreamRow
+from registry.sessions import Lifecycle
 
 router = make_router("streams and runs")
 StreamSpec = Annotated[
@@ -35,6 +37,10 @@ class StreamView(BaseModel):
     data_class: str | None
     created_at: datetime
     last_activity_at: datetime
+    lifecycle: Lifecycle = Field(description="By the timers of its class.")
+    machine: str | None = None
+    phase: str | None = None
+    provider_generation: int = Field(0, description="How many provider conversations it has had.")
 
 
 class RunView(BaseModel):
@@ -42,24 +48,32 @@ class RunView(BaseModel):
 
     id: str
     status: str | None
+    because: str | None = Field(None, description="Why the status is another than the one declared.")
     created_at: datetime
     ended_at: datetime | None
 
 
-class WhichStream(Body):
-    """A stream by the caller's name."""
-
-    stream: str
-
-
-def _stream(row: StreamRow) -> StreamView:
+def _stream(session: Session, acting: Acting, row: StreamRow, now: datetime) -> StreamView:
     return StreamView(
-        id=row.stream_id, data_class=row.data_class, created_at=row.created_at, last_activity_at=row.last_activity_at
+        id=row.stream_id,
+        data_class=row.data_class,
+        created_at=row.created_at,
+        last_activity_at=row.last_activity_at,
+        lifecycle=streams.lifecycles(session, acting.tenant_id, [row], now)[row.stream_no],
+        machine=row.machine,
+        phase=row.phase,
+        provider_generation=row.declared.get("provider_generation", 0),
     )
 
 
 def _run(row: RunRow) -> RunView:
-    return RunView(id=row.run_id, status=row.status, created_at=row.created_at, ended_at=row.ended_at)
+    return RunView(
+        id=row.run_id,
+        status=row.status,
+        because=row.declared.get("because"),
+        created_at=row.created_at,
+        ended_at=row.ended_at,
+    )
 
 
 @router.post("/v1/streams", responses={201: {"description": "The stream is new."}})
@@ -68,21 +82,22 @@ def put_stream(spec: StreamSpec, acting: Writer, parts: Parts, response: Respons
     with parts.database.transaction(acting.tenant_id) as session:
         row, created = streams.put_stream(session, parts.vault, acting, spec, parts.clock.now())
         response.status_code = 201 if created else 200
-        return _stream(row)
+        return _stream(session, acting, row, parts.clock.now())
 
 
 @router.patch("/v1/streams/{stream_id}")
 def patch_stream(stream_id: str, spec: StreamSpec, acting: Writer, parts: Parts) -> StreamView:
     """Changes some declared fields; `stream_id` is the opaque id of the POST."""
     with parts.database.transaction(acting.tenant_id) as session:
-        return _stream(streams.patch_stream(session, parts.vault, acting, stream_id, spec, now=parts.clock.now()))
+        row = streams.patch_stream(session, parts.vault, acting, stream_id, spec, now=parts.clock.now())
+        return _stream(session, acting, row, parts.clock.now())
 
 
-@router.post("/v1/streams:allowed-tools")
-def allowed_tools(body: WhichStream, acting: Writer) -> None:
-    """Which tools the stream's machine allows now. Machines are a later feature: refused by name."""
-    del body, acting
-    raise Problem("not-built", "machines (phases, transitions, allowed tools) are not built in this version")
+@router.get("/v1/streams/{stream_id}")
+def get_stream(stream_id: str, acting: Anyone, parts: Parts) -> StreamView:
+    """A stream: where it stands by the timers of its class, and in its machine."""
+    with parts.database.transaction(acting.tenant_id, write=False) as session:
+        return _stream(session, acting, streams.stream_by_id(session, acting.tenant_id, stream_id), parts.clock.now())
 
 
 @router.post("/v1/runs", responses={201: {"description": "The run is new."}})
@@ -99,3 +114,10 @@ def patch_run(run_id: str, spec: RunSpec, acting: Writer, parts: Parts) -> RunVi
     """Changes some declared fields; `run_id` is the opaque id of the POST."""
     with parts.database.transaction(acting.tenant_id) as session:
         return _run(streams.patch_run(session, parts.vault, acting, run_id, spec, now=parts.clock.now()))
+
+
+@router.get("/v1/runs/{run_id}")
+def get_run(run_id: str, acting: Anyone, parts: Parts) -> RunView:
+    """A run: `requires_recovery` where it has no checkpoint to go on from."""
+    with parts.database.transaction(acting.tenant_id, write=False) as session:
+        return _run(streams.run_by_id(session, acting.tenant_id, run_id))

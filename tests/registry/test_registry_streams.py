@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from registry import streams, subjects
-from registry.errors import InvalidDeclaration, NotBuilt, UnknownClass, UnknownRun, UnknownStream
+from registry.errors import InvalidDeclaration, UnknownClass, UnknownMachine, UnknownRun, UnknownStream
 from registry.identifiers import parse_subject
 from registry.models import RunRow, StreamRow
 
@@ -106,9 +106,9 @@ def test_a_wrong_stream_is_refused(house: Any, spec: Any) -> None:
         streams.put_stream(session, house.vault, house.alice, spec, house.now)
 
 
-def test_machines_are_refused_by_name_and_unknown_classes_too(house: Any) -> None:
+def test_unknown_machines_and_classes_are_refused(house: Any) -> None:
     with house.session() as session:
-        with pytest.raises(NotBuilt):
+        with pytest.raises(UnknownMachine):
             streams.put_stream(session, house.vault, house.alice, {**STREAM, "machine": "refund"}, house.now)
         with pytest.raises(UnknownClass):
             streams.put_stream(session, house.vault, house.alice, {**STREAM, "data_class": "diary"}, house.now)
