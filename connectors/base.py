@@ -37,7 +37,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
 from connectors.errors import DriverMissing, KindNotBuilt, KindUnknown, Timeout
 
@@ -171,6 +171,25 @@ class FenceReport:
 
     held: bool
     detail: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """Whether named fields of an item now read as asked."""
+
+    corrected: bool
+    detail: str
+
+
+@runtime_checkable
+class Corrector(Protocol):
+    """A connector that can set named fields of an item; only some stores can."""
+
+    def correct(
+        self, item: Item, values: Mapping[str, Any], *, owner_identifiers: Sequence[str], deadline: float
+    ) -> Correction:
+        """Set the fields of one item after the same ownership check as `erase`, and read them again."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from connectors.base import (
     Capabilities,
     CheckReport,
     Connector,
+    Correction,
     Deadline,
     FenceReport,
     Finding,
@@ -269,6 +270,39 @@ class SqlConnector(Connector):
         answers |= {number: (Outcome.FAILED, detail) for number, detail in bad.items()}
         at = now + timedelta(seconds=limit.spent())
         return [_receipt(item, answers[number], at) for number, item in enumerate(items)]
+
+    def correct(
+        self, item: Item, values: Mapping[str, Any], *, owner_identifiers: Sequence[str], deadline: float
+    ) -> Correction:
+        """Set named columns of one row, in one transaction that checks the owner and reads the row again.
+
+        Raises: as `erase`; BadLocator for a bad place or a column that is not there.
+        """
+        if self._read_only:
+            raise ReadOnlyConnector("correct")
+        limit = Deadline("correct", deadline)
+        with self._session(limit, read_only=False) as now_open:
+            _, batch = self._by_table(now_open, [item], refuse=True)[0][0]
+            missing = sorted(set(values) - set(batch.table.columns))
+            if missing:
+                raise BadLocator(f"the table has no column {', '.join(missing)}")
+            owner = owner_column(batch.table, self._owner_field)
+            run, rows = now_open.connection.exec_driver_sql, now_open.rows
+            run(self._database.begin)
+            found = rows.select(batch, [owner] if owner else [], lock=True)
+            if not found or (owner and str(found[0][1][0]) not in owner_forms(owner_identifiers)):
+                run("ROLLBACK")
+                return Correction(
+                    corrected=False, detail="the row names another owner, or none" if found else "no row of this key"
+                )
+            if rows.update(batch, values) != 1:
+                run("ROLLBACK")
+                return Correction(corrected=False, detail="the update hit more or less than the one row")
+            run("COMMIT")
+            again = rows.select(batch, list(values))
+        kept = bool(again) and again[0][1] == tuple(values.values())
+        detail = "updated by key and read again" if kept else "the row reads otherwise: a trigger or type changed it"
+        return Correction(corrected=kept, detail=detail)
 
     def _erase_batch(self, now_open: _Open, batch: Batch, forms: frozenset[str], limit: Deadline) -> list[Answer]:
         """Erase a batch in one transaction; halve it when the database refuses, until the refused rows stand alone."""

@@ -18,7 +18,7 @@ from connectors.sql_catalog import Catalog, Child, Key, Table, owner_column, pla
 from connectors.sql_database import Database, Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from connectors.base import Deadline
 
@@ -117,6 +117,20 @@ class Rows:
     def delete(self, batch: Batch) -> int:
         """Delete the rows of the batch and return how many the database says it deleted."""
         return self._by_keys("DELETE FROM", "", batch).rowcount
+
+    def update(self, batch: Batch, values: Mapping[str, Any]) -> int:
+        """Set columns of the one row of the batch and return how many rows the database says it changed."""
+        quote = self._catalog.quote
+        names = tuple(values)
+        assigned = ", ".join(
+            f"{quote(name)} = {mark}"
+            for name, mark in zip(names, self._database.marks(batch.table, names, self._connection), strict=True)
+        )
+        marks = self._database.marks(batch.table, batch.columns, self._connection)
+        keyed = " AND ".join(f"{quote(name)} = {mark}" for name, mark in zip(batch.columns, marks, strict=True))
+        return self._connection.exec_driver_sql(
+            f"UPDATE {batch.table.quoted} SET {assigned} WHERE {keyed}", (*values.values(), *batch.keys[0])
+        ).rowcount
 
     def _by_keys(self, verb: str, end: str, batch: Batch) -> sa.CursorResult[Any]:
         marks = self._database.marks(batch.table, batch.columns, self._connection)

@@ -13,9 +13,10 @@ from typing import Any
 
 from sqlmodel import Session, col, select
 
-from erasure import history
+from erasure import history, restrict
 from erasure.errors import IllegalMove, InvalidRequest, UnknownRequest
-from erasure.intake import parse
+from erasure.fences import lift_fence
+from erasure.intake import Intake, parse
 from erasure.models import CopyRow, RequestRow, RequestSubject
 from erasure.parts import Parts
 from erasure.plan import instant_text
@@ -26,28 +27,43 @@ from erasure.request import (
     Extent,
     Facts,
     Move,
+    Right,
     State,
     is_contained,
     move,
 )
 from erasure.sealed import RequestSeal
 from ledger.entry import Kind
+from registry import classes as registered
 from registry import subjects
 from registry.acting import Acting
 from registry.errors import MalformedSubject
 from registry.identifiers import parse_subject
 from registry.ids import new_id, random_hex
+from registry.keyed import Lookups
 from registry.models import Tenant as TenantRow
 from registry.people import expand
 from retention.calendar import deadlines, paused_due_at
 
-_SETTLEMENTS = {
+_ERASING = {
     "erase": CopyState.PENDING,
     "erased": CopyState.ERASED_LOGICAL,
     "retained": CopyState.RETAINED,
     "failed": CopyState.FAILED,
 }
-"""What a human can say of a copy; `erased` is a claim that `confirm` still has to see."""
+_EXPORTING = {"release": CopyState.PENDING, "withhold": CopyState.WITHHELD, "failed": CopyState.FAILED}
+_CORRECTING = {
+    "corrected": CopyState.CORRECTED,
+    "unchanged": CopyState.UNCHANGED,
+    "failed": CopyState.FAILED,
+}
+_SETTLEMENTS = {
+    Right.ERASURE: _ERASING,
+    Right.ACCESS: _EXPORTING,
+    Right.PORTABILITY: _EXPORTING,
+    Right.RECTIFICATION: _CORRECTING,
+}
+"""What a human can say of a copy, by right; `erased` is a claim that `confirm` still has to see."""
 _BROKEN = (CopyState.FAILED, CopyState.UNREACHABLE, CopyState.NOT_COVERED)
 
 
@@ -87,9 +103,11 @@ class Desk:
                 "subjects": [{"text": one.text, "given": one.given} for one in intake.identifiers],
                 "channel": intake.channel,
                 "note": intake.note,
-                "corrections": intake.corrections,
+                "corrections": intake.corrections or None,
+                "conversation": intake.conversation,
                 "identity": [],
             }
+            row.details = self._limits(session, acting, intake)
             row.sealed = self._seal(session, row).seal("said", said)
             session.add(row)
             for one in intake.identifiers:
@@ -222,11 +240,32 @@ class Desk:
             row.state = move(State(row.state), Move.CANCEL, self._facts(row, acting, now))
             session.add(row)
             session.flush()
-            if subjects.lift_fence(session, acting.tenant_id, row.subjects, request_id):
+            self._end_restriction(session, row, now)
+            if lift_fence(session, row):
                 self._parts.record.announce(session, acting.tenant_id, Kind.FENCE_LIFTED, {"request": request_id}, now)
             row.fence_at = None
             self._state(session, row, acting, now, event="cancelled", detail={})
             return history.view_of(session, row)
+
+    def lift(self, acting: Acting, request_id: str, *, reason: str, now: datetime) -> dict[str, Any]:
+        """The request after its restriction was lifted. Raises: IllegalMove, LiftingNotTold."""
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            if row.state in OPEN and row.right == Right.OBJECTION:
+                raise IllegalMove(row.state, "be lifted", "the objection is not decided; approve, refuse or cancel it")
+            if not self._end_restriction(session, row, now):
+                raise IllegalMove(row.state, "be lifted", "it restricts nobody")
+            self._note(session, row, acting, now, name="lift", text=reason)
+            self._state(session, row, acting, now, event="restriction_lifted", detail={})
+            return history.view_of(session, row)
+
+    def _end_restriction(self, session: Session, row: RequestRow, now: datetime) -> bool:
+        session.add(row)
+        session.flush()
+        if not restrict.end(session, row, now):
+            return False
+        self._parts.record.announce(session, row.tenant_id, Kind.RESTRICTION_LIFTED, {"request": row.request_id}, now)
+        return True
 
     def retry(self, acting: Acting, request_id: str, *, now: datetime) -> dict[str, Any]:
         """The request executing again, with everything that failed pending and its attempts counted anew."""
@@ -256,17 +295,18 @@ class Desk:
     def settle_copy(
         self, acting: Acting, request_id: str, copy_no: int, *, outcome: str, comment: str, now: datetime
     ) -> dict[str, Any]:
-        """A copy after a human's word on it: erase, erased (still to be seen by confirm), retained, failed."""
-        if outcome not in _SETTLEMENTS:
-            raise InvalidRequest("/outcome", f"expected one of {', '.join(_SETTLEMENTS)}")
+        """A copy after a human's word on it; what can be said depends on the right."""
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
+            allowed = _SETTLEMENTS.get(Right(row.right), {})
+            if outcome not in allowed:
+                raise InvalidRequest("/outcome", f"expected one of {', '.join(allowed)}")
             copy = session.get(CopyRow, (acting.tenant_id, request_id, copy_no), with_for_update=True)
             if copy is None:
                 raise UnknownRequest("copy", str(copy_no))
             if copy.state not in (CopyState.AWAITING_HUMAN, CopyState.AWAITING_EXTERNAL):
                 raise IllegalMove(copy.state, "be settled by hand")
-            copy.state, copy.level, copy.verified_at = _SETTLEMENTS[outcome], None, None
+            copy.state, copy.level, copy.verified_at = allowed[outcome], None, None
             copy.method, copy.detail = "by hand", f"settled by {acting.principal}"
             session.add(copy)
             self._note(session, row, acting, now, name=f"copy/{copy_no}", text=comment)
@@ -287,12 +327,31 @@ class Desk:
                 raise InvalidRequest("/sent_at", "lies before receipt or in the future")
             if kind == "answered" and row.answered_at is None:
                 row.answered_at = sent_at
+            if kind == "restriction_lifting":
+                if not restrict.is_in_force(session, row):
+                    raise IllegalMove(row.state, "announce the lifting of a restriction", "it restricts nobody")
+                row.details = {**row.details, "lifting_told_at": instant_text(sent_at)}
             session.add(row)
             detail = {"kind": kind, "sent_at": instant_text(sent_at)}
             self._note(session, row, acting, now, name=f"notice/{kind}", text=channel)
             body = {"request": request_id, **detail}
             self._tell(session, row, acting, now, event="notice", kind=Kind.REQUEST_NOTICE, body=body, detail=detail)
             return history.view_of(session, row)
+
+    def _limits(self, session: Session, acting: Acting, intake: Intake) -> dict[str, Any]:
+        """A request's scope as it is kept: names of classes, keyed look-ups of a conversation."""
+        if intake.data_classes is not None:
+            known = registered.in_force(session, acting.tenant_id)
+            for place, name in enumerate(intake.data_classes):
+                if name not in known:
+                    raise InvalidRequest(f"/scope/data_classes/{place}", "no data class of that name is in force")
+            return {"data_classes": list(intake.data_classes)}
+        if intake.conversation is not None:
+            lookups = Lookups(self._parts.vault, acting.tenant_id)
+            # An artifact says it in its scope, a stream there or by its own name.
+            declared = lookups.scope("conversation", intake.conversation)
+            return {"scopes": sorted({declared.hex(), lookups.of("stream", intake.conversation).hex()})}
+        return {}
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -366,4 +425,13 @@ def facts_of(
 
 
 def _extent(row: RequestRow) -> Extent:
-    return Extent(subjects=frozenset(row.subjects), right=row.right, regulation=row.regulation)
+    classes, scopes = row.details.get("data_classes"), row.details.get("scopes")
+    if "artifacts" in row.details:
+        scopes = [f"artifact/{number}" for number in row.details["artifacts"]]
+    return Extent(
+        subjects=frozenset(row.subjects),
+        right=row.right,
+        regulation=row.regulation,
+        data_classes=None if classes is None else frozenset(classes),
+        scopes=None if scopes is None else frozenset(scopes),
+    )

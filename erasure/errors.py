@@ -118,6 +118,28 @@ class UnknownGround(ErasureError):
         self.allowed = tuple(allowed)
 
 
+class LiftingNotTold(ErasureError):
+    """A restriction is lifted only after the person was told. Source: GDPR Art. 18(3)."""
+
+    problem = "illegal-move"
+    hint = "send the notice and record it as restriction_lifting first"
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"the restriction of {request_id} is in force and the person was not told of its lifting")
+        self.request = request_id
+
+
+class ExportNotReady(ErasureError):
+    """There is no export of this request to hand out. `state` is the request's."""
+
+    problem = "report-not-ready"
+
+    def __init__(self, request_id: str, state: str, detail: str) -> None:
+        super().__init__(f"the export of {request_id} is not ready: {detail}")
+        self.request = request_id
+        self.state = state
+
+
 class ReportNotReady(ErasureError):
     """The certificate cannot be issued yet; `due_at` is when, None when it depends on the work."""
 

@@ -25,6 +25,7 @@ from sqlmodel import Session
 from erasure import history
 from erasure.desk import facts_of
 from erasure.dispatch import Dispatch
+from erasure.fences import is_limited
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.plan import IDENTITY
@@ -104,7 +105,8 @@ class _Execution:
             work = load_work(session, self._tenant_id, self._owner, lock=True)
             if work.facts().get("destructive"):
                 return
-            for subject_no in sorted(work.people):
+            whole = isinstance(work.row, RequestRow) and not is_limited(work.row)
+            for subject_no in sorted(work.people) if whole else ():
                 self._parts.vault.fence_subject(
                     session, self._tenant_id, subject_no, now=self._now, request=self._owner
                 )
@@ -129,10 +131,11 @@ class _Execution:
                 ids = [copy.key_id for copy in going if copy.key_id is not None]
                 self._parts.vault.mark_destroying(session, self._tenant_id, ids, request=self._owner)
                 self._parts.vault.delete_wrapped(session, self._tenant_id, ids, now=self._now, request=self._owner)
+                at = self._parts.instant(self._now)
                 for copy in going:
                     copy.state, copy.key_state = CopyState.KEY_DESTROYED, "destroyed"
                     copy.method, copy.evidence = "wrapped key deleted", entry_id
-                    copy.started_at = copy.finished_at = self._now
+                    copy.started_at = copy.finished_at = at
                     copy.attempts += 1
                     session.add(copy)
                 done = {"owner": self._owner, "keys": sorted(ids)}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any, Protocol
 
 from sqlmodel import Session
@@ -16,8 +17,11 @@ from connectors.base import Connector
 from ledger.checkpoint import Signer
 from ledger.entry import Kind
 from ledger.head import Transactions
+from ledger.models import EntryRow
+from registry.acting import Acting
 from registry.models import StoreRow
-from registry.record import Evidence
+from registry.playback import ReadEntry
+from registry.record import AppendResult, Evidence
 from vault.vault import Vault
 
 
@@ -81,5 +85,18 @@ class Parts:
     max_attempts: int = 3
     truncate_log: Callable[[], bool] = lambda: True
     """Empties the database's own write-ahead log of old pages."""
+    read: Callable[[Session, int, Sequence[EntryRow]], list[ReadEntry]] | None = None
+    """Reads entries of the record (`registry.playback`), for exports; where it is missing, exports are not built."""
+    append: Callable[[Acting, Sequence[bytes], datetime], AppendResult] | None = None
+    """Appends entries about a person (`registry.record`), for corrections."""
+    exports: Path | None = None
+    """The folder of exports, one below it for each tenant; where it is missing, exports are not built."""
+    clock: Callable[[], datetime] | None = None
+    """Reads the time of each step of a longer work; None: what a verb was given holds for all of it."""
     keep_groups: Callable[[int, Sequence[int], datetime], int] = lambda _tenant_id, groups, _now: len(groups)
     """Writes key groups that were wrapped anew to the unlocked store and reads them back (`registry.journal`)."""
+
+    def instant(self, *known: datetime | None) -> datetime:
+        """The time of this step, never before an instant that is known to lie behind it."""
+        behind = [at for at in known if at is not None]
+        return max(behind if self.clock is None else [*behind, self.clock()])

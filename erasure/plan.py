@@ -38,6 +38,7 @@ IDENTITY = "identity"
 """The class of a person's identity key: identifiers, locators and stream names are sealed under it."""
 MAX_PATH = 20
 _IDENTITY_RULES = Rules(name=IDENTITY, keep=None, starts="created")
+_ASKED = ("request", "source_end")
 _STATES = {
     "erase": CopyState.PENDING,
     "regenerate": CopyState.AWAITING_EXTERNAL,
@@ -110,7 +111,8 @@ class KeyFact:
     key_id: str
     month: str
     item: Item
-    entries: int = 0
+    outside: int = 0
+    """How many entries under this key lie outside a request's conversation."""
     joint_parts: int = 0
     joint_subjects: int = 0
     parts: tuple[PartFact, ...] = ()
@@ -214,9 +216,15 @@ def instant_text(at: datetime) -> str:
 
 def build(given: PlanInput) -> Plan:
     """The plan that follows from the values; a sweep's plan leaves out what simply stays."""
-    lines = [line for line, item in _lines(given) if _belongs(line, item, given)]
-    lines.sort(key=lambda line: (line.data_class == IDENTITY, line.kind == "key", -line.depth, line.store, line.ref))
-    copies = tuple(replace(line, copy_no=number) for number, line in enumerate(lines, start=1))
+    return framed(given, [line for line, item in _lines(given) if _belongs(line, item, given)])
+
+
+def framed(given: PlanInput, lines: Iterable[PlanCopy]) -> Plan:
+    """Lines in their order and numbered, with what was and was not examined."""
+    ordered = sorted(
+        lines, key=lambda line: (line.data_class == IDENTITY, line.kind == "key", -line.depth, line.store, line.ref)
+    )
+    copies = tuple(replace(line, copy_no=number) for number, line in enumerate(ordered, start=1))
     return Plan(
         owner=given.owner,
         copies=copies,
@@ -319,8 +327,13 @@ def _lines(given: PlanInput) -> list[tuple[PlanCopy, Item]]:
 def _belongs(line: PlanCopy, item: Item, given: PlanInput) -> bool:
     """Whether a line is part of the plan: what is asked for or ends; a sweep lists nothing that simply stays."""
     if line.action in DESTRUCTIVE or line.action == "review":
-        return True
+        # What merely comes due is the sweep's; a request that is limited to a scope does not take it along.
+        return given.claim is None or not _is_limited(given.claim) or line.rule in _ASKED or concerns(given.claim, item)
     return given.claim is not None and concerns(given.claim, item)
+
+
+def _is_limited(claim: Claim) -> bool:
+    return claim.data_classes is not None or claim.scopes is not None or claim.artifacts is not None
 
 
 def _artifact_line(
@@ -387,6 +400,10 @@ def _key_line(key: KeyFact, given: PlanInput) -> PlanCopy:
     if decision.action == "regenerate":
         # What was recorded is not made anew: a class that regenerates its copies still loses its record.
         decision = decision._replace(action="erase")
+    if decision.action in DESTRUCTIVE and key.outside:
+        detail = f"the key of this month also opens {key.outside} entries outside the request's conversation"
+        line = _key_copy(key, decision, detail)
+        return replace(line, state=CopyState.NOT_COVERED)
     if decision.action in DESTRUCTIVE:
         kept = [(part, _decide(part.item, rules, given)) for part in key.parts]
         staying = [(part, found) for part, found in kept if found.rule in ("hold", "restriction", "floor", "exemption")]

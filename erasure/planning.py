@@ -23,10 +23,11 @@ from typing import Any
 
 from sqlmodel import Session
 
-from erasure import captures, history
+from erasure import answer_plans, captures, history, restrict
 from erasure.captures import Wanted
 from erasure.desk import Desk, facts_of
-from erasure.errors import IllegalMove, NotBuilt, StalePlan
+from erasure.errors import IllegalMove, StalePlan
+from erasure.fences import lift_fence, set_fence
 from erasure.models import RequestRow
 from erasure.parts import Parts
 from erasure.plan import Plan, PlanCopy, PlanInput, addendum, build, instant_text
@@ -58,14 +59,18 @@ class Planner:
         self._desk = Desk(parts)
 
     def plan(self, acting: Acting, request_id: str, now: datetime) -> dict[str, Any]:
-        """The request planned, or ended as `no_match` or `duplicate`. Raises: IllegalMove, NotBuilt (other rights)."""
+        """The request planned, or ended as `no_match` or `duplicate`. Raises: IllegalMove."""
         selected = self._select(acting, request_id, now)
         if selected is None:
             return self._desk_view(acting, request_id)
         if selected.nobody:
             return self._end_without_match(acting, request_id, selected.given, now)
-        plan = build(selected.given)
-        found = captures.capture(self._parts, acting.tenant_id, wanted_of(plan.copies))
+        if selected.row.right == Right.ERASURE:
+            plan = build(selected.given)
+            found = captures.capture(self._parts, acting.tenant_id, wanted_of(plan.copies))
+        else:
+            # What destroys nothing finds its places again when it is carried out.
+            plan, found = answer_plans.plan_of(self._parts, selected.row, selected.given, now), {}
         names = captures.names_of(self._parts, acting.tenant_id, selected.given.subjects)
         states: dict[str, int] = {}
         for copy in plan.copies:
@@ -80,6 +85,11 @@ class Planner:
             self._store(session, row, plan, found, names)
             row.details = {**row.details, "planned_entry": entry_id}
             session.add(row)
+            if row.right == Right.OBJECTION and restrict.begin(session, row):
+                # Until it is decided whose reasons weigh more (GDPR Art. 18(1)(d)).
+                self._parts.record.announce(
+                    session, acting.tenant_id, Kind.RESTRICTION_SET, {"request": request_id}, now
+                )
             detail = {"state": row.state, "plan_hash": plan.hash, "copies": len(plan.copies)}
             history.add_event(
                 session, row, event="planned", actor=acting.principal, now=now, detail=detail, entry_id=entry_id
@@ -91,7 +101,10 @@ class Planner:
         with self._parts.transactions(acting.tenant_id, write=False) as session:  # 1
             row = history.load(session, acting.tenant_id, request_id)
             move(State(row.state), Move.APPROVE, self._approval(row, acting, plan_hash, now))
+            right = row.right
             ids = subjects.opaque_ids(session, acting.tenant_id, row.subjects)
+        if right != Right.ERASURE:
+            return self._approve_answer(acting, request_id, plan_hash, now)
         fence = {"request": request_id, "subjects": sorted(ids.values())}
         fence_entry = self._parts.record.event(acting.tenant_id, Kind.FENCE_SET, fence, now)  # 2
         approval = {
@@ -108,7 +121,7 @@ class Planner:
             check_unambiguous(session, acting.tenant_id, row.subjects)
             if expand(session, acting.tenant_id, row.subjects) != frozenset(row.subjects):
                 raise IllegalMove(row.state, Move.APPROVE, "people were merged since; plan again")
-            subjects.fence(session, acting.tenant_id, row.subjects, request_id, now)
+            set_fence(session, row, now)
             added, strange = self._look_again(session, row, now)
             if strange:
                 return self._send_back(session, row, acting, strange, now)
@@ -124,12 +137,28 @@ class Planner:
             )
             return history.view_of(session, row)
 
+    def _approve_answer(self, acting: Acting, request_id: str, plan_hash: str, now: datetime) -> dict[str, Any]:
+        """Approve what destroys nothing: no fence stands before a person who asks for their data."""
+        body = {"request": request_id, "plan_hash": plan_hash, "by": acting.principal}
+        body |= {"approval": self._parts.approval, "at": instant_text(now)}
+        entry_id = self._parts.record.event(acting.tenant_id, Kind.REQUEST_APPROVED, body, now)
+        with self._parts.transactions(acting.tenant_id) as session:
+            row = history.load(session, acting.tenant_id, request_id, lock=True)
+            row.state = move(State(row.state), Move.APPROVE, self._approval(row, acting, plan_hash, now))
+            line = {"by": acting.principal, "at": instant_text(now), "plan_hash": plan_hash, "entry": entry_id}
+            row.approvals = [*row.approvals, line]
+            row.details = {**row.details, "approved_entry": entry_id}
+            session.add(row)
+            detail = {"state": row.state, "plan_hash": plan_hash}
+            history.add_event(
+                session, row, event="approved", actor=acting.principal, now=now, detail=detail, entry_id=entry_id
+            )
+            return history.view_of(session, row)
+
     def _select(self, acting: Acting, request_id: str, now: datetime) -> _Selected | None:
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             move(State(row.state), Move.PLAN, facts_of(row, acting.principal, now))
-            if row.right != Right.ERASURE:
-                raise NotBuilt(f"the plan of a request for {row.right}")
             if row.state == State.VERIFIED and self._desk.find_duplicate(session, row, acting, now):
                 return None
             check_unambiguous(session, acting.tenant_id, row.subjects)
@@ -138,7 +167,8 @@ class Planner:
             session.add(row)
             given = select_subjects(session, acting.tenant_id, people, owner=request_id, claim=claim_of(row), now=now)
             # Who is known has an identity key; somebody whose erasure is through has nothing left to plan.
-            return _Selected(row=row, given=given, nobody=not (given.artifacts or given.keys))
+            nobody = not (given.artifacts or given.keys) if row.right == Right.ERASURE else not people
+            return _Selected(row=row, given=given, nobody=nobody)
 
     def _store(
         self, session: Session, row: RequestRow, plan: Plan, found: dict[str, Capture], names: captures.Names
@@ -187,7 +217,7 @@ class Planner:
     def _send_back(
         self, session: Session, row: RequestRow, acting: Acting, strange: Sequence[str], now: datetime
     ) -> dict[str, Any]:
-        subjects.lift_fence(session, row.tenant_id, row.subjects, row.request_id)
+        lift_fence(session, row)
         body = {"request": row.request_id, "because": "the plan no longer covers what is there"}
         entry_id = self._parts.record.announce(session, row.tenant_id, Kind.FENCE_LIFTED, body, now)
         row.plan_hash = None

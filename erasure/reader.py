@@ -14,6 +14,7 @@ from erasure import history
 from erasure.errors import IllegalMove, ReportNotReady, UnknownRequest
 from erasure.models import CertificateRow, CopyRow, RequestRow, RequestSubject
 from erasure.parts import Parts
+from erasure.request import Right
 from registry import subjects
 from registry.acting import Acting
 from registry.identifiers import parse_subject
@@ -104,6 +105,8 @@ class Reader:
             query = query.where(CertificateRow.version == version)
         with self._parts.transactions(acting.tenant_id, write=False) as session:
             row = history.load(session, acting.tenant_id, request_id)
+            if row.right != Right.ERASURE:
+                raise IllegalMove(row.state, "show a certificate of erasure", f"it asks for {row.right}")
             found = session.exec(query.order_by(col(CertificateRow.number).desc()).limit(1)).first()
             if found is not None:
                 return found.body

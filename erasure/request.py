@@ -92,6 +92,12 @@ class CopyState(StrEnum):
     FAILED = "failed"
     UNREACHABLE = "unreachable"
     NOT_COVERED = "not_covered"
+    # Ends of the other five rights; no erasure ends with them.
+    EXPORTED = "exported"
+    WITHHELD = "withheld"
+    RESTRICTED = "restricted"
+    CORRECTED = "corrected"
+    UNCHANGED = "unchanged"
 
 
 WAITING = frozenset({CopyState.PENDING, CopyState.RUNNING, CopyState.AWAITING_EXTERNAL, CopyState.AWAITING_HUMAN})
@@ -105,6 +111,17 @@ GONE = frozenset(
         CopyState.ALREADY_ABSENT,
     }
 )
+ANSWERED = frozenset(
+    {
+        CopyState.EXPORTED,
+        CopyState.WITHHELD,
+        CopyState.RESTRICTED,
+        CopyState.CORRECTED,
+        CopyState.UNCHANGED,
+        CopyState.ALREADY_ABSENT,
+    }
+)
+"""How a copy may end for a right that destroys nothing."""
 FINAL = frozenset({State.NO_MATCH, State.REFUSED, State.CANCELLED, State.DUPLICATE})
 DONE = frozenset({State.COMPLETED, State.COMPLETED_WITH_RETAINED, State.COMPLETED_WITH_EXCEPTIONS})
 BEFORE_APPROVAL = frozenset({State.RECEIVED, State.IDENTITY_PENDING, State.VERIFIED, State.PLANNED})
@@ -152,6 +169,7 @@ REFUSAL_GROUNDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "archiving_research",
             "legal_claims",
             "outside_jurisdiction",
+            "compelling_grounds",  # GDPR Art. 21(1): against an objection
         ),
         "ccpa": (  # Source: Cal. Civ. Code 1798.105(d), 1798.145; 11 CCR 7022
             "identity_not_verified",
@@ -294,6 +312,20 @@ def completion(copies: Iterable[CopyFact]) -> Completion:
     if any(copy.state == CopyState.RETAINED for copy in seen):
         return Completion(state=State.COMPLETED_WITH_RETAINED)
     return Completion(state=State.COMPLETED)
+
+
+def answer(copies: Iterable[CopyFact]) -> Completion:
+    """What a request for another right than erasure may become; a person of whom nothing is held is answered too.
+
+    What waits for a human keeps it open; what failed or could not be looked at is never passed over.
+    """
+    seen = list(copies)
+    waiting = Counter(copy.state for copy in seen if copy.state in WAITING)
+    broken = tuple(copy.copy_no for copy in seen if copy.state in BROKEN)
+    unknown = tuple(copy.copy_no for copy in seen if copy.state not in WAITING | BROKEN | ANSWERED)
+    if waiting or unknown:
+        return Completion(state=None, waiting_for=dict(waiting), unverified=unknown, broken=broken)
+    return Completion(state=State.PARTIALLY_FAILED if broken else State.COMPLETED, broken=broken)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,7 @@ def _input(
         owner=owner,
         subjects=subjects,
         claim=claim,
-        artifacts=_artifacts(session, tenant_id, rows, subjects, known, claim),
+        artifacts=_artifacts(session, tenant_id, rows, subjects, known, claim=claim),
         keys=keys,
         classes=known.classes,
         stores=known.stores,
@@ -117,6 +117,7 @@ def _artifacts(
     rows: Sequence[Artifact],
     subjects: frozenset[int],
     known: Standing,
+    *,
     claim: Claim | None,
 ) -> list[ArtifactFact]:
     people = members(session, tenant_id, {number for row in rows for number in (row.set_id, row.own_set_id)})

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from connectors.base import built_kinds
@@ -20,7 +19,8 @@ from registry import classes as registered
 from registry import stores
 from registry.declaration import DataClass
 from registry.duration import Duration
-from registry.models import StoreRow, Subject
+from registry.models import RestrictionRow, StoreRow
+from registry.people import groups
 from retention.decide import Claim, Hold, Restriction, Rules
 from retention.stops import holds_in_force
 
@@ -48,8 +48,9 @@ def standing(session: Session, tenant_id: int) -> Standing:
 
 
 def claim_of(row: RequestRow) -> Claim:
-    """A request as decisions see it. Its class filter is kept in `details`."""
-    wanted = row.details.get("data_classes")
+    """A request as decisions see it. Its limits are kept in `details`."""
+    wanted, scopes = row.details.get("data_classes"), row.details.get("scopes")
+    artifacts = row.details.get("artifacts")
     return Claim(
         row.request_id,
         row.right,
@@ -57,6 +58,9 @@ def claim_of(row: RequestRow) -> Claim:
         row.received_at,
         row.extended_until or row.due_at,
         None if wanted is None else frozenset(wanted),
+        None if scopes is None else frozenset(scopes),
+        None if artifacts is None else frozenset(artifacts),
+        frozenset(row.details.get("roots", ())),
     )
 
 
@@ -96,18 +100,21 @@ def store_fact(row: StoreRow) -> StoreFact:
 
 
 def _restrictions(session: Session, tenant_id: int) -> tuple[Restriction, ...]:
-    rows = session.execute(
-        sa.select(col(Subject.subject_no), col(Subject.restricted_by), col(RequestRow.received_at))
-        .join(
-            RequestRow,
-            sa.and_(
-                col(RequestRow.tenant_id) == col(Subject.tenant_id),
-                col(RequestRow.request_id) == col(Subject.restricted_by),
-            ),
+    rows = session.exec(
+        select(RestrictionRow).where(RestrictionRow.tenant_id == tenant_id, col(RestrictionRow.ended_at).is_(None))
+    ).all()
+    one_person = groups(session, tenant_id, {row.subject_no for row in rows})
+    return tuple(
+        Restriction(
+            row.request_id,
+            subject_no,
+            row.since,
+            None if row.data_classes is None else frozenset(row.data_classes),
+            None if row.scopes is None else frozenset(row.scopes),
         )
-        .where(col(Subject.tenant_id) == tenant_id, col(Subject.restricted_by).is_not(None))
+        for row in rows
+        for subject_no in sorted(one_person[row.subject_no])
     )
-    return tuple(Restriction(request_id, subject_no, since) for subject_no, request_id, since in rows)
 
 
 def _claims(session: Session, tenant_id: int) -> tuple[Claim, ...]:

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure import history
+from erasure.answers import carry_on
 from erasure.confirm import confirm
 from erasure.desk import facts_of
 from erasure.execute import destroy_due_keks, execute, pending_work
@@ -21,7 +22,7 @@ from erasure.issue import issue, state_of
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
 from erasure.plan import IDENTITY, addendum, build
-from erasure.request import DONE, WAITING, CopyState, Move, State, move
+from erasure.request import DONE, WAITING, CopyState, Move, Right, State, move
 from erasure.selector import select_artifacts
 from erasure.standing import claim_of
 from erasure.work import lines_now, load_work
@@ -68,6 +69,10 @@ def run_due(parts: Parts, tenant: Tenant, now: datetime, *, worker: str = "worke
 
 def advance(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> State:
     """Bring one approved request as far as it goes now: execute, confirm, complete. Returns its state."""
+    with parts.transactions(tenant.tenant_id, write=False) as session:
+        right = Right(history.load(session, tenant.tenant_id, request_id).right)
+    if right is not Right.ERASURE:
+        return carry_on(parts, tenant, request_id, now)
     for _ in range(_MAX_ROUNDS):
         state = _state(parts, tenant, request_id)
         if state in (State.APPROVED, State.EXECUTING):
@@ -201,6 +206,7 @@ def _uncertified(parts: Parts, tenant: Tenant) -> list[str]:
         rows = session.exec(
             select(RequestRow).where(
                 RequestRow.tenant_id == tenant.tenant_id,
+                RequestRow.right == Right.ERASURE,
                 RequestRow.state == State.COMPLETED_WITH_EXCEPTIONS,
                 col(RequestRow.final_due_at).is_(None),
             )
@@ -273,6 +279,8 @@ def _join(session: Session, parts: Parts, row: RequestRow, ids: list[int], now: 
     new = [artifact_id for artifact_id in ids if artifact_id not in known]
     if not new:
         return
+    if "artifacts" in row.details:
+        row.details = {**row.details, "artifacts": sorted({*row.details["artifacts"], *new})}
     given = select_artifacts(
         session,
         row.tenant_id,

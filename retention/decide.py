@@ -82,11 +82,13 @@ class Hold(NamedTuple):
 
 
 class Restriction(NamedTuple):
-    """A person's right to have data stored and nothing else (GDPR Art. 18)."""
+    """A person's right to have data stored and nothing else (GDPR Art. 18). None in a selector means «all»."""
 
     request_id: str
     subject: int
     since: datetime
+    data_classes: frozenset[str] | None = None
+    scopes: frozenset[str] | None = None
 
 
 class Claim(NamedTuple):
@@ -99,6 +101,9 @@ class Claim(NamedTuple):
     due_at: datetime
     data_classes: frozenset[str] | None = None
     scopes: frozenset[str] | None = None
+    artifacts: frozenset[int] | None = None
+    roots: frozenset[int] = frozenset()
+    """Those of the artifacts that were named: they are the person's own, whoever they were made from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +169,7 @@ def decide(  # noqa: PLR0917 - the order of the design; called for every item, s
             return Decision("keep", "hold", None, (Because("hold", "keep", hold.hold_id),))
     erasures = [claim for claim in requests if claim.right == "erasure" and concerns(claim, item)]
     for restriction in restrictions:
-        if restriction.subject in item.subjects and not _is_lifted_by_erasure(restriction, erasures):
+        if _is_restricted(item, restriction) and not _is_lifted_by_erasure(restriction, erasures):
             return Decision(
                 "restrict", "restriction", None, (Because("restriction", "restrict", restriction.request_id),)
             )
@@ -217,7 +222,21 @@ def concerns(claim: Claim, item: Item) -> bool:
         not claim.subjects.isdisjoint(item.subjects)
         and (claim.data_classes is None or item.data_class in claim.data_classes)
         and (claim.scopes is None or not claim.scopes.isdisjoint(item.scopes))
+        and (claim.artifacts is None or item.item_id in claim.artifacts)
     )
+
+
+def _is_restricted(item: Item, restriction: Restriction) -> bool:
+    return (
+        restriction.subject in item.subjects
+        and (restriction.data_classes is None or item.data_class in restriction.data_classes)
+        and (restriction.scopes is None or not restriction.scopes.isdisjoint(item.scopes) or _is_key(item))
+    )
+
+
+def _is_key(item: Item) -> bool:
+    """A key of the record says nothing of conversations: what one of them must keep, the whole key keeps."""
+    return not item.item_id and not item.scopes
 
 
 def _is_lifted_by_erasure(restriction: Restriction, erasures: Sequence[Claim]) -> bool:
@@ -260,7 +279,7 @@ def _wanted(item: Item, rules: Rules, erasures: Sequence[Claim], requests: Seque
 
 
 def _by_request(item: Item, rules: Rules, claim: Claim) -> Decision:
-    own = not claim.subjects.isdisjoint(item.own_subjects) or not item.sources
+    own = not claim.subjects.isdisjoint(item.own_subjects) or not item.sources or item.item_id in claim.roots
     if not own:
         action, detail = _derived_action(item, rules)
         return Decision(action, "request", None, (Because("request", action, f"{claim.request_id} derived:{detail}"),))

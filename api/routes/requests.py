@@ -22,6 +22,7 @@ from api.negotiation import wanted
 from api.pagination import Limit, paged, read_cursor
 from api.requests import Body, make_router
 from erasure.desk import Desk
+from erasure.handout import open_export
 from erasure.letters import Asked, write
 from erasure.planning import Planner
 from erasure.reader import Reader
@@ -103,7 +104,7 @@ class Reason(Body):
 class Settlement(Body):
     """What a human says of a copy."""
 
-    outcome: Literal["erase", "erased", "retained", "failed"]
+    outcome: Literal["erase", "erased", "retained", "failed", "release", "withhold", "corrected", "unchanged"]
     evidence: str | None = Field(default=None, max_length=10_000)
     comment: str = Field(min_length=1, max_length=10_000)
     model_config = ConfigDict(json_schema_extra={"examples": [{"outcome": "erased", "comment": "done by the vendor"}]})
@@ -374,6 +375,28 @@ def _pdf(body: bytes, name: str) -> Response:
 
 def _file_name(name: str) -> str:
     return "".join(char for char in name if char.isalnum() or char in "_-")
+
+
+@router.get(
+    "/v1/requests/{request_id}/export",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/zip": {}}, "description": "The package, with its manifest."}},
+)
+def export(request_id: str, acting: Legal, parts: Parts) -> StreamingResponse:
+    """The package of an access or portability request; once it is erased or expired, an empty one that says so."""
+    package = open_export(parts.erasure, acting, request_id, parts.clock.now())
+    headers = {
+        "content-disposition": f'attachment; filename="{package.name}"',
+        "content-length": str(package.size),
+        "cache-control": "no-store",
+    }
+    return StreamingResponse(package.pieces, media_type="application/zip", headers=headers)
+
+
+@router.post("/v1/requests/{request_id}/lift")
+def lift(request_id: str, body: Reason, acting: Legal, parts: Parts) -> dict[str, Any]:
+    """Lifts a restriction, after the person was told (notice `restriction_lifting`)."""
+    return _desk(parts).lift(acting, request_id, reason=body.reason, now=parts.clock.now())
 
 
 @router.get("/v1/requests/{request_id}/events", response_class=StreamingResponse)

@@ -80,6 +80,9 @@ class World:
             kek_grace=timedelta(0),
             store_seconds=5.0,
             truncate_log=self.services.database.truncate_wal,
+            read=self.services.erasure.read,
+            append=self.services.record.append,
+            exports=self.services.exports_folder,
         )
         self.classes({"note": {}, "summary": {}})
         self.store("db", "sql", {"url": f"sqlite:///{self.database_file}", "owner_field": "owner"})

@@ -1,0 +1,530 @@
+"""Makes the export of an access or portability request, and hands it out.
+
+Making, in order (one pass; a crash anywhere begins it again):
+ 1. select once more and add what is new, so that the counts are the registry's; stop while a human is waited for;
+ 2. write every copy into a zip in the folder of exports: artifacts by store, then the record by class, then requests;
+ 3. write the manifest with what became of each copy, close the file;
+ 4. in one transaction: register the file as an artifact of class `export`, with its expiry, and end the copies;
+ 5. give it its name. A crash before 5 leaves a registered export without bytes, which the next pass replaces.
+
+Guarantees: one item is in memory at a time; what a store did not give is `failed` or `unreachable`, never left out;
+parts about others are left out and counted, unless a human released them. An export about a person whose erasure was
+approved meanwhile is not kept. Where there is nothing left to hand out, an empty package says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from base64 import b64encode
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any, Self
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from connectors.base import Item
+from connectors.errors import ConnectorError
+from erasure import answer_plans, history
+from erasure.errors import NotBuilt
+from erasure.export import EXPORT_CLASS, REQUESTS, Contents, Tally, manifest, part_ref
+from erasure.handout import contents_of, json_bytes, request_view
+from erasure.models import CopyRow, RequestRow
+from erasure.parts import Parts, Tenant
+from erasure.plan import IDENTITY, addendum, instant_text
+from erasure.request import CopyState, State
+from erasure.selector import select_subjects, streams_within
+from erasure.standing import claim_of
+from erasure.work import failed
+from ledger import index
+from ledger.entry import Kind
+from ledger.models import EntryRow, PartRef
+from registry import artifacts, classes, stores, subjects
+from registry.acting import Acting
+from registry.classes import STARTER_CLASSES
+from registry.errors import RegistryError
+from registry.keyed import chunks
+from registry.playback import ReadEntry
+from vault.models import DataKey, KeyState
+
+STORE = "muniment.exports"
+"""The store of exports: the service's own folder, registered like any other so that exports are found and erased."""
+KEPT = timedelta(days=30)
+READ_CHUNK = 200
+STREAM_BYTES = 256 * 1024
+_UNREACHED = (ConnectorError, RegistryError, OSError)
+_README = """This package was made for you on {at}, as the answer to your request {request}.
+
+manifest.json   what is in here, from where, why and for how long it is kept, and what was left out and why
+artifacts/      copies of your data, by class
+record/         what was said and done, one JSON object a line, by class
+requests.json   your requests to us
+"""
+
+
+@dataclass(slots=True)
+class _Package:
+    """What was written so far: files with their digests, the fate of each copy, counts of entries."""
+
+    zip: zipfile.ZipFile
+    files: list[dict[str, Any]] = field(default_factory=list)
+    fates: dict[int, tuple[CopyState, str | None]] = field(default_factory=dict)
+    places: dict[int, str] = field(default_factory=dict)
+    entries: dict[str, Tally] = field(default_factory=dict)
+    sources: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    decisions: int = 0
+
+    def add(self, path: str, data: bytes, at: datetime, **about: Any) -> None:
+        """Write one whole file."""
+        with self.open(path, at, **about) as out:
+            out.write(data)
+
+    def open(self, path: str, at: datetime, **about: Any) -> _Entry:
+        """Begin a file that is written in pieces."""
+        info = zipfile.ZipInfo(path, date_time=at.timetuple()[:6])
+        info.compress_type = zipfile.ZIP_DEFLATED
+        info.external_attr = 0o600 << 16
+        return _Entry(self, path, self.zip.open(info, "w", force_zip64=True), about)
+
+
+class _Entry:
+    """One file of the zip with its digest."""
+
+    def __init__(self, package: _Package, path: str, out: Any, about: Mapping[str, Any]) -> None:
+        self._package = package
+        self._path = path
+        self._out = out
+        self._about = about
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def write(self, data: bytes) -> None:
+        """Append bytes."""
+        self._digest.update(data)
+        self._size += len(data)
+        self._out.write(data)
+
+    def __exit__(self, *_: object) -> None:
+        self._out.close()
+        self._package.files.append(
+            {"path": self._path, "bytes": self._size, "sha256": self._digest.hexdigest(), **self._about}
+        )
+
+
+def make(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> None:
+    """Make the export, or as much of it as is possible now. Raises: NotBuilt, and what database and log raise."""
+    _Making(parts, tenant, request_id, now).run()
+
+
+class _Making:
+    def __init__(self, parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> None:
+        if parts.exports is None or parts.read is None:
+            raise NotBuilt("an export without a folder of exports")
+        self._parts = parts
+        self._read = parts.read
+        self._tenant = tenant
+        self._id = request_id
+        self._now = now
+        self._folder = parts.exports / str(tenant.tenant_id)
+
+    def run(self) -> None:
+        """See the module."""
+        if not self._refresh():
+            return
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        name = f"{self._id}-{self._attempt()}.zip"
+        unfinished = self._folder / f".{self._id}.part"
+        unfinished.unlink(missing_ok=True)
+        handle = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        with os.fdopen(handle, "w+b") as out:
+            with zipfile.ZipFile(out, "w", allowZip64=True) as archive:
+                package = _Package(archive)
+                self._artifacts(package)
+                self._record(package)
+                self._requests(package)
+                self._manifest(package)
+            out.flush()
+            os.fsync(out.fileno())
+        if self._keep(package, unfinished, name):
+            unfinished.rename(self._folder / name)
+        else:
+            unfinished.unlink(missing_ok=True)
+
+    # ── 1 ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _refresh(self) -> bool:
+        """Step 1; whether nothing waits for a human."""
+        with self._parts.transactions(self._tenant.tenant_id) as session:
+            row = history.load(session, self._tenant.tenant_id, self._id, lock=True)
+            given = select_subjects(
+                session,
+                row.tenant_id,
+                frozenset(row.subjects),
+                owner=row.request_id,
+                claim=claim_of(row),
+                now=self._now,
+            )
+        fresh = answer_plans.plan_of(self._parts, row, given, self._now)
+        with self._parts.transactions(self._tenant.tenant_id) as session:
+            copies = history.copies_of(session, self._tenant.tenant_id, self._id)
+            more = addendum([history.plan_copy_of(copy) for copy in copies], fresh).added
+            if more:
+                history.put_copies(session, self._tenant.tenant_id, self._id, more, {})
+                body = {"request": self._id, "addendum": [copy.ref for copy in more]}
+                self._parts.record.announce(session, self._tenant.tenant_id, Kind.REQUEST_STATE, body, self._now)
+            waiting = history.copies_of(session, self._tenant.tenant_id, self._id, CopyState.AWAITING_HUMAN)
+            return not waiting
+
+    def _attempt(self) -> int:
+        with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
+            row = history.load(session, self._tenant.tenant_id, self._id)
+            return int(row.details.get("export", {}).get("attempt", 0)) + 1
+
+    # ── 2 ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _copies(self, session: Session, kind: str) -> list[CopyRow]:
+        rows = history.copies_of(session, self._tenant.tenant_id, self._id)
+        return [copy for copy in rows if copy.kind == kind]
+
+    def _artifacts(self, package: _Package) -> None:
+        with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
+            known = stores.in_force(session, self._tenant.tenant_id)
+            by_store: dict[str, list[tuple[int, str, int, str]]] = defaultdict(list)
+            for copy in self._copies(session, "artifact"):
+                if copy.state in (CopyState.PENDING, CopyState.EXPORTED, CopyState.ALREADY_ABSENT):
+                    by_store[copy.store].append((copy.copy_no, copy.ref, copy.artifact_id or 0, copy.data_class))
+        for name, wanted in sorted(by_store.items()):
+            try:
+                if name not in known:
+                    raise OSError(name)
+                with self._parts.connect(known[name], True) as connector:
+                    for start in range(0, len(wanted), READ_CHUNK):
+                        self._export(package, connector, wanted[start : start + READ_CHUNK], name)
+            except _UNREACHED:
+                for number, *_ in wanted:
+                    package.fates.setdefault(number, (CopyState.UNREACHABLE, "the store did not answer"))
+
+    def _export(
+        self, package: _Package, connector: Any, wanted: Sequence[tuple[int, str, int, str]], store: str
+    ) -> None:
+        with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
+            rows = artifacts.by_numbers(session, self._tenant.tenant_id, [number for _, _, number, _ in wanted])
+            details = artifacts.open_details(session, self._parts.vault, self._tenant.tenant_id, list(rows.values()))
+        items = [
+            Item(copy_id=str(number), locator=details[artifact].locator)
+            for number, _, artifact, _ in wanted
+            if artifact in details
+        ]
+        about = {number: (ref, rows.get(artifact), data_class) for number, ref, artifact, data_class in wanted}
+        for number, _, artifact, _ in wanted:
+            if artifact in details:
+                continue
+            if artifact in rows and rows[artifact].status == "erased":
+                package.fates[number] = (CopyState.ALREADY_ABSENT, "erased meanwhile")
+            else:
+                package.fates[number] = (CopyState.FAILED, "where it lies is not known any more")
+        for copy_id, content in connector.export(items, deadline=self._parts.store_seconds):
+            number = int(copy_id)
+            ref, row, data_class = about[number]
+            if content is None:
+                package.fates[number] = (CopyState.ALREADY_ABSENT, "not in its store any more")
+                continue
+            path = f"artifacts/{data_class}/{ref}.{_suffix(content)}"
+            package.add(path, content, self._now, copy=number, artifact=ref, data_class=data_class, store=store)
+            package.fates[number], package.places[number] = (CopyState.EXPORTED, None), path
+            if row is not None and row.source_type:
+                package.sources[data_class].add(row.source_type)
+
+    def _record(self, package: _Package) -> None:
+        """The entries under the person's keys, class by class, each once."""
+        with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
+            row = history.load(session, self._tenant.tenant_id, self._id)
+            people, claim = frozenset(row.subjects), claim_of(row)
+            mine = self._keys_of(session, people, claim.data_classes)
+            wanted = {copy.key_id for copy in self._copies(session, "key") if copy.state != CopyState.WITHHELD}
+            streams = streams_within(session, self._tenant.tenant_id, claim)
+            by_class = self._entries(session, mine, wanted, streams)
+            released = {
+                copy.ref
+                for copy in self._copies(session, "entry")
+                if copy.state in (CopyState.PENDING, CopyState.EXPORTED)
+            }
+            for copy in self._copies(session, "key"):
+                if copy.state in (CopyState.PENDING, CopyState.EXPORTED):
+                    package.fates[copy.copy_no] = (CopyState.EXPORTED, None)
+            for copy in self._copies(session, "entry"):
+                if copy.ref in released:
+                    package.fates[copy.copy_no] = (CopyState.EXPORTED, None)
+        for name, indexes in sorted(by_class.items()):
+            tally = package.entries.setdefault(name, Tally())
+            with package.open(f"record/{name}.jsonl", self._now, data_class=name) as out:
+                for chunk in chunks(indexes):
+                    for start in range(0, len(chunk), READ_CHUNK):
+                        lines = self._lines(
+                            chunk[start : start + READ_CHUNK], frozenset(mine), released, claim.data_classes
+                        )
+                        for entry, line, readable in lines:
+                            tally.registered += 1
+                            tally.exported += readable
+                            tally.withheld += not readable
+                            package.decisions += entry.header.kind == Kind.DECISION
+                            out.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+
+    def _keys_of(self, session: Session, people: frozenset[int], names: frozenset[str] | None) -> dict[str, str]:
+        """The persons' keys of these classes (None: all) with their state, identity keys left out."""
+        found: dict[str, str] = {}
+        within = sa.true() if names is None else col(DataKey.data_class).in_(sorted(names))
+        for chunk in chunks(sorted(people)):
+            rows = session.execute(
+                sa.select(col(DataKey.key_id), col(DataKey.state)).where(
+                    col(DataKey.tenant_id) == self._tenant.tenant_id,
+                    col(DataKey.subject_id).in_(chunk),
+                    col(DataKey.data_class) != IDENTITY,
+                    within,
+                )
+            )
+            found.update((row.key_id, row.state) for row in rows)
+        return found
+
+    def _entries(
+        self,
+        session: Session,
+        mine: Mapping[str, str],
+        wanted: set[str | None],
+        streams: frozenset[int] | None,
+    ) -> dict[str, list[int]]:
+        """The indexes of entries to read, by class; those under destroyed keys are counted by their class too."""
+        found: dict[str, set[int]] = defaultdict(set)
+        ids = [key_id for key_id, state in mine.items() if key_id in wanted or state == KeyState.DESTROYED.value]
+        for chunk in chunks(sorted(ids)):
+            query = (
+                sa.select(col(EntryRow.data_class), col(EntryRow.idx), col(EntryRow.stream_no))
+                .join(
+                    PartRef,
+                    sa.and_(col(PartRef.tenant_id) == col(EntryRow.tenant_id), col(PartRef.idx) == col(EntryRow.idx)),
+                )
+                .where(col(EntryRow.tenant_id) == self._tenant.tenant_id, col(PartRef.key_id).in_(chunk))
+            )
+            for name, idx, stream_no in session.execute(query):
+                if streams is None or stream_no in streams:
+                    found[name].add(idx)
+        return {name: sorted(indexes) for name, indexes in found.items()}
+
+    def _lines(
+        self, indexes: Sequence[int], mine: frozenset[str], released: set[str], data_classes: frozenset[str] | None
+    ) -> list[tuple[ReadEntry, dict[str, Any], bool]]:
+        with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
+            rows = session.exec(
+                select(EntryRow)
+                .where(EntryRow.tenant_id == self._tenant.tenant_id, col(EntryRow.idx).in_(indexes))
+                .order_by(col(EntryRow.idx))
+            ).all()
+            keys = index.keys_of(session, self._tenant.tenant_id, list(indexes))
+            read = self._read(session, self._tenant.tenant_id, rows)
+        return [(entry, *_entry_line(entry, keys, mine, released, data_classes)) for entry in read]
+
+    def _requests(self, package: _Package) -> None:
+        with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
+            row = history.load(session, self._tenant.tenant_id, self._id)
+            wanted = self._copies(session, "request")
+            if not wanted:
+                return
+            found = [
+                request_view(session, self._parts, row.tenant_id, copy.ref, frozenset(row.subjects)) for copy in wanted
+            ]
+            for copy in wanted:
+                package.fates[copy.copy_no] = (CopyState.EXPORTED, None)
+                package.places[copy.copy_no] = "requests.json"
+        package.add("requests.json", json_bytes(found), self._now, store=REQUESTS)
+
+    # ── 3 ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _manifest(self, package: _Package) -> None:
+        with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
+            row = history.load(session, self._tenant.tenant_id, self._id)
+            copies = [
+                {
+                    "copy": copy.copy_no,
+                    "kind": copy.kind,
+                    "id": copy.ref,
+                    "data_class": copy.data_class,
+                    "store": copy.store,
+                    "state": (fate := package.fates.get(copy.copy_no, (CopyState(copy.state), copy.detail)))[0].value,
+                    "detail": fate[1],
+                    "file": package.places.get(copy.copy_no),
+                }
+                for copy in history.copies_of(session, self._tenant.tenant_id, self._id)
+            ]
+            contents = contents_of(session, self._parts, row, copies, now=self._now)
+        text = _README.format(at=instant_text(self._now), request=self._id)
+        package.add("README.txt", text.encode(), self._now)
+        made = manifest(
+            Contents(
+                **{
+                    **contents,
+                    "sources": {name: sorted(found) for name, found in package.sources.items()},
+                    "entries": package.entries,
+                    "decisions": package.decisions,
+                    "files": list(package.files),
+                }
+            )
+        )
+        package.add("manifest.json", json_bytes(made), self._now)
+
+    # ── 4 ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _keep(self, package: _Package, unfinished: Path, name: str) -> bool:
+        """Step 4; whether the file is the request's export. False while a store may still be asked again."""
+        sha256, size = _digest_of(unfinished), unfinished.stat().st_size
+        with self._parts.transactions(self._tenant.tenant_id) as session:
+            row = history.load(session, self._tenant.tenant_id, self._id, lock=True)
+            if row.state != State.EXECUTING:
+                return False
+            copies = history.copies_of(session, self._tenant.tenant_id, self._id)
+            again = self._end(session, copies, package)
+            closed = subjects.fenced(session, self._tenant.tenant_id, row.subjects)
+            if again:
+                return False
+            kept: dict[str, Any] = {"attempt": self._attempt_of(name), "made_at": instant_text(self._now)}
+            kept |= {"sha256": sha256, "bytes": size}
+            if len(closed) < len(row.subjects):
+                artifact = self._register(session, row, name)
+                kept |= {"artifact": artifact, "file": name, "expires_at": instant_text(self._now + KEPT)}
+            row.details = {**row.details, "export": kept}
+            session.add(row)
+            counts: dict[str, int] = defaultdict(int)
+            for copy in copies:
+                counts[copy.state] += 1
+            body = {"request": self._id, "export": kept.get("artifact"), "sha256": sha256, "copies": dict(counts)}
+            entry_id = self._parts.record.announce(session, row.tenant_id, Kind.EXPORT_MADE, body, self._now)
+            for copy in copies:
+                if copy.state == CopyState.EXPORTED:
+                    copy.evidence = entry_id
+                    session.add(copy)
+            return "file" in kept
+
+    @staticmethod
+    def _attempt_of(name: str) -> int:
+        return int(name.removesuffix(".zip").rpartition("-")[2])
+
+    def _end(self, session: Session, copies: Sequence[CopyRow], package: _Package) -> bool:
+        """Write the fate of each copy; whether one of them is to be tried again."""
+        again = False
+        for copy in copies:
+            fate = package.fates.get(copy.copy_no)
+            if fate is None:
+                continue
+            state, detail = fate
+            copy.attempts += copy.state != CopyState.EXPORTED
+            copy.started_at = copy.started_at or self._now
+            if state in (CopyState.UNREACHABLE, CopyState.FAILED):
+                failed(session, copy, self._parts, detail=detail or "", end=state)
+                copy.started_at = self._now
+                again = again or copy.state == CopyState.PENDING
+            else:
+                copy.state, copy.detail, copy.finished_at = state, detail, self._now
+                copy.method = "read and written into the export"
+            session.add(copy)
+        return again
+
+    def _register(self, session: Session, row: RequestRow, name: str) -> str:
+        acting = Acting.system(tenant_id=self._tenant.tenant_id, tenant=self._tenant.name, log_id=self._tenant.log_id)
+        if EXPORT_CLASS not in classes.in_force(session, row.tenant_id):
+            classes.put_class(session, acting, EXPORT_CLASS, STARTER_CLASSES[EXPORT_CLASS], self._now)
+        spec = {"kind": "files", "config": {"root": str(self._folder)}}
+        stores.put_store(session, acting, STORE, spec, self._now, check_target=lambda *_: None)
+        said = answer_plans.seal_of(session, self._parts, row).open("said", row.sealed)
+        verified = sorted({line["subject"] for line in said["identity"]})
+        item = {
+            "data_class": EXPORT_CLASS,
+            "store": STORE,
+            "locator": {"path": name},
+            "subjects": [said["subjects"][place]["text"] for place in verified],
+            "activity": {"kind": "export"},
+            "expires_at": instant_text(self._now + KEPT),
+        }
+        result = artifacts.register(session, self._parts.vault, acting, [item], self._now)[0]
+        return str(result["id"])
+
+
+def _entry_line(
+    entry: ReadEntry,
+    keys: Mapping[tuple[int, int], Sequence[str]],
+    mine: frozenset[str],
+    released: set[str],
+    data_classes: frozenset[str] | None,
+) -> tuple[dict[str, Any], bool]:
+    """An entry as the person gets it, and whether any of its content is in it."""
+    numbers = {part.role: number for number, part in enumerate(entry.header.parts)}
+    parts: list[dict[str, Any]] = []
+    readable = False
+    name = str(entry.header.id)
+    for part in entry.parts:
+        number = numbers[part.role]
+        owners = keys.get((entry.row.idx, number), ())
+        shown: dict[str, Any] = {"part": part.role, "data_class": part.data_class}
+        own = [key_id for key_id in owners if key_id in mine]
+        if not own:
+            shown["withheld"] = "about another person"
+        elif len(own) < len(owners) and part_ref(name, number) not in released:
+            shown["withheld"] = "said by or about another person too"
+        elif data_classes is not None and part.data_class not in data_classes:
+            shown["withheld"] = "outside the request's scope"
+        elif part.data is None:
+            shown["withheld"] = f"{part.state}: {part.because or 'not readable'}"
+        else:
+            shown |= {"name": part.name, "content": _content(part.data, part.form)}
+            readable = True
+        parts.append(shown)
+    line = {
+        "entry": name,
+        "index": entry.row.idx,
+        "stream": entry.header.stream,
+        "kind": entry.header.kind,
+        "at": instant_text(entry.row.at),
+        "data_class": entry.row.data_class,
+        "agent": entry.skeleton.get("agent"),
+        "model": entry.skeleton.get("model"),
+        "parts": parts,
+    }
+    return line, readable
+
+
+def _content(data: bytes, form: str) -> Any:
+    if form == "json":
+        try:
+            return json.loads(data)
+        except ValueError:
+            return data.decode(errors="replace")
+    return {"base64": b64encode(data).decode("ascii")}
+
+
+def _suffix(content: bytes) -> str:
+    try:
+        json.loads(content)
+    except ValueError:
+        pass
+    else:
+        return "json"
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return "bin"
+    return "txt"
+
+
+def _digest_of(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(STREAM_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

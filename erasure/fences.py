@@ -1,0 +1,41 @@
+"""The fence of a request: a whole person's, or that of a scope.
+
+Guarantees: an erasure without limits closes the incarnation; one that is limited to a conversation or to classes closes
+only what was said before, within the limit, so that the person's next words find a key and a place.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from sqlmodel import Session
+
+from erasure.models import RequestRow
+from registry import limited, subjects
+
+
+def is_limited(row: RequestRow) -> bool:
+    """Whether a request asks for less than everything of its persons."""
+    return not row.details.keys().isdisjoint(("data_classes", "scopes", "artifacts"))
+
+
+def set_fence(session: Session, row: RequestRow, now: datetime) -> None:
+    """Close what the request is about to new data; the caller commits."""
+    if is_limited(row):
+        limited.close(
+            session,
+            row.tenant_id,
+            row.subjects,
+            row.request_id,
+            now,
+            data_classes=row.details.get("data_classes"),
+            scopes=row.details.get("scopes"),
+        )
+    else:
+        subjects.fence(session, row.tenant_id, row.subjects, row.request_id, now)
+
+
+def lift_fence(session: Session, row: RequestRow) -> bool:
+    """Open what the request closed and did not erase; whether there was anything."""
+    opened = limited.open_again(session, row.tenant_id, row.request_id)
+    return bool(opened + subjects.lift_fence(session, row.tenant_id, row.subjects, row.request_id))

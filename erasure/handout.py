@@ -1,0 +1,204 @@
+"""Hands out an export, and says what every package says of classes, recipients, past requests and certificates.
+
+Guarantees: an export is read in pieces and each hand-out is told the record. One that was erased or has expired is
+answered by a valid, empty package that names the certificates; nothing is made up and nothing fails.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from sqlmodel import Session, col, select
+
+from erasure import history
+from erasure.answer_plans import past_requests, seal_of, terms_of
+from erasure.errors import ExportNotReady, NotBuilt
+from erasure.export import REQUESTS, Contents, manifest
+from erasure.models import CertificateRow, RequestRow
+from erasure.parts import Parts
+from erasure.plan import instant_text
+from erasure.request import CopyState, Right, State
+from ledger.entry import Kind
+from registry import stores, subjects
+from registry.acting import Acting
+from registry.artifacts import find_artifacts
+from registry.models import Tenant as TenantRow
+from vault.errors import VaultError
+
+STREAM_BYTES = 256 * 1024
+_READY = (State.COMPLETED, State.COMPLETED_WITH_EXCEPTIONS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Handout:
+    """A package as it goes out."""
+
+    name: str
+    size: int
+    pieces: Iterator[bytes] = field(repr=False)
+
+
+def open_export(parts: Parts, acting: Acting, request_id: str, now: datetime) -> Handout:
+    """The request's package. Raises: UnknownRequest, ExportNotReady, NotBuilt."""
+    if parts.exports is None:
+        raise NotBuilt("an export without a folder of exports")
+    with parts.transactions(acting.tenant_id) as session:
+        row = history.load(session, acting.tenant_id, request_id)
+        if row.right not in (Right.ACCESS, Right.PORTABILITY):
+            raise ExportNotReady(request_id, row.state, "only access and portability are answered by an export")
+        kept = row.details.get("export")
+        if row.state not in _READY or kept is None:
+            raise ExportNotReady(request_id, row.state, f"the request is {row.state}")
+        file = _file_of(session, parts.exports, row, kept)
+        empty = None if file is not None else _empty(session, parts, row, now)
+        body = {"request": request_id, "by": acting.principal, "export": kept.get("artifact"), "empty": file is None}
+        parts.record.announce(session, acting.tenant_id, Kind.CONTENT_READ, body, now)
+    name = f"{request_id}.zip"
+    if file is not None:
+        return Handout(name=name, size=file.stat().st_size, pieces=_pieces(file))
+    data = empty or b""
+    return Handout(name=name, size=len(data), pieces=iter((data,)))
+
+
+def _file_of(session: Session, folder: Path, row: RequestRow, kept: Mapping[str, Any]) -> Path | None:
+    """The package's file while its artifact is there."""
+    if "file" not in kept:
+        return None
+    found = find_artifacts(session, row.tenant_id, [kept["artifact"]]).get(kept["artifact"])
+    file = folder / str(row.tenant_id) / kept["file"]
+    return file if found is not None and found.status == "live" and file.is_file() else None
+
+
+def _pieces(file: Path) -> Iterator[bytes]:
+    with file.open("rb") as stream:
+        while piece := stream.read(STREAM_BYTES):
+            yield piece
+
+
+def _empty(session: Session, parts: Parts, row: RequestRow, now: datetime) -> bytes:
+    gone = subjects.fenced(session, row.tenant_id, row.subjects)
+    why = "the export has expired; ask again"
+    if len(gone) == len(row.subjects):
+        why = "everything about the person was erased, or its erasure is approved; see the certificates"
+    copies = [
+        {
+            "copy": copy.copy_no,
+            "kind": copy.kind,
+            "id": copy.ref,
+            "data_class": copy.data_class,
+            "store": copy.store,
+            "state": CopyState.EXPORTED.value if copy.kind == "request" else CopyState.ALREADY_ABSENT.value,
+            "detail": None,
+            "file": "requests.json" if copy.kind == "request" else None,
+        }
+        for copy in history.copies_of(session, row.tenant_id, row.request_id)
+        if copy.kind == "request"
+    ]
+    asked = [request_view(session, parts, row.tenant_id, str(copy["id"]), frozenset()) for copy in copies]
+    data = json_bytes(asked)
+    files = [
+        {"path": "requests.json", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "store": REQUESTS}
+    ]
+    contents = contents_of(session, parts, row, copies, now=now)
+    made = manifest(Contents(**{**contents, "files": files, "note": why}))
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("requests.json", data)
+        archive.writestr("manifest.json", json_bytes(made))
+    return out.getvalue()
+
+
+def contents_of(
+    session: Session, parts: Parts, row: RequestRow, copies: Sequence[Mapping[str, Any]], *, now: datetime
+) -> dict[str, Any]:
+    """What a manifest says whatever was exported: terms, recipients, certificates; the rest is empty."""
+    terms = terms_of(session, row.tenant_id)
+    tenant = session.get(TenantRow, row.tenant_id)
+    known = stores.in_force(session, row.tenant_id)
+    named = sorted({copy["data_class"] for copy in copies} & terms.keys())
+    recipients: dict[str, list[dict[str, Any]]] = {}
+    for name in named:
+        places = sorted({copy["store"] for copy in copies if copy["data_class"] == name} & known.keys())
+        recipients[name] = [
+            {"recipient": known[place].about["recipient"], "country": known[place].about.get("country")}
+            for place in places
+            if known[place].about.get("recipient")
+        ]
+    return {
+        "request": row.request_id,
+        "right": row.right,
+        "regulation": row.regulation,
+        "received_at": row.received_at,
+        "made_at": now,
+        "controller": {} if tenant is None else tenant.controller,
+        "terms": [terms[name] for name in named],
+        "recipients": recipients,
+        "sources": {},
+        "copies": copies,
+        "entries": {},
+        "decisions": 0,
+        "files": [],
+        "certificates": certificates_of(session, row.tenant_id, past_requests(session, parts, row)),
+    }
+
+
+def certificates_of(session: Session, tenant_id: int, request_ids: Sequence[str]) -> list[dict[str, Any]]:
+    """The certificates of erasure among these requests."""
+    rows = session.exec(
+        select(CertificateRow)
+        .where(CertificateRow.tenant_id == tenant_id, col(CertificateRow.request_id).in_(request_ids))
+        .order_by(col(CertificateRow.request_id), col(CertificateRow.number))
+    )
+    return [
+        {
+            "request": row.request_id,
+            "version": row.version,
+            "issued_at": instant_text(row.issued_at),
+            "sha256": hashlib.sha256(row.body).hexdigest(),
+        }
+        for row in rows
+    ]
+
+
+def request_view(
+    session: Session, parts: Parts, tenant_id: int, request_id: str, people: frozenset[int]
+) -> dict[str, Any]:
+    """A past request as its person gets it; what was said in it only where one of `people` was verified in it."""
+    row = history.load(session, tenant_id, request_id)
+    view: dict[str, Any] = {
+        "id": row.request_id,
+        "right": row.right,
+        "regulation": row.regulation,
+        "state": row.state,
+        "received_at": instant_text(row.received_at),
+        "due_at": instant_text(row.extended_until or row.due_at),
+        "answered_at": None if row.answered_at is None else instant_text(row.answered_at),
+        "completed_at": None if row.completed_at is None else instant_text(row.completed_at),
+    }
+    if not people.isdisjoint(row.subjects):
+        view["said"] = _said(session, parts, row)
+    return view
+
+
+def _said(session: Session, parts: Parts, row: RequestRow) -> dict[str, Any] | str:
+    try:
+        said = seal_of(session, parts, row).open("said", row.sealed)
+    except VaultError:
+        return "no longer kept"
+    verified = {line["subject"] for line in said.get("identity", [])}
+    names = [one["text"] for place, one in enumerate(said.get("subjects", [])) if place in verified]
+    kept = {name: said.get(name) for name in ("channel", "note", "corrections", "conversation") if said.get(name)}
+    return {"subjects": names, **kept}
+
+
+def json_bytes(value: Any) -> bytes:
+    """JSON that a person can read."""
+    return json.dumps(value, ensure_ascii=False, indent=2).encode()

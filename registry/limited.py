@@ -1,0 +1,105 @@
+"""Limited fences: what was said before an erasure that was limited to a class or a conversation stays out.
+
+Guarantees: the person's later words pass; words from before the approval, sent late, are dropped within the limit and
+nowhere else. Not here: the fence of a whole person (`registry.subjects`), and artifacts, whose sources tell.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from registry.keyed import chunks
+from registry.models import LimitedFence, ScopeKey, StreamRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """A limited fence: until when, and within which classes or scopes (None: not limited by this)."""
+
+    at: datetime
+    data_classes: frozenset[str] | None
+    scopes: frozenset[str] | None
+
+
+def of_people(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> dict[int, list[Limit]]:
+    """The limited fences of each of these people; most have none."""
+    found: dict[int, list[Limit]] = {}
+    for chunk in chunks(sorted(set(subject_nos))):
+        rows = session.exec(
+            select(LimitedFence).where(LimitedFence.tenant_id == tenant_id, col(LimitedFence.subject_no).in_(chunk))
+        )
+        for row in rows:
+            limit = Limit(
+                at=row.at,
+                data_classes=None if row.data_classes is None else frozenset(row.data_classes),
+                scopes=None if row.scopes is None else frozenset(row.scopes),
+            )
+            found.setdefault(row.subject_no, []).append(limit)
+    return found
+
+
+def scopes_of(session: Session, tenant_id: int, stream_nos: Iterable[int]) -> dict[int, frozenset[str]]:
+    """Keyed look-ups of each stream's own name and of the scope it declares, in hexadecimal."""
+    found: dict[int, set[str]] = {}
+    for chunk in chunks(sorted(set(stream_nos))):
+        named = sa.select(col(StreamRow.stream_no), col(StreamRow.lookup)).where(
+            col(StreamRow.tenant_id) == tenant_id, col(StreamRow.stream_no).in_(chunk)
+        )
+        declared = sa.select(col(ScopeKey.item), col(ScopeKey.lookup)).where(
+            col(ScopeKey.tenant_id) == tenant_id, col(ScopeKey.kind) == "s", col(ScopeKey.item).in_(chunk)
+        )
+        for query in (named, declared):
+            for stream_no, lookup in session.execute(query):
+                found.setdefault(stream_no, set()).add(lookup.hex())
+    return {stream_no: frozenset(scopes) for stream_no, scopes in found.items()}
+
+
+def closes(limits: Sequence[Limit], at: datetime, data_class: str, scopes: frozenset[str]) -> bool:
+    """Whether words of that time and class, in a stream of these scopes, belong to what was erased."""
+    return any(
+        at <= limit.at
+        and (limit.data_classes is None or data_class in limit.data_classes)
+        and (limit.scopes is None or not limit.scopes.isdisjoint(scopes))
+        for limit in limits
+    )
+
+
+def close(
+    session: Session,
+    tenant_id: int,
+    subject_nos: Iterable[int],
+    request_id: str,
+    at: datetime,
+    *,
+    data_classes: Sequence[str] | None,
+    scopes: Sequence[str] | None,
+) -> None:
+    """Set the limited fence of a request for each person; the caller commits."""
+    for subject_no in sorted(set(subject_nos)):
+        session.merge(
+            LimitedFence(
+                tenant_id=tenant_id,
+                request_id=request_id,
+                subject_no=subject_no,
+                at=at,
+                data_classes=None if data_classes is None else list(data_classes),
+                scopes=None if scopes is None else list(scopes),
+            )
+        )
+    session.flush()
+
+
+def open_again(session: Session, tenant_id: int, request_id: str) -> int:
+    """Remove a request's limited fences; how many."""
+    done = session.connection().execute(
+        sa.delete(LimitedFence).where(
+            col(LimitedFence.tenant_id) == tenant_id, col(LimitedFence.request_id) == request_id
+        )
+    )
+    session.expire_all()
+    return done.rowcount

@@ -1,0 +1,305 @@
+"""Access and portability: everything the registry counts, nothing about others, in a package that is a copy itself."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from datetime import timedelta
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+from erasure.errors import ExportNotReady, IllegalMove, InvalidRequest
+from erasure.exporting import STORE
+from erasure.handout import open_export
+from registry import subjects
+from registry.identifiers import parse_subject
+from tests.erasure.conftest import ADA, BOB, World
+
+
+def ready(world: World, *people: str, **more: Any) -> str:
+    """A planned and approved request."""
+    request = world.ask(*people, **{"right": "access", **more})
+    world.plan(request)
+    world.approve(request)
+    return request
+
+
+def answered(world: World, *people: str, **more: Any) -> str:
+    request = ready(world, *people, **more)
+    world.work(2)
+    return request
+
+
+def package(world: World, request: str) -> zipfile.ZipFile:
+    handout = open_export(world.parts, world.acting(), request, world.now)
+    data = b"".join(handout.pieces)
+    assert len(data) == handout.size
+    return zipfile.ZipFile(BytesIO(data))
+
+
+def manifest(archive: zipfile.ZipFile) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(archive.read("manifest.json"))
+    return found
+
+
+def registered(world: World, person: str = ADA) -> dict[tuple[str, str], int]:
+    with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
+        numbers = subjects.find(session, world.services.vault, world.acting(), [parse_subject(person)])
+        counts = subjects.counts(session, world.tenant.tenant_id, numbers.values())
+    return {(str(one["data_class"]), str(one["store"])): int(str(one["count"])) for one in counts}
+
+
+def test_an_export_holds_what_the_registry_counts_with_the_terms_of_each_class(world: World) -> None:
+    for number in range(3):
+        world.note(f"n{number}", f"note {number} of ada")
+    world.file("cv.txt", "the cv of ada")
+    world.note("b1", "a note of bob", owner=BOB)
+    world.say("hello, I am ada")
+    request = ready(world)
+    expected = registered(world)
+    world.work(2)
+    assert world.state(request) == "completed"
+    archive = package(world, request)
+    assert archive.testzip() is None
+    told = manifest(archive)
+    assert {(line["data_class"], line["store"]): line["registered"] for line in told["counts"]} == expected
+    assert {line["exported"] for line in told["counts"]} == {1, 3}
+    contents = [archive.read(name).decode() for name in archive.namelist() if name.startswith("artifacts/")]
+    assert sorted(json.loads(text)["text"] for text in contents if text.startswith("{")) == [
+        f"note {number} of ada" for number in range(3)
+    ]
+    assert "the cv of ada" in contents
+    assert not any("bob" in text for text in contents)
+    lines = [json.loads(line) for line in archive.read("record/transcript.jsonl").splitlines()]
+    assert [line["parts"][0]["content"] for line in lines] == [{"content": "hello, I am ada"}]
+    assert told["record"] == [
+        {"data_class": "transcript", "registered": 1, "exported": 1, "withheld": 0, "absent": 0, "failed": 0}
+    ]
+    note = next(terms for terms in told["classes"] if terms["data_class"] == "note")
+    assert note["storage_period"] == "P90D from created"
+    assert {"purposes", "categories", "recipients", "storage_period", "sources", "legal_basis"} <= note.keys()
+
+
+def test_every_file_of_a_package_has_its_digest_in_the_manifest(world: World) -> None:
+    import hashlib
+
+    world.note("n1", "a note")
+    world.say("words")
+    archive = package(world, answered(world))
+    told = {line["path"]: line for line in manifest(archive)["files"]}
+    assert told.keys() == set(archive.namelist()) - {"manifest.json"}
+    for name, line in told.items():
+        assert hashlib.sha256(archive.read(name)).hexdigest() == line["sha256"]
+
+
+def test_what_is_about_others_waits_for_a_human_and_the_choice_is_told_the_record(world: World) -> None:
+    world.note("n1", "only ada")
+    shared = world.file("both.txt", "ada and bob quarrelled", subjects=[ADA, BOB])
+    kept = world.file("both2.txt", "bob told ada a secret", subjects=[ADA, BOB])
+    world.say("ada and bob agreed", subjects=[ADA, BOB])
+    world.say("bob alone", subjects=[BOB], stream="conv_2")
+    request = ready(world)
+    world.work(2)
+    assert world.state(request) == "executing"
+    view = world.reader.get(world.acting(), request)
+    assert view["waiting_for"]["awaiting_human"] == 3
+    with pytest.raises(ExportNotReady):
+        open_export(world.parts, world.acting(), request, world.now)
+    copies = {
+        str(copy.get("artifact") or copy.get("entry") or copy.get("key")): copy
+        for copy in world.reader.copies(world.acting(), request)
+    }
+    entry = next(copy for name, copy in copies.items() if "/" in name)
+    for copy, outcome in ((copies[shared], "release"), (copies[kept], "withhold"), (entry, "withhold")):
+        world.desk.settle_copy(
+            world.acting("carol"), request, copy["copy"], outcome=outcome, comment="weighed", now=world.now
+        )
+    world.work(2)
+    assert world.state(request) == "completed"
+    archive = package(world, request)
+    text = "".join(archive.read(name).decode() for name in archive.namelist())
+    assert "quarrelled" in text
+    assert "secret" not in text
+    assert "agreed" not in text
+    assert "bob alone" not in text
+    told = manifest(archive)
+    line = next(line for line in told["counts"] if line["data_class"] == "summary")
+    assert (line["registered"], line["exported"], line["withheld"]) == (2, 1, 1)
+    events = [line["event"] for line in world.reader.get(world.acting(), request)["history"]]
+    assert events.count("copy_settled") == 3
+
+
+def test_an_access_request_cannot_be_settled_with_the_words_of_an_erasure(world: World) -> None:
+    world.file("both.txt", "ada and bob", subjects=[ADA, BOB])
+    request = ready(world)
+    number = world.reader.copies(world.acting(), request, state="awaiting_human")[0]["copy"]
+    with pytest.raises(InvalidRequest, match="release, withhold"):
+        world.desk.settle_copy(world.acting(), request, number, outcome="erased", comment="no", now=world.now)
+
+
+def test_portability_takes_what_was_provided_on_contract_and_leaves_the_rest_out_with_its_reason(world: World) -> None:
+    world.classes({"score": {"legal_basis": "legitimate interest"}})
+    world.note("n1", "provided by ada")
+    derived = world.file("sum.txt", "derived from the note", sources=[world.note("n2", "another")])
+    with_basis = world.register(
+        {"data_class": "score", "store": "cvs", "locator": {"path": "score.txt"}, "subjects": [ADA]}
+    )
+    (world.files / "score.txt").write_text("score 7")
+    request = answered(world, right="portability")
+    told = manifest(package(world, request))
+    assert world.state(request) == "completed"
+    states = {copy["id"]: (copy["state"], copy["detail"]) for copy in told["copies"] if copy["kind"] == "artifact"}
+    assert states[derived] == ("withheld", "inferred or derived, neither provided nor observed")
+    assert states[with_basis[0]] == ("withheld", "not processed on consent or a contract")
+    assert sum(state == "exported" for state, _ in states.values()) == 2
+
+
+@pytest.mark.scenario("F3")
+def test_an_export_includes_past_requests_and_erasure_strips_the_identity_from_them(world: World) -> None:
+    world.note("n1", "text")
+    first = world.ask(right="restriction", note="stop using my data", channel="post")
+    request = answered(world)
+    archive = package(world, request)
+    asked = {one["id"]: one for one in json.loads(archive.read("requests.json"))}
+    assert asked.keys() == {first, request}
+    assert asked[first]["said"] == {"subjects": [ADA], "channel": "post", "note": "stop using my data"}
+    world.desk.cancel(world.acting(), first, now=world.now)
+    erased = world.erase()
+    assert world.state(erased) == "completed"
+    after = answered(world)
+    asked = {one["id"]: one for one in json.loads(package(world, after).read("requests.json"))}
+    assert {first, request, erased} <= asked.keys()
+    assert "ada@example.org" not in json.dumps(asked)
+    assert asked[erased]["state"] == "completed"
+
+
+@pytest.mark.scenario("F4")
+def test_after_an_erasure_the_export_is_a_valid_empty_package_that_names_the_certificate(world: World) -> None:
+    world.note("n1", "text")
+    world.say("words")
+    erased = world.erase()
+    request = answered(world)
+    assert world.state(request) == "completed"
+    archive = package(world, request)
+    told = manifest(archive)
+    assert told["is_empty"]
+    assert told["counts"] == []
+    assert told["record"] == []
+    assert [(line["request"], line["version"]) for line in told["certificates_of_erasure"]] == [(erased, "interim")]
+    assert "erased" in told["note"]
+
+
+def test_an_export_is_a_copy_of_its_class_and_is_erased_like_any_other(world: World) -> None:
+    world.note("n1", "the canary of ada")
+    request = answered(world)
+    assert registered(world)["export", STORE] == 1
+    folder = world.services.exports_folder
+    assert len(list(folder.rglob("*.zip"))) == 1
+    erased = world.erase()
+    assert world.state(erased) == "completed"
+    assert list(folder.rglob("*.zip")) == []
+    assert any(copy["store"] == STORE for copy in world.reader.copies(world.acting(), erased))
+    assert manifest(package(world, request))["is_empty"]
+
+
+def test_an_export_expires_and_is_then_an_empty_package(world: World) -> None:
+    from erasure.sweep_copies import Sweeps
+
+    world.note("n1", "the canary of ada")
+    request = answered(world)
+    world.now += timedelta(days=31)
+    sweeps = Sweeps(world.parts)
+    sweeps.start(world.acting("system"), world.now)
+    sweeps.run_due(world.tenant.tenant_id, world.now, worker="w")
+    assert list(world.services.exports_folder.rglob("*.zip")) == []
+    told = manifest(package(world, request))
+    assert told["is_empty"]
+    assert "expired" in told["note"]
+
+
+def test_a_second_export_does_not_carry_the_first_inside(world: World) -> None:
+    world.note("n1", "text")
+    answered(world)
+    world.now += timedelta(days=1)
+    told = manifest(package(world, answered(world)))
+    line = next(line for line in told["counts"] if line["data_class"] == "export")
+    assert (line["registered"], line["withheld"], line["exported"]) == (1, 1, 0)
+
+
+def test_a_store_that_stays_silent_is_named_and_the_request_is_not_complete(world: World) -> None:
+    world.memory_store("odd")
+    world.note("n1", "text")
+    world.keep_in_memory("odd", "k1", "in a silent store")
+    request = ready(world)
+    world.change(connect=refusing(world, "odd"))
+    world.work(12)
+    assert world.state(request) == "partially_failed"
+    assert "unreachable" in world.copy_states(request).values()
+    with pytest.raises(ExportNotReady):
+        open_export(world.parts, world.acting(), request, world.now)
+    world.change(connect=world.connect)
+    world.desk.retry(world.acting(), request, now=world.now)
+    world.work(2)
+    assert world.state(request) == "completed"
+    assert "in a silent store" in "".join(
+        package(world, request).read(name).decode() for name in package(world, request).namelist()
+    )
+
+
+def refusing(world: World, name: str) -> Any:
+    from connectors.errors import StoreUnreachable
+
+    def connect(store: Any, read_only: bool) -> Any:
+        if store.name == name:
+            raise StoreUnreachable("refused")
+        return world.connect(store, read_only)
+
+    return connect
+
+
+def test_a_person_whose_erasure_was_approved_meanwhile_leaves_no_package_behind(world: World) -> None:
+    world.note("n1", "text")
+    access = ready(world)
+    erasure = world.ask()
+    world.plan(erasure)
+    world.approve(erasure)
+    world.work(4)
+    assert world.state(access) == "completed"
+    assert list(world.services.exports_folder.rglob("*.zip")) == []
+    assert manifest(package(world, access))["is_empty"]
+
+
+def test_an_access_request_sets_no_fence_and_has_no_certificate_of_erasure(world: World) -> None:
+    world.note("n1", "text")
+    request = answered(world)
+    assert world.say("still talking") == "stored"
+    with pytest.raises(IllegalMove, match="erasure"):
+        world.reader.certificate(world.acting(), request)
+
+
+def test_nothing_is_exported_before_a_second_person_approved(world: World) -> None:
+    world.note("n1", "text")
+    request = world.ask(right="access")
+    world.plan(request)
+    world.work(2)
+    assert world.state(request) == "planned"
+    with pytest.raises(ExportNotReady):
+        open_export(world.parts, world.acting(), request, world.now)
+
+
+def test_an_export_limited_to_a_conversation_holds_that_conversation_only(world: World) -> None:
+    world.say("in the first", stream="conv_1")
+    world.say("in the second", stream="conv_2")
+    world.note("n1", "outside")
+    (world.files / "in.txt").write_text("inside by its scope")
+    item = {"data_class": "summary", "store": "cvs", "locator": {"path": "in.txt"}, "subjects": [ADA]}
+    world.register({**item, "scope": {"conversation": "conv_1"}})
+    request = answered(world, scope={"conversation": "conv_1"})
+    archive = package(world, request)
+    text = "".join(archive.read(name).decode() for name in archive.namelist())
+    assert "in the first" in text
+    assert "inside by its scope" in text
+    assert "in the second" not in text
+    assert "outside" not in text
