@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from functools import lru_cache
 
 import msgspec
 
@@ -212,18 +213,18 @@ def encode_header(header: Header) -> bytes:
         raise MalformedHeader(reason)
     wire = _WireHeader(
         at=format_instant(header.at),
-        data_class=_text(header.data_class, _DATA_CLASS, "class"),
+        data_class=_name(header.data_class, _DATA_CLASS, "class"),
         id=_text(header.id, _UUID7, "id"),
-        kind=_text(header.kind, _NAME, "kind"),
+        kind=_name(header.kind, _NAME, "kind"),
         parts=tuple(_wire_part(part) for part in header.parts),
         position=_count(header.position, "position"),
         previous=_digest(header.previous, "previous"),
         received=format_instant(header.received),
-        recorder=None if header.recorder is None else _text(header.recorder, _RECORDER, "recorder"),
+        recorder=None if header.recorder is None else _name(header.recorder, _RECORDER, "recorder"),
         seq=None if header.seq is None else _count(header.seq, "seq"),
         sources=_count(header.sources_count, "sources"),
         sources_root=None if header.sources_root is None else _digest(header.sources_root, "sources_root"),
-        stream=_text(header.stream, _STREAM, "stream"),
+        stream=_name(header.stream, _STREAM, "stream"),
         v=VERSION,
     )
     data = _ENCODER.encode(wire)
@@ -349,11 +350,11 @@ def _wire_part(part: Part) -> _WirePart:
         reason = "an object key is too long"
         raise MalformedHeader(reason)
     return _WirePart(
-        alg=_text(part.algorithm, _NAME, "alg"),
+        alg=_name(part.algorithm, _NAME, "alg"),
         len=_count(part.length, "len"),
-        obj=_text(part.object, _OBJECT, "obj"),
+        obj=_name(part.object, _OBJECT, "obj"),
         off=_count(part.offset, "off"),
-        role=_text(part.role, _NAME, "role"),
+        role=_name(part.role, _NAME, "role"),
         sha256=_digest(part.sha256, "sha256"),
     )
 
@@ -364,6 +365,12 @@ def _text(value: object, form: re.Pattern[str], field: str) -> str:
         raise MalformedHeader(reason)
     # A plain string: an encoder may treat an enum member otherwise.
     return str(value)
+
+
+@lru_cache(maxsize=4096)
+def _name(value: str, form: re.Pattern[str], field: str) -> str:
+    """Return what `_text` does, remembered: a batch repeats its kinds, classes, streams, roles and object keys."""
+    return _text(value, form, field)
 
 
 def _count(value: object, field: str) -> int:
