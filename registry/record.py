@@ -33,13 +33,15 @@ from ledger.entry import USER_KINDS, Kind, decode_header, sources_root, uuid7
 from ledger.head import Transactions
 from ledger.log import Admit, Log
 from ledger.models import EntryRow, LogState, OutboxRow
-from registry import classes, streams, subjects
+from registry import classes, limited, streams, subjects
 from registry.acting import Acting
 from registry.declaration import DataClass
 from registry.entries import MalformedEntry, Parsed, ParsedPart, parse_entry, unique
 from registry.errors import MalformedSubject, UnknownTenant
 from registry.journal import Journal
 from registry.keyed import NOBODY, Lookups
+from registry.machine_rows import Follower
+from registry.machines import KINDS
 from registry.models import KindRow, Subject, SubjectIdentifier, Tenant
 from registry.sealing import ALGORITHM, Keyring, skeleton_class
 from vault.envelope import context, joint_prk, part_key_of, seal
@@ -112,6 +114,8 @@ class _Known:
     closed: frozenset[int] = frozenset()
     since: dict[int, datetime] = field(default_factory=dict)
     former: dict[int, frozenset[int]] = field(default_factory=dict)
+    limits: dict[int, list[limited.Limit]] = field(default_factory=dict)
+    stream_scopes: dict[int, frozenset[str]] = field(default_factory=dict)
     stream_refs: dict[str, streams.StreamRef] = field(default_factory=dict)
     run_refs: dict[str, streams.RunRef] = field(default_factory=dict)
     recorders: dict[str, str] = field(default_factory=dict)
@@ -126,6 +130,7 @@ class Record:
         self._log = log
         self._transactions = transactions
         self._journal = journal
+        self._machines = Follower(vault=vault, log=log, transactions=transactions, announce=self.announce)
         log.guard_with(self._admit)
 
     @property
@@ -159,6 +164,8 @@ class Record:
             for item in open_items:
                 if item.draft is not None:
                     item.placed = next(placed)
+            if moving := _moving(open_items):
+                self._machines.follow(acting.tenant_id, moving, now)
         return AppendResult(results=[_result(item) for item in items], receipt=receipt)
 
     def event(self, tenant_id: int, kind: Kind, body: Mapping[str, Any], now: datetime) -> str:
@@ -348,11 +355,17 @@ class _Drafting:
     def _keep(self, item: _Item, parsed: Parsed, known: _Known) -> list[_Kept]:
         """Return the parts that no fence closes, each with its owners; notes the others in the item."""
         stream = known.stream_refs[parsed.sent.stream]
+        scopes = known.stream_scopes.get(stream.stream_no, frozenset())
         kept: list[_Kept] = []
         suppressed: list[str] = []
         for number, part in enumerate(parsed.parts):
             owners = self._owners(parsed, part, stream, known)
-            if any(self._is_closed(owner, parsed, stream, known) for owner in owners):
+            spoken = part.data_class or parsed.sent.data_class
+            if any(
+                self._is_closed(owner, parsed, stream, known)
+                or limited.closes(known.limits.get(owner, ()), parsed.at, spoken, scopes)
+                for owner in owners
+            ):
                 suppressed.append(part.name)
             else:
                 kept.append(_Kept(role=f"part.{number}", part=part, owners=owners))
@@ -387,7 +400,11 @@ class _Drafting:
         known.closed = frozenset(subjects.fenced(self._session, tenant_id, numbers))
         known.since = _opened_at(self._session, tenant_id, numbers)
         known.former = _former(self._session, tenant_id, known.since)
+        known.limits = limited.of_people(self._session, tenant_id, numbers)
         self._streams(sound, known)
+        if known.limits:
+            numbers = [stream.stream_no for stream in known.stream_refs.values()]
+            known.stream_scopes = limited.scopes_of(self._session, tenant_id, numbers)
         return known
 
     def _streams(self, sound: Sequence[Parsed], known: _Known) -> None:
@@ -555,6 +572,18 @@ def lock_end(spec: DataClass, at: datetime, now: datetime) -> datetime | None:
 def entry_row(session: Session, tenant_id: int, entry_id: str) -> EntryRow | None:
     """Return where an entry lies, None when this tenant has none of that id."""
     return index.known(session, tenant_id, [entry_id]).get(entry_id)
+
+
+def _moving(items: Sequence[_Item]) -> dict[int, dict[str, bytes]]:
+    """The bodies that machines listen to, by stream and entry id; duplicates too, whose first call may have died."""
+    found: dict[int, dict[str, bytes]] = {}
+    for item in items:
+        if item.draft is None or item.parsed is None or item.entry_id is None or item.draft.kind not in KINDS:
+            continue
+        body = next((part.data for part in item.parsed.parts if part.form == "json"), None)
+        if body is not None:
+            found.setdefault(item.draft.stream_no, {})[item.entry_id] = body
+    return found
 
 
 def _parsed(number: int, raw: bytes) -> _Item:
