@@ -11,6 +11,7 @@ eraser; the same process and the same party.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -37,6 +38,7 @@ INDEPENDENCE = {
     "party": "the same party",
 }
 _UNREACHED = (ConnectorError, RegistryError, OSError)
+_STORES_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,9 +69,9 @@ class _Confirmation:
             known = stores.in_force(session, self._tenant_id)
             names = sorted({copy.store for copy in self._wanted(session, "artifact")})
         verified = sent_back = 0
-        for name in names:
-            good, bad = self._store(known.get(name), name)
-            verified, sent_back = verified + good, sent_back + bad
+        with ThreadPoolExecutor(max_workers=_STORES_AT_ONCE, thread_name_prefix="confirm") as pool:
+            for good, bad in pool.map(lambda name: self._store(known.get(name), name), names):
+                verified, sent_back = verified + good, sent_back + bad
         good, bad = self._keys()
         return Confirmed(verified=verified + good, sent_back=sent_back + bad)
 
@@ -132,7 +134,8 @@ class _Confirmation:
             return False
         copy.level = None if finding.level is None else finding.level.value
         if finding.present is False and finding.level is not None and finding.level >= _level_of(copy):
-            copy.verified_at, copy.verified_how, copy.detail = self._now, finding.how, None
+            copy.verified_at, copy.verified_how = self._parts.instant(self._now, copy.finished_at), finding.how
+            copy.detail = None
             if copy.state != CopyState.ALREADY_ABSENT:
                 physical = finding.level >= Level.L2
                 copy.state = CopyState.ERASED_PHYSICAL if physical else CopyState.ERASED_LOGICAL
@@ -157,7 +160,8 @@ class _Confirmation:
                     continue
                 final = self._parts.vault.final_at(session, self._tenant_id, [copy.key_id or ""])
                 copy.key_state = "destroyed" if final is None else "final"
-                copy.verified_at, copy.verified_how = self._now, "a vault that holds nothing could not open it"
+                copy.verified_at = self._parts.instant(self._now, copy.finished_at)
+                copy.verified_how = "a vault that holds nothing could not open it"
                 good.append(copy)
             self._announce(session, good)
         return len(good), sent_back
@@ -170,7 +174,8 @@ class _Confirmation:
                 for copy in chunk
             ]
             body = {"owner": self._owner, "copies": lines}
-            entry_id = self._parts.record.announce(session, self._tenant_id, Kind.COPY_VERIFIED, body, self._now)
+            at = self._parts.instant(self._now)
+            entry_id = self._parts.record.announce(session, self._tenant_id, Kind.COPY_VERIFIED, body, at)
             for copy in chunk:
                 copy.verify_evidence = entry_id
                 session.add(copy)

@@ -1,4 +1,8 @@
-"""Step 3 and 4 of an execution: the stores, leaves first, in batches, each store within its time.
+"""Step 4 of an execution: the stores side by side, leaves first, in batches, each store within its time.
+
+Each store has a thread of its own, which opens the connector, uses it and closes it. Before a copy goes, whatever was
+made from it has gone from the other stores, or these were waited for as long as one call to a store may take. A store
+whose thread shows no progress for twice that time is given up: its copies count as unreachable for now.
 
 Guarantees: a copy is decided again in the transaction that marks it `running`; no transaction is open while a store is
 asked. One store's failure, slowness or refusal touches its own copies only. What the store did and we did not write
@@ -7,7 +11,9 @@ down is done again and found `already_absent`. Nothing here says that bytes are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from typing import Any
@@ -35,6 +41,33 @@ _ENDS = {
     Outcome.LOCKED: CopyState.FAILED,
 }
 _UNREACHED = (ConnectorError, RegistryError, OSError)
+_GRACE_SECONDS = 5.0
+_LOOK_SECONDS = 0.5
+
+
+class _Order:
+    """Leaves first over all stores: a level of one store waits for deeper ones of the others, within its patience."""
+
+    def __init__(self, places: Mapping[str, Mapping[int, Sequence[int]]], patience: float) -> None:
+        self._waiting = {(depth, name) for name, levels in places.items() for depth in levels}
+        self._changed = threading.Condition()
+        self._ends = {name: time.monotonic() + patience for name in places}
+
+    def wait(self, name: str, depth: int) -> None:
+        """Return once nothing deeper is left in another store, or the store has waited long enough altogether."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: not any(other > depth and where != name for other, where in self._waiting),
+                timeout=max(0.0, self._ends[name] - time.monotonic()),
+            )
+
+    def done(self, name: str, depth: int | None = None) -> None:
+        """Mark a level of a store, or all of it."""
+        with self._changed:
+            self._waiting = {
+                (other, where) for other, where in self._waiting if where != name or depth not in (None, other)
+            }
+            self._changed.notify_all()
 
 
 class Dispatch:
@@ -49,23 +82,64 @@ class Dispatch:
         self._open: dict[str, Connector] = {}
         self._treated: dict[str, set[int]] = {}
         self._stores: dict[str, StoreRow] = {}
+        self._seen: dict[str, float] = {}
+        self._failures: list[BaseException] = []
 
     def run(self) -> None:
-        """Erase what is ready, then free its bytes. Raises nothing that a store did."""
+        """Erase what is ready, then free its bytes. Raises what our own database raised, nothing that a store did."""
         self._complete_captures()
+        places: dict[str, dict[int, list[int]]] = {}
         with self._parts.transactions(self._tenant_id, write=False) as session:
             self._stores = stores.in_force(session, self._tenant_id)
-            ready = [copy for copy in self._artifacts(session, CopyState.PENDING) if is_ready(copy, self._now)]
-            order = sorted({(-copy.depth, copy.store) for copy in ready})
-            numbers: dict[tuple[int, str], list[int]] = {}
-            for copy in ready:
-                numbers.setdefault((-copy.depth, copy.store), []).append(copy.copy_no)
-        with ExitStack() as stack:
-            # Depth before store: a copy goes before what it was made from, wherever the two lie.
-            for place in order:
-                self._erase_store(stack, place[1], numbers[place])
-            for name in sorted(self._needing_reclaim()):
-                self._reclaim(stack, name)
+            for copy in self._artifacts(session, CopyState.PENDING):
+                if is_ready(copy, self._now):
+                    places.setdefault(copy.store, {}).setdefault(copy.depth, []).append(copy.copy_no)
+        for name in self._needing_reclaim() - places.keys():
+            places[name] = {}
+        order = _Order(places, self._parts.store_seconds)
+        threads = [
+            threading.Thread(target=self._work, args=(name, levels, order), name=f"erase {name}", daemon=True)
+            for name, levels in sorted(places.items())
+        ]
+        for name, thread in zip(sorted(places), threads, strict=True):
+            self._seen[name] = time.monotonic()
+            thread.start()
+        for name, thread in zip(sorted(places), threads, strict=True):
+            self._await(name, thread, order)
+        if self._failures:
+            raise self._failures[0]
+
+    def _work(self, name: str, levels: Mapping[int, Sequence[int]], order: _Order) -> None:
+        """Everything about one store, in its own thread."""
+        try:
+            with ExitStack() as stack:
+                # Depth before store: a copy goes before what it was made from, wherever the two lie.
+                for depth in sorted(levels, reverse=True):
+                    order.wait(name, depth)
+                    self._erase_store(stack, name, levels[depth])
+                    order.done(name, depth)
+                order.done(name)
+                if name in self._needing_reclaim():
+                    self._reclaim(stack, name)
+        except _UNREACHED:
+            self._down.add(name)  # closing it failed: what it did is written down
+        except BaseException as error:  # noqa: BLE001 - raised by run, in the thread that asked
+            self._failures.append(error)
+        finally:
+            order.done(name)
+
+    def _await(self, name: str, thread: threading.Thread, order: _Order) -> None:
+        """Wait for a store's thread while it gets on."""
+        patience = 2 * self._parts.store_seconds + _GRACE_SECONDS
+        while thread.is_alive():
+            thread.join(min(_LOOK_SECONDS, patience))
+            if thread.is_alive() and time.monotonic() - self._seen[name] > patience:
+                self._down.add(name)
+                order.done(name)
+                with self._parts.transactions(self._tenant_id) as session:
+                    stuck = [copy.copy_no for copy in self._artifacts(session, CopyState.RUNNING) if copy.store == name]
+                self._record_silence(stuck, "the store does not come back")
+                return
 
     def _artifacts(self, session: Any, *states: str) -> list[CopyRow]:
         return [
@@ -116,10 +190,10 @@ class Dispatch:
             return
         size = connector.capabilities().batch_size
         for start in range(0, len(numbers), size):
-            batch = numbers[start : start + size]
             if name in self._down:
                 return
-            self._erase_batch(connector, name, batch)
+            self._seen[name] = time.monotonic()
+            self._erase_batch(connector, name, numbers[start : start + size])
 
     def _erase_batch(self, connector: Connector, name: str, numbers: Sequence[int]) -> None:
         with self._parts.transactions(self._tenant_id) as session:
@@ -130,9 +204,10 @@ class Dispatch:
             found = captures_of(session, self._parts, work, going)
             owners = owners_of(session, self._parts, work, going)
             items = []
+            at = self._parts.instant(self._now)
             for copy in going:
                 copy.attempts += 1
-                copy.started_at = self._now
+                copy.started_at = at
                 if copy.copy_no in found:
                     copy.state = CopyState.RUNNING
                     items.append(found[copy.copy_no].item(copy.copy_no))
@@ -142,14 +217,13 @@ class Dispatch:
         if not items:
             return
         try:
-            receipts = connector.erase(
-                items, owner_identifiers=owners, now=self._now, deadline=self._parts.store_seconds
-            )
+            receipts = connector.erase(items, owner_identifiers=owners, now=at, deadline=self._parts.store_seconds)
         except _UNREACHED as error:
             self._down.add(name)
             self._record_silence([int(item.copy_id) for item in items], type(error).__name__)
             return
-        self._record(name, receipts)
+        if name not in self._down:
+            self._record(name, receipts)
 
     def _record(self, name: str, receipts: Sequence[Receipt]) -> None:
         by_number = {int(receipt.copy_id): receipt for receipt in receipts}
@@ -158,7 +232,7 @@ class Dispatch:
             for copy in rows:
                 receipt = by_number[copy.copy_no]
                 copy.method, copy.detail = receipt.method, receipt.detail
-                copy.finished_at, copy.verified_at = receipt.at, None
+                copy.finished_at, copy.verified_at = self._parts.instant(receipt.at, copy.started_at), None
                 copy.level = receipt.level.value if receipt.level is not None else None
                 if receipt.outcome in _ENDS:
                     copy.state = _ENDS[receipt.outcome]
@@ -174,7 +248,8 @@ class Dispatch:
         if not lines:
             return
         body = {"owner": self._owner, "copies": lines}
-        entry_id = self._parts.record.announce(session, self._tenant_id, Kind.COPY_ERASED, body, self._now)
+        at = self._parts.instant(self._now)
+        entry_id = self._parts.record.announce(session, self._tenant_id, Kind.COPY_ERASED, body, at)
         for copy in rows:
             copy.evidence = entry_id
             session.add(copy)
@@ -185,7 +260,7 @@ class Dispatch:
             for copy in self._locked(session, numbers):
                 if copy.state == CopyState.PENDING:
                     copy.attempts += 1
-                    copy.started_at = self._now
+                    copy.started_at = self._parts.instant(self._now)
                 failed(session, copy, self._parts, detail=detail, end=CopyState.UNREACHABLE)
 
     def _needing_reclaim(self) -> set[str]:
@@ -216,11 +291,12 @@ class Dispatch:
             owners = owners_of(session, self._parts, work, earlier)
             wanted = max((Level(copy.required) for copy in gone if copy.required != "key"), default=Level.L1)
         items = [found[copy.copy_no].item(copy.copy_no) for copy in earlier if copy.copy_no in found]
+        self._seen[name] = time.monotonic()
         report = self._free(connector, items, owners, wanted)
-        if report is None:
+        if report is None or name in self._down:
             self._down.add(name)
             return
-        fact = report_fact(report, self._now)
+        fact = report_fact(report, self._parts.instant(self._now))
         with self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner, lock=True)
             work.put_facts(session, reclaim={**work.facts().get("reclaim", {}), name: fact})
@@ -240,10 +316,10 @@ class Dispatch:
             size = connector.capabilities().batch_size
             for start in range(0, len(reminders), size):
                 batch = reminders[start : start + size]
-                connector.erase(batch, owner_identifiers=owners, now=self._now, deadline=limit)
+                connector.erase(batch, owner_identifiers=owners, now=self._parts.instant(self._now), deadline=limit)
             if not connector.await_done(deadline=limit):
                 return None
-            return connector.reclaim(wanted, now=self._now, deadline=limit)
+            return connector.reclaim(wanted, now=self._parts.instant(self._now), deadline=limit)
         except _UNREACHED:
             return None
 

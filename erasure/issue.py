@@ -61,6 +61,8 @@ def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, versi
         _commit_to_names(session, parts, row)
     with parts.transactions(tenant.tenant_id, write=False) as session:
         row = history.load(session, tenant.tenant_id, request_id)
+        # A certificate is younger than everything it says.
+        now = parts.instant(now, _last_seen(session, row))
         draft = _draft(session, parts, tenant, row, now=now, state=state)
     evidence = parts.record.evidence(tenant.tenant_id, draft.entries, now)
     shown = LogEvidence(
@@ -88,6 +90,12 @@ def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, versi
             return None
         _keep(session, parts, row, body, now=now, version=version, state=state, number=draft.number)
     return body
+
+
+def _last_seen(session: Session, row: RequestRow) -> datetime | None:
+    mine = (col(CopyRow.tenant_id) == row.tenant_id) & (col(CopyRow.owner) == row.request_id)
+    found: datetime | None = session.scalar(sa.select(sa.func.max(col(CopyRow.verified_at))).where(mine))
+    return found
 
 
 def opening_of(session: Session, parts: Parts, row: RequestRow) -> list[dict[str, str]]:

@@ -27,6 +27,7 @@ from erasure import captures, history
 from erasure.confirm import confirm
 from erasure.execute import execute
 from erasure.history import fact_of
+from erasure.leases import Lease, leased
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.plan import PlanCopy, instant_text
@@ -52,7 +53,6 @@ from retention.stops import Stops
 from retention.sweep import Brakes, SweepItem, SweepPlan
 
 SWEEP_EVERY = timedelta(hours=1)
-LEASE = timedelta(minutes=5)
 OPEN_RUNS = ("awaiting_approval", "executing", "verifying")
 _ROUNDS = 8
 _UNSENT = (CopyState.PENDING, CopyState.RETAINED, CopyState.AWAITING_HUMAN, CopyState.NOT_COVERED)
@@ -244,14 +244,12 @@ class Sweeps:
             )
         done, failures = 0, []
         for sweep_id in waiting:
-            if not self._take(tenant_id, sweep_id, worker, now):
-                continue
             try:
-                done += self._advance(tenant_id, sweep_id, now)
+                with leased(self._parts, tenant_id, sweep_id, worker, now) as lease:
+                    if lease is not None:
+                        done += self._advance(tenant_id, sweep_id, self._parts.instant(now), lease)
             except Exception as error:  # noqa: BLE001 - raised below, after the others had their turn
                 failures.append(error)
-            finally:
-                self._put_back(tenant_id, sweep_id, worker)
         if failures:
             raise failures[0]
         return done
@@ -359,8 +357,10 @@ class Sweeps:
             raise NotKnown("run", sweep_id if sweep_id.startswith("swp_") else "")
         return row
 
-    def _advance(self, tenant_id: int, sweep_id: str, now: datetime) -> int:
+    def _advance(self, tenant_id: int, sweep_id: str, now: datetime, lease: Lease) -> int:
         for _ in range(_ROUNDS):
+            if not lease.is_mine:
+                return 0
             if not execute(self._parts, tenant_id, sweep_id, now).ready_to_confirm:
                 return 0  # an attempt waits for its time; the worker comes back
             confirm(self._parts, tenant_id, sweep_id, now)
@@ -394,31 +394,6 @@ class Sweeps:
             body = {"sweep": sweep_id, "plan_hash": row.plan_hash, **result}
             self._parts.record.announce(session, tenant_id, Kind.RETENTION_RAN, body, now)
             return True
-
-    def _take(self, tenant_id: int, sweep_id: str, worker: str, now: datetime) -> bool:
-        with self._parts.transactions(tenant_id) as session:
-            done = session.connection().execute(
-                sa.update(SweepRow)
-                .where(
-                    col(SweepRow.tenant_id) == tenant_id,
-                    col(SweepRow.sweep_id) == sweep_id,
-                    sa.or_(col(SweepRow.lease_until).is_(None), col(SweepRow.lease_until) <= now),
-                )
-                .values(lease_owner=worker, lease_until=now + LEASE)
-            )
-            return done.rowcount == 1
-
-    def _put_back(self, tenant_id: int, sweep_id: str, worker: str) -> None:
-        with self._parts.transactions(tenant_id) as session:
-            session.connection().execute(
-                sa.update(SweepRow)
-                .where(
-                    col(SweepRow.tenant_id) == tenant_id,
-                    col(SweepRow.sweep_id) == sweep_id,
-                    col(SweepRow.lease_owner) == worker,
-                )
-                .values(lease_owner=None, lease_until=None)
-            )
 
 
 def state_of(plan: SweepPlan) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
-import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure import history
@@ -19,6 +18,7 @@ from erasure.confirm import confirm
 from erasure.desk import facts_of
 from erasure.execute import destroy_due_keks, execute, pending_work
 from erasure.issue import issue, state_of
+from erasure.leases import Lease, leased
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
 from erasure.plan import IDENTITY, addendum, build
@@ -31,7 +31,6 @@ from registry import artifacts
 from registry.cones import pending_about
 from retention.decide import DESTRUCTIVE
 
-LEASE = timedelta(minutes=5)
 FINAL_RETRY = timedelta(days=1)
 _ACTIVE = (State.APPROVED, State.EXECUTING, State.VERIFYING)
 _MAX_ROUNDS = 8
@@ -44,15 +43,14 @@ def run_due(parts: Parts, tenant: Tenant, now: datetime, *, worker: str = "worke
     _wake_ended_holds(parts, tenant, now)
     done, failures = 0, []
     for request_id in _due(parts, tenant, now):
-        if not _take(parts, tenant, request_id, worker, now):
-            continue
         try:
-            advance(parts, tenant, request_id, now)
-            done += 1
+            with leased(parts, tenant.tenant_id, request_id, worker, now) as lease:
+                if lease is None:
+                    continue
+                advance(parts, tenant, request_id, parts.instant(now), lease=lease)
+                done += 1
         except Exception as error:  # noqa: BLE001 - raised below, after the others had their turn
             failures.append(error)
-        finally:
-            _release(parts, tenant, request_id, worker)
     destroy_due_keks(parts, tenant.tenant_id, now)
     for request_id in _uncertified(parts, tenant):
         issue(parts, tenant, request_id, now, version="interim", state=State.COMPLETED_WITH_EXCEPTIONS)
@@ -67,13 +65,15 @@ def run_due(parts: Parts, tenant: Tenant, now: datetime, *, worker: str = "worke
     return done
 
 
-def advance(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> State:
+def advance(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, lease: Lease | None = None) -> State:
     """Bring one approved request as far as it goes now: execute, confirm, complete. Returns its state."""
     with parts.transactions(tenant.tenant_id, write=False) as session:
         right = Right(history.load(session, tenant.tenant_id, request_id).right)
     if right is not Right.ERASURE:
         return carry_on(parts, tenant, request_id, now)
     for _ in range(_MAX_ROUNDS):
+        if lease is not None and not lease.is_mine:
+            break
         state = _state(parts, tenant, request_id)
         if state in (State.APPROVED, State.EXECUTING):
             if not execute(parts, tenant.tenant_id, request_id, now).ready_to_confirm:
@@ -212,33 +212,6 @@ def _uncertified(parts: Parts, tenant: Tenant) -> list[str]:
             )
         )
         return [row.request_id for row in rows]
-
-
-def _take(parts: Parts, tenant: Tenant, request_id: str, worker: str, now: datetime) -> bool:
-    with parts.transactions(tenant.tenant_id) as session:
-        done = session.connection().execute(
-            sa.update(RequestRow)
-            .where(
-                col(RequestRow.tenant_id) == tenant.tenant_id,
-                col(RequestRow.request_id) == request_id,
-                sa.or_(col(RequestRow.lease_until).is_(None), col(RequestRow.lease_until) <= now),
-            )
-            .values(lease_owner=worker, lease_until=now + LEASE)
-        )
-        return done.rowcount == 1
-
-
-def _release(parts: Parts, tenant: Tenant, request_id: str, worker: str) -> None:
-    with parts.transactions(tenant.tenant_id) as session:
-        session.connection().execute(
-            sa.update(RequestRow)
-            .where(
-                col(RequestRow.tenant_id) == tenant.tenant_id,
-                col(RequestRow.request_id) == request_id,
-                col(RequestRow.lease_owner) == worker,
-            )
-            .values(lease_owner=None, lease_until=None)
-        )
 
 
 def _wake_ended_holds(parts: Parts, tenant: Tenant, now: datetime) -> None:

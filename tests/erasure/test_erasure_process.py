@@ -461,17 +461,17 @@ def test_a_dead_workers_lease_ends_and_another_goes_on(world: Any, monkeypatch: 
     request = fill(world)
     with monkeypatch.context() as patch:
         patch.setattr("erasure.worker.advance", _raise)
-        patch.setattr("erasure.worker._release", lambda *_: None)
+        patch.setattr("erasure.leases.Lease.release", lambda *_: None)
         with pytest.raises(Crash):
             run_due(world.parts, world.tenant, world.now, worker="dead")
     assert run_due(world.parts, world.tenant, world.now, worker="other") == 0
-    world.now += timedelta(minutes=6)
+    world.now += timedelta(seconds=16)
     run_due(world.parts, world.tenant, world.now, worker="other")
     world.work()
     assert world.state(request) == "completed"
 
 
-def _raise(*_: Any) -> None:
+def _raise(*_: Any, **_named: Any) -> None:
     raise Crash("advance")
 
 
