@@ -134,7 +134,7 @@ def _event(proof: Any, checkpoint: Checkpoint, place: str) -> _Event:
     part = _bytes(proof["part"], f"{place}/part")
     try:
         header = decode_header(header_bytes)
-        inclusion = [bytes.fromhex(node) for node in proof["inclusion"]]
+        inclusion = [_node(node) for node in proof["inclusion"]]
         verify_inclusion(proof["index"], checkpoint.size, header_hash(header_bytes), inclusion, checkpoint.root)
     except (LedgerError, ValueError, TypeError) as error:
         raise ReportError(place, f"the event is not in the log: {error}") from error
@@ -148,6 +148,14 @@ def _event(proof: Any, checkpoint: Checkpoint, place: str) -> _Event:
     if not isinstance(body, dict):
         raise ReportError(f"{place}/part", "the event holds no object")
     return _Event(entry=header.id, index=proof["index"], kind=header.kind, body=body)
+
+
+def _node(text: str) -> bytes:
+    node = bytes.fromhex(text)
+    if node.hex() != text:
+        message = "a node is not lower-case hexadecimal"
+        raise ValueError(message)
+    return node
 
 
 def _check_part(parts: Sequence[Any], part: bytes, place: str) -> None:
@@ -217,6 +225,7 @@ def _check_copies(certificate: Mapping[str, Any], events: Sequence[_Event]) -> i
     for event in events:
         if event.kind == Kind.COPY_VERIFIED:
             last.update({line["copy"]: (event.entry, line) for line in event.body["copies"]})
+    shown = {event.entry for event in events}
     gone = 0
     for number, copy in enumerate(certificate["copies"]):
         if copy["state"] not in GONE:
@@ -226,6 +235,8 @@ def _check_copies(certificate: Mapping[str, Any], events: Sequence[_Event]) -> i
         entry, line = last.get(copy["copy"], ("", {}))
         if entry not in copy["evidence"]:
             raise ReportError(f"{place}/evidence", "no event verifies this copy")
+        if not set(copy["evidence"]) <= shown:
+            raise ReportError(f"{place}/evidence", "names an event that is not shown")
         for name in ("state", "level", "key"):
             if line.get(name) != copy[name]:
                 raise ReportError(f"{place}/{name}", "the record says otherwise")

@@ -1,0 +1,329 @@
+"""Papers of a certificate: one model, the same bytes each time, nothing loaded, and no page that says anything else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import resource
+from base64 import b64encode
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from importlib import util
+from pathlib import Path
+from typing import Any
+
+import pytest
+import rfc8785
+from click.testing import CliRunner
+
+from api.commands.verify_report import verify_report
+from erasure.certificate import mark_of, sign
+from erasure.errors import PaperNotSet, ReportError
+from erasure.rendering import paper
+from erasure.rendering.carrier import certificate_in, opening_in
+from erasure.rendering.compare import Pages, compare
+from erasure.rendering.sheet import sheet_of
+from erasure.report_check import check
+
+CONTROLLER = {"name": "Beispiel GmbH", "contact": "Lange Straße 1, Berlin", "dpo": "dpo@beispiel.example"}
+HOSTILE = '</script><script>alert(1)</script><img src=x onerror=alert(1)> #panic("x") $x$ *b* @ref & "q" \u65e5\u672c'
+
+
+@pytest.fixture(scope="module")
+def issued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One certificate of a controller that said who it is."""
+    spec = util.spec_from_file_location("erasure_conftest", Path(__file__).parent / "conftest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    from registry.models import Tenant
+
+    world = module.World(tmp_path_factory.mktemp("papers"))
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        row = session.get(Tenant, world.tenant.tenant_id)
+        row.controller = CONTROLLER
+        session.add(row)
+    source = world.note("n1", "Ada Lovelace wrote about her rash on Tuesday")
+    world.file("ada.txt", "Summary: Ada Lovelace complains about a rash", subjects=(), sources=(source,))
+    world.say("my address is 12 Byron Lane, Nottingham")
+    world.request = world.erase()
+    world.report = world.reader.certificate(world.acting(), world.request)
+    world.document = json.loads(world.report)
+    yield world
+    world.close()
+
+
+def resigned(issued: Any, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """The certificate with a change, signed by its own issuer."""
+    certificate = json.loads(issued.report)["certificate"]
+    change(certificate)
+    return sign(certificate, issued.services.certificate_signer(issued.tenant.log_id))
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if isinstance(value, dict) and value:
+        for name, member in value.items():
+            yield from leaves(member, (*path, name))
+    elif isinstance(value, list) and value:
+        for number, member in enumerate(value):
+            yield from leaves(member, (*path, str(number)))
+    else:
+        yield path
+
+
+def texts_of(value: Any) -> Iterator[str]:
+    """Every text that a paper's model shows."""
+    if isinstance(value, dict):
+        for name, member in value.items():
+            if name not in ("type", "mark", "tone", "lang"):
+                yield from texts_of(member)
+    elif isinstance(value, list):
+        for member in value:
+            yield from texts_of(member)
+    elif isinstance(value, str) and value:
+        yield value
+
+
+class Page(HTMLParser):
+    """What a browser would see: text, and whatever could load or run something."""
+
+    def __init__(self, page: bytes) -> None:
+        super().__init__()
+        self.text: list[str] = []
+        self.loads: list[str] = []
+        self.runs: list[str] = []
+        self.inside = ""
+        self.policy = ""
+        self.feed(page.decode())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        known = dict(attrs)
+        self.inside = tag
+        self.loads += [f"{tag} {name}" for name in known if name in ("src", "href", "srcset", "action", "data")]
+        self.runs += [f"{tag} {name}" for name in known if name.startswith("on")]
+        if tag == "script" and known.get("type") != "application/json":
+            self.runs.append(tag)
+        if tag in ("iframe", "object", "embed", "link", "base", "form", "img", "svg"):
+            self.loads.append(tag)
+        if known.get("http-equiv") == "Content-Security-Policy":
+            self.policy = known["content"] or ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside not in ("script", "style"):
+            self.text.append(data)
+        elif self.inside == "style" and data.strip():
+            self.style = data
+
+
+def test_every_member_of_a_certificate_is_marked_proven_or_stated(issued: Any) -> None:
+    certificate = issued.document["certificate"]
+    marks = {path: mark_of(path, certificate) for path in leaves(certificate)}
+    assert set(marks.values()) == {"proven", "stated"}
+    with pytest.raises(KeyError):
+        mark_of(("something",), certificate)
+    with pytest.raises(KeyError):
+        mark_of(("copies", "0", "something"), certificate)
+
+
+def test_what_is_marked_proven_cannot_be_changed_even_by_the_issuer(issued: Any) -> None:
+    certificate = issued.document["certificate"]
+    proven = [path for path in leaves(certificate) if mark_of(path, certificate) == "proven"]
+    assert len(proven) > 60
+    for path in proven:
+
+        def change(value: Any, path: tuple[str, ...] = path) -> None:
+            for step in path[:-1]:
+                value = value[int(step)] if isinstance(value, list) else value[step]
+            last: Any = int(path[-1]) if isinstance(value, list) else path[-1]
+            old = value[last]
+            value[last] = old + 1 if isinstance(old, int) else f"{str(old)[:-1]}{'A' if str(old)[-1:] != 'A' else 'B'}"
+
+        with pytest.raises(ReportError):
+            check(resigned(issued, change), issued.certificate_key, issued.log_key)
+            pytest.fail("/".join(path))
+
+
+def test_html_shows_every_word_of_the_model_and_the_pdf_is_set_from_the_same_one(issued: Any) -> None:
+    shown = " ".join("".join(Page(paper.certificate_html(issued.report)).text).split())
+    missing = [text for text in texts_of(sheet_of(issued.report)) if " ".join(text.split()) not in shown]
+    assert missing == []
+    for needle in (*CONTROLLER.values(), "erased from its files", "Received", "unknown", "carol", "the same party"):
+        assert needle in shown
+
+
+def test_the_same_certificate_gives_the_same_bytes(issued: Any) -> None:
+    assert paper.certificate_pdf(issued.report) == paper.certificate_pdf(issued.report)
+    assert paper.certificate_html(issued.report) == paper.certificate_html(issued.report)
+
+
+def test_the_page_loads_nothing_runs_nothing_and_allows_only_its_own_style(issued: Any) -> None:
+    page = Page(paper.certificate_html(issued.report))
+    assert page.loads == []
+    assert page.runs == []
+    style = b64encode(hashlib.sha256(page.style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{style}'" in page.policy
+    assert page.policy.startswith("default-src 'none'")
+    assert "url(" not in page.style
+    assert "@import" not in page.style
+
+
+def test_hostile_names_are_shown_and_never_obeyed(issued: Any) -> None:
+    def change(certificate: dict[str, Any]) -> None:
+        certificate["controller"] = {"name": HOSTILE, "contact": HOSTILE}
+        certificate["coverage"][0]["name"] = HOSTILE
+        certificate["copies"][0]["store"] = "a" * 300
+
+    report = resigned(issued, change)
+    html = paper.certificate_html(report)
+    page = Page(html)
+    assert page.runs == []
+    assert page.loads == []
+    assert html.count(b"<script") == 1
+    assert html.count(b"</script>") == 1
+    assert certificate_in(html) == report
+    assert certificate_in(paper.certificate_pdf(report)) == report
+
+
+def test_pdf_is_an_archive_with_its_fonts_and_the_signed_file_inside(issued: Any) -> None:
+    pdf = paper.certificate_pdf(issued.report)
+    assert re.search(rb"<pdfaid:part>3</pdfaid:part>\s*<pdfaid:conformance>A", pdf)
+    assert b"/AFRelationship/Source" in pdf
+    assert b"/OutputIntents" in pdf
+    fonts = re.findall(rb"/FontName/[A-Z]{6}\+(\w+)", pdf)
+    assert {b"LibertinusSerif", b"DejaVuSansMono"} <= set(fonts)
+    assert len(re.findall(rb"/FontFile[23]? \d+ 0 R", pdf)) >= len(set(fonts))
+    assert certificate_in(pdf) == issued.report
+    for needle in (b"ada@example", b"Lovelace", b"ada.txt"):
+        assert needle not in pdf
+
+
+def test_each_character_that_is_said_to_be_printable_is(issued: Any) -> None:
+    every = "".join(chr(code) + " " for low, high in paper._PRINTABLE for code in range(low, high + 1))
+
+    def change(certificate: dict[str, Any]) -> None:
+        certificate["controller"] = {"name": "n", "contact": every}
+
+    assert paper.certificate_pdf(resigned(issued, change)).startswith(b"%PDF-1.7")
+
+
+def test_what_the_fonts_lack_is_printed_as_its_code_point() -> None:
+    assert paper.printable({"a": ["\u65e5\u672c x\t\x07"]}) == {"a": ["[U+65E5][U+672C] x [U+0007]"]}
+    assert paper.printable("A\u0308") == "\u00c4"
+
+
+def test_a_hundred_pages_and_4200_copies_take_five_seconds_of_the_processor_at_most(issued: Any) -> None:
+    def change(certificate: dict[str, Any]) -> None:
+        some = certificate["copies"][:2]
+        certificate["copies"] = [
+            {**some[number % 2], "copy": number + 1, "id": f"art_{number:016x}"} for number in range(4200)
+        ]
+
+    report = resigned(issued, change)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
+    pdf = paper.certificate_pdf(report)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
+    spent = sum(
+        then.ru_utime + then.ru_stime - first.ru_utime - first.ru_stime
+        for first, then in zip(before, after, strict=True)
+    )
+    pages = len(re.findall(rb"/Type/Page[^s]", pdf))
+    assert 80 <= pages <= 120, pages
+    assert spent <= 5, spent
+    assert certificate_in(pdf) == report
+
+
+def test_altered_pages_are_refused_although_the_certificate_inside_is_sound(issued: Any) -> None:
+    html, pdf = paper.certificate_html(issued.report), paper.certificate_pdf(issued.report)
+    assert compare(html, issued.report) is Pages.SAME
+    assert compare(pdf, issued.report) is Pages.SAME
+    assert compare(issued.report, issued.report) is Pages.NONE
+    lie = html.replace(b"gone and verified", b"gone for ever   ")
+    assert certificate_in(lie) == issued.report
+    with pytest.raises(ReportError, match="pages are not what"):
+        compare(lie, issued.report)
+    at = pdf.index(b"/Lang(en)")
+    lie = pdf[:at] + b"/Lang(de)" + pdf[at + 9 :]
+    assert certificate_in(lie) == issued.report
+    with pytest.raises(ReportError, match="pages are not what"):
+        compare(lie, issued.report)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda pdf: pdf + b"\nstartxref\n0\n%%EOF",
+        lambda pdf: pdf[:-20],
+        lambda pdf: pdf.replace(b"/EmbeddedFiles", b"/EmbeddedFilez"),
+        lambda pdf: pdf.replace(b"certificate.json", b"certificate.jsom"),
+        lambda pdf: b"%PDF-1.7\n",
+        lambda pdf: pdf.replace(b"/EmbeddedFile/Filter/FlateDecode", b"/EmbeddedFile/Filter/LZWDecodexx"),
+        lambda pdf: re.sub(rb"startxref\n\d+", b"startxref\n7", pdf),
+    ],
+)
+def test_a_pdf_that_is_not_as_it_was_issued_is_refused_by_name(issued: Any, change: Callable[[bytes], bytes]) -> None:
+    pdf = paper.certificate_pdf(issued.report)
+    changed = change(pdf)
+    assert changed != pdf
+    with pytest.raises(ReportError):
+        compare(changed, check_inside(changed, issued))
+
+
+def check_inside(file: bytes, issued: Any) -> bytes:
+    report = certificate_in(file)
+    check(report, issued.certificate_key, issued.log_key)
+    return report
+
+
+def test_a_page_with_no_certificate_or_two_is_refused(issued: Any) -> None:
+    html = paper.certificate_html(issued.report)
+    block = html[html.index(b"<script") : html.index(b"</script>") + 9]
+    for page in (html.replace(block, b""), html.replace(block, block + block), html.replace(block, b"<script>{")):
+        with pytest.raises(ReportError):
+            certificate_in(page)
+
+
+def verified(tmp_path: Path, issued: Any, name: str, body: bytes, *more: str) -> tuple[int, str]:
+    file = tmp_path / name
+    file.write_bytes(body)
+    found = CliRunner().invoke(
+        verify_report, [str(file), "--key", issued.certificate_key, "--log-key", issued.log_key, *more],
+        standalone_mode=False,
+    )  # fmt: skip
+    return found.return_value, found.output
+
+
+def test_verify_report_reads_all_three_forms_and_says_what_it_did_with_the_pages(issued: Any, tmp_path: Path) -> None:
+    html, pdf = paper.certificate_html(issued.report), paper.certificate_pdf(issued.report)
+    assert verified(tmp_path, issued, "c.json", issued.report)[0] == 0
+    for name, body in (("c.html", html), ("c.pdf", pdf)):
+        code, said = verified(tmp_path, issued, name, body, "--extract", str(tmp_path / "inside.json"))
+        assert (code, "pages show exactly" in said) == (0, True), said
+        assert (tmp_path / "inside.json").read_bytes() == issued.report
+    code, said = verified(tmp_path, issued, "c.html", html.replace(b"L2", b"L3", 1))
+    assert (code, "refuted" in said) == (1, True), said
+    code, said = verified(tmp_path, issued, "c.html", html.replace(paper.form().encode(), b"muniment-paper/9+typst-9"))
+    assert (code, "could not be compared" in said) == (2, True), said
+    code, said = verified(tmp_path, issued, "c.pdf", pdf.replace(b"/Lang(en)", b"/Lang(de)"))
+    assert (code, "refuted" in said) == (1, True), said
+
+
+def test_a_paper_that_cannot_be_set_is_an_error_without_a_word_of_it(
+    issued: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paper, "_PRINTABLE", ((0x20, 0x7E), (0x65E5, 0x65E5)))
+    with pytest.raises(PaperNotSet) as refused:
+        paper.certificate_pdf(resigned(issued, lambda one: one.update(controller={"name": "secret \u65e5"})))
+    assert "secret" not in str(refused.value)
+    monkeypatch.setattr(paper, "_SECONDS", 0.001)
+    with pytest.raises(PaperNotSet, match="not within"):
+        paper.certificate_pdf(issued.report)
+
+
+def test_loose_bytes_are_no_paper() -> None:
+    assert certificate_in(b"{}") == b"{}"
+    assert opening_in(b"{}") == b"{}"
+    with pytest.raises(ReportError):
+        certificate_in(b"<!doctype html><html></html>")
+    assert rfc8785.dumps({"a": 1}) == b'{"a":1}'
