@@ -18,7 +18,7 @@ from api import administration, examination, folder, migrate
 from api.commands.doctor import examine
 from api.commands.failures import explain
 from api.settings import Settings, load
-from api.wiring import StoreRefused, build
+from api.wiring import Services, StoreRefused, build
 from ledger.entry import uuid7
 from ledger.errors import ObjectLocked
 from ledger.models import LogLease
@@ -48,7 +48,8 @@ def verdicts(found: list[examination.Finding], what: str) -> set[str]:
 
 
 def number_of(running: Any, desk: Any) -> int:
-    return next(acting.tenant_id for acting in running.services.tenants() if acting.tenant == desk.tenant)
+    services: Services = running.services
+    return next(acting.tenant_id for acting in services.tenants() if acting.tenant == desk.tenant)
 
 
 @pytest.mark.scenario("E12")
@@ -189,7 +190,7 @@ def make_bucket(s3_service: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..
             "s3", endpoint_url=s3_service.endpoint, config=Config(request_checksum_calculation="when_required")
         )
         name = f"b{secrets.token_hex(5)}"
-        s3.create_bucket(Bucket=name, **({"ObjectLockEnabledForBucket": True} if lock else {}))
+        s3.create_bucket(Bucket=name, ObjectLockEnabledForBucket=lock)
         if versions:
             s3.put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
         s3.close()

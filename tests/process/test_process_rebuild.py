@@ -21,6 +21,7 @@ from sqlmodel import select
 
 from api.commands.opening import opened
 from api.commands.options import CannotRun
+from api.wiring import Services
 from ledger.checkpoint import parse_checkpoint, verify_note
 from ledger.entry import decode_header, header_hash, uuid7
 from ledger.merkle import verify_consistency, verify_inclusion
@@ -36,7 +37,7 @@ HOLD = {"name": "court", "matter": "a suit", "reason": "evidence", "selector": {
 
 
 def say(desk: Any, person: str, *texts: str, stream: str | None = None) -> list[str]:
-    entries = [
+    entries: list[dict[str, Any]] = [
         {
             "id": uuid7(datetime.now(UTC)), "stream": stream or f"conv_{person}", "kind": "turn.user",
             "at": datetime.now(UTC).isoformat(), "data_class": "transcript", "subjects": [f"user:{person}"],
@@ -151,7 +152,8 @@ def serving_again(running: Any) -> Iterator[None]:
 
 
 def tenant_id(running: Any, desk: Any) -> int:
-    return next(acting.tenant_id for acting in running.services.tenants() if acting.tenant == desk.tenant)
+    services: Services = running.services
+    return next(acting.tenant_id for acting in services.tenants() if acting.tenant == desk.tenant)
 
 
 def ship(running: Any, desk: Any) -> None:

@@ -195,9 +195,9 @@ def test_another_tenants_rows_are_never_in_an_object(hot: Hot) -> None:
     for path in paths:
         content = unpack(hot.house.vault.keks, acting.log_id, path, hot.store.get(f"{acting.log_id}/{path}"))
         for table, rows in content.tables.items():
-            column = tenant_column(SQLModel.metadata.tables[table])
-            assert column is not None
-            assert {row[column.name] for row in rows} <= {acting.tenant_id}
+            owner = tenant_column(SQLModel.metadata.tables[table])
+            assert owner is not None
+            assert {row[owner.name] for row in rows} <= {acting.tenant_id}
 
 
 def test_a_snapshot_holds_every_table_of_a_tenant_that_has_rows(hot: Hot) -> None:
@@ -215,8 +215,8 @@ def test_a_snapshot_holds_every_table_of_a_tenant_that_has_rows(hot: Hot) -> Non
     for number in range(end.parts):
         content = read_object(hot.store, hot.house.vault.keks, acting.log_id, f"{name}/{number:08d}")
         assert content is not None
-        for table, rows in content.tables.items():
-            counts[table] = counts.get(table, 0) + len(rows)
+        for name_of, rows in content.tables.items():
+            counts[name_of] = counts.get(name_of, 0) + len(rows)
     with hot.house.session() as session:
         for table in SQLModel.metadata.sorted_tables:
             column = tenant_column(table)
