@@ -4,6 +4,8 @@ Only until the first release: after it, revision 0001 is history and a change is
 table, column, policy and grant explicitly, so that it keeps its meaning when the models move on.
 """
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, Literal
 
@@ -79,3 +81,4 @@ def _without_notes(body: str) -> str:
 
 if __name__ == "__main__":
     TARGET.write_text(source(), encoding="utf-8")
+    subprocess.run([sys.executable, "-m", "ruff", "format", "-q", str(TARGET)], check=True)
