@@ -37,5 +37,6 @@ def set_fence(session: Session, row: RequestRow, now: datetime) -> None:
 
 def lift_fence(session: Session, row: RequestRow) -> bool:
     """Open what the request closed and did not erase; whether there was anything."""
+    session.flush()  # what the caller changed is not lost when rows are read anew
     opened = limited.open_again(session, row.tenant_id, row.request_id)
     return bool(opened + subjects.lift_fence(session, row.tenant_id, row.subjects, row.request_id))

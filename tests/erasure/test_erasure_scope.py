@@ -1,0 +1,162 @@
+"""A request limited to a conversation or to classes: only that goes, and the person's next words find a key."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from erasure.errors import InvalidRequest
+from ledger.entry import uuid7
+from tests.erasure.conftest import ADA, BOB, World
+
+
+def erased(world: World, **scope: Any) -> str:
+    request = world.ask(ADA, scope=scope)
+    world.plan(request)
+    world.approve(request)
+    world.work()
+    return request
+
+
+def scoped(world: World, name: str, text: str, conversation: str) -> str:
+    (world.files / name).write_text(text)
+    item = {"data_class": "summary", "store": "cvs", "locator": {"path": name}, "subjects": [ADA]}
+    return world.register({**item, "scope": {"conversation": conversation}})[0]
+
+
+def append(world: World, text: str, *, at: Any, stream: str = "conv_1", data_class: str = "transcript") -> str:
+    entry = {
+        "id": uuid7(world.now), "stream": stream, "kind": "turn.user", "at": at.isoformat(), "data_class": data_class,
+        "subjects": [ADA], "body": {"content": text},
+    }  # fmt: skip
+    result = world.services.record.append(world.acting("writer"), [json.dumps(entry).encode()], world.now)
+    return str(result.results[0]["status"])
+
+
+def test_an_erasure_of_one_class_leaves_the_others_and_the_identity(world: World) -> None:
+    gone = world.note("n1", "text of n1")
+    kept = world.file("cv.txt", "the cv")
+    world.say("the words stay")
+    request = erased(world, data_classes=["note"])
+    assert world.state(request) == "completed"
+    assert world.copy_states(request) == {gone: "erased_physical"}
+    assert world.bytes_left("text of n1") == []
+    assert (world.files / "cv.txt").exists()
+    assert kept not in world.copy_states(request)
+    assert world.say("and more words") == "stored"
+
+
+def test_after_a_limited_erasure_new_words_are_taken_in_and_late_ones_are_not(world: World) -> None:
+    assert world.say("old words") == "stored"
+    before = world.now
+    request = erased(world, data_classes=["transcript"])
+    assert world.state(request) == "completed"
+    assert list(world.copy_states(request).values()) == ["key_destroyed"]
+    assert append(world, "sent late", at=before) == "suppressed"
+    assert append(world, "new words", at=world.now) == "stored"
+    assert append(world, "a late decision", at=before, data_class="decision") == "stored"
+    again = erased(world, data_classes=["transcript"])
+    assert world.state(again) == "completed"
+    assert append(world, "newer words", at=world.now) == "stored"
+    whole = world.erase()
+    assert world.state(whole) == "completed"
+    assert append(world, "after the end", at=world.now) == "suppressed"
+
+
+def test_an_erasure_of_a_conversation_takes_its_artifacts_and_its_record_alone(world: World) -> None:
+    world.say("first conversation", stream="conv_1")
+    inside = scoped(world, "in.txt", "made in the first", "conv_1")
+    derived = world.file("sum.txt", "summary of it", sources=[inside], subjects=[])
+    outside = scoped(world, "out.txt", "made in the second", "conv_2")
+    request = erased(world, conversation="conv_1")
+    assert world.state(request) == "completed"
+    states = world.copy_states(request)
+    assert states[inside] == "erased_physical"
+    assert states[derived] == "erased_physical"
+    assert outside not in states
+    assert (world.files / "out.txt").exists()
+    assert "key_destroyed" in states.values()
+    assert append(world, "late", at=world.now - timedelta(days=1), stream="conv_1") == "suppressed"
+    assert append(world, "elsewhere", at=world.now - timedelta(days=1), stream="conv_2") == "stored"
+
+
+def test_a_key_that_also_opens_other_conversations_is_named_and_never_passed_over(world: World) -> None:
+    world.say("first conversation", stream="conv_1")
+    world.say("second conversation", stream="conv_2")
+    inside = scoped(world, "in.txt", "made in the first", "conv_1")
+    request = erased(world, conversation="conv_1")
+    assert world.state(request) == "partially_failed"
+    states = world.copy_states(request)
+    assert states[inside] == "erased_physical"
+    key = next(copy for copy in world.reader.copies(world.acting(), request) if "key" in copy)
+    assert key["state"] == "not_covered"
+    assert "1 entries outside" in key["detail"]
+
+
+def test_what_merely_comes_due_is_not_taken_along_by_a_limited_request(world: World) -> None:
+    world.note("n1", "due")
+    world.now += timedelta(days=100)
+    fresh = world.file("new.txt", "new")
+    request = world.ask(ADA, scope={"data_classes": ["summary"]})
+    world.plan(request)
+    assert list(world.copy_states(request)) == [fresh]
+
+
+def test_a_cancelled_limited_erasure_lets_late_words_in_again(world: World) -> None:
+    world.say("old words")
+    before = world.now
+    request = world.ask(ADA, scope={"data_classes": ["transcript"]})
+    world.plan(request)
+    world.approve(request)
+    assert append(world, "late", at=before) == "suppressed"
+    world.desk.cancel(world.acting(), request, now=world.now)
+    assert append(world, "late again", at=before) == "stored"
+
+
+@pytest.mark.scenario("D5")
+def test_a_limited_request_is_a_duplicate_of_a_whole_one_and_not_the_other_way_round(world: World) -> None:
+    world.note("n1", "text")
+    limited = world.ask(ADA, scope={"data_classes": ["note"]})
+    whole = world.ask(ADA)
+    assert (world.state(limited), world.state(whole)) == ("verified", "verified")
+    world.plan(whole)
+    world.plan(limited)
+    assert (world.state(limited), world.state(whole)) == ("duplicate", "planned")
+    wider = world.ask(ADA, scope={"data_classes": ["note", "summary"]})
+    assert world.state(wider) == "duplicate"
+
+
+@pytest.mark.parametrize(
+    ("scope", "pointer"),
+    [
+        ({}, "/scope"),
+        ({"conversation": "a", "data_classes": ["note"]}, "/scope"),
+        ({"conversation": ""}, "/scope/conversation"),
+        ({"data_classes": []}, "/scope/data_classes"),
+        ({"data_classes": ["nothing_like_it"]}, "/scope/data_classes/0"),
+        ({"everything": True}, "/scope"),
+    ],
+)
+def test_a_scope_that_says_nothing_or_too_much_is_refused_with_its_field(
+    world: World, scope: dict[str, Any], pointer: str
+) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        world.ask(ADA, scope=scope)
+    assert refused.value.pointer == pointer
+
+
+def test_the_name_of_a_conversation_is_not_kept_in_clear(world: World) -> None:
+    world.say("words", stream="conv_with_a_name")
+    world.ask(ADA, scope={"conversation": "conv_with_a_name"})
+    assert world.bytes_left("conv_with_a_name") == []
+
+
+def test_a_limited_request_of_one_person_leaves_a_shared_item_of_another_scope(world: World) -> None:
+    shared = world.file("both.txt", "ada and bob", subjects=[ADA, BOB])
+    gone = world.note("n1", "ada's note")
+    request = erased(world, data_classes=["note"])
+    assert world.copy_states(request) == {gone: "erased_physical"}
+    assert shared not in world.copy_states(request)
