@@ -9,7 +9,7 @@ Does not migrate the database (`api.migrate`) and does not lock the data folder 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
-from sqlmodel import SQLModel
+from sqlmodel import Session, SQLModel
 
 from api import telemetry as telemetry_module
 from api.anchoring import offer_anchors
@@ -36,6 +36,7 @@ from api.sweeping import register_sweeps
 from api.telemetry import Telemetry
 from connectors.base import Connector, open_connector
 from erasure.footprint import end_footprints
+from erasure.exporting import STORE as EXPORTS
 from erasure.parts import Parts as ErasureParts
 from erasure.parts import Tenant as ErasureTenant
 from erasure.worker import run_due
@@ -46,6 +47,7 @@ from ledger.head import LogParts
 from ledger.keyring import CERTIFICATE, KeyWindow, read_windows, signers
 from ledger.lease import Lease
 from ledger.log import Log
+from ledger.models import EntryRow
 from ledger.objects import HotStore, ObjectStore, probe, require_kept
 from ledger.s3 import open_s3
 from ledger.signing import Ed25519Signer
@@ -55,6 +57,7 @@ from registry.duration import Duration
 from registry.ids import random_hex
 from registry.journal import Journal
 from registry.models import StoreRow
+from registry.playback import ReadEntry, read_entries
 from registry.record import Record
 from registry.targets import Targets
 from registry.tenants import list_tenants
@@ -121,6 +124,9 @@ class Services:
             kek_grace=self.settings.kek_grace,
             truncate_log=self.database.truncate_wal,
             keep_groups=self.journal.snapshot_groups,
+            read=self._read_entries,
+            append=self.record.append,
+            exports=self.exports_folder,
         )
 
     @property
@@ -150,8 +156,21 @@ class Services:
             return self.secrets.resolve(tenant, reference)
 
         # The list may have changed since the store was registered, and an address kept as a secret is known only now.
-        self.check_target(store.kind, {name: _plain(value, secret) for name, value in store.config.items()})
+        if not self._is_own_exports(store):
+            self.check_target(store.kind, {name: _plain(value, secret) for name, value in store.config.items()})
         return open_connector(store.kind, store.config, secrets=secret, read_only=read_only)
+
+    @property
+    def exports_folder(self) -> Path:
+        """Where exports lie until they expire, one folder for each tenant."""
+        return self.settings.data / "exports"
+
+    def _read_entries(self, session: Session, tenant_id: int, rows: Sequence[EntryRow]) -> list[ReadEntry]:
+        return read_entries(session, self.vault, self.log, tenant_id, rows)
+
+    def _is_own_exports(self, store: StoreRow) -> bool:
+        """Whether a store is the service's own folder of exports; nobody else can register one that points there."""
+        return store.name == EXPORTS and store.config == {"root": str(self.exports_folder / str(store.tenant_id))}
 
     def check_target(self, kind: str, config: Mapping[str, Any]) -> None:
         """Returns when the operator allows the target. Raises TargetNotAllowed."""
