@@ -53,6 +53,7 @@ _EN = {
     "ground_legal_claims": "the data are needed to establish, exercise or defend legal claims",
     "ground_outside_jurisdiction": "the law on which the request rests does not apply to it",
     "ground_exempt": "an exemption of the law applies",
+    "ground_compelling_grounds": "we have compelling legitimate grounds that override your interests",
     "nom_none": "On {day} we looked for you under these names, and know nobody by them:",
     "nom_where": "We looked in the systems {stores} and in the classes of data {classes}.",
     "nom_more": "If you were known to us by another name, address or number, tell us and we look again.",
@@ -146,6 +147,7 @@ _DE = {
     "erforderlich",
     "ground_outside_jurisdiction": "das Gesetz, auf das sich der Antrag stützt, gilt hier nicht",
     "ground_exempt": "das Gesetz sieht eine Ausnahme vor",
+    "ground_compelling_grounds": "wir haben zwingende schutzwürdige Gründe, die Ihre Interessen überwiegen",
     "nom_none": "Am {day} haben wir Sie unter diesen Namen gesucht und kennen darunter niemanden:",
     "nom_where": "Gesucht haben wir in den Systemen {stores} und in den Datenarten {classes}.",
     "nom_more": "Falls Sie uns unter einem anderen Namen, einer anderen Adresse oder Nummer bekannt waren, "
