@@ -97,9 +97,7 @@ def look_at_folders(chosen: Settings) -> Iterator[Finding]:
     else:
         in_use = "in use" if folder.is_locked(chosen.data) else "not in use"
         yield fine("data folder", f"{chosen.data}, closed to others, {in_use} now")
-    keys = folder_of(chosen.key_root)
-    if keys is not None:
-        yield from _look_at_keys(chosen, keys)
+    yield from _look_at_keys(chosen, chosen.key_folder)
 
 
 def _look_at_keys(chosen: Settings, keys: Path) -> Iterator[Finding]:
@@ -132,8 +130,8 @@ def _local_places(chosen: Settings) -> list[Path]:
 
 def look_at_room(chosen: Settings) -> Iterator[Finding]:
     """Free disk space where we write."""
-    keys = folder_of(chosen.key_root)
-    for place in {*_local_places(chosen), *([keys] if keys is not None and keys.is_dir() else [])}:
+    keys = chosen.key_folder
+    for place in {*_local_places(chosen), *([keys] if keys.is_dir() else [])}:
         free = shutil.disk_usage(place).free
         shown = f"{free // 1024**2} MiB free at {place}"
         if free < _ROOM_WRONG:
@@ -317,7 +315,7 @@ def _rows_for_rebuild(services: Services, acting: Acting) -> Iterator[Finding]:
             else:
                 yield fine(what, f"{len(paths)} objects, the registry's snapshot is of {newest:%Y-%m-%d %H:%M} UTC")
     if unread:
-        yield wrong(what, f"{unread} objects do not open with the keys of {services.settings.key_root}: restore them")
+        yield wrong(what, f"{unread} objects do not open with the keys of {services.settings.key_folder}: restore them")
     if not names:
         yield weak(what, "no snapshot of the registry yet: the service writes one within ten minutes of its start")
 

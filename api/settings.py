@@ -51,7 +51,11 @@ class Settings(BaseSettings):
         description="Unlocked store for wrapped keys: `file://FOLDER` or `s3://BUCKET/PREFIX`. Default: `<DATA>/hot`.",
     )
     s3_endpoint_url: str | None = Field(None, description="Address of an S3 other than AWS.")
-    kms: str | None = Field(None, description="Root of all keys: `file://FOLDER`. Default: `<DATA>.keys`.")
+    kms: str | None = Field(
+        None,
+        description="Root of all keys: `file://FOLDER`, or `aws-kms://KEY?region=REGION` with `&window=` (7 to 30 days "
+        "until AWS deletes an old key) and `&folder=` for the wrapped keys. Default: `file://<DATA>.keys`.",
+    )
     secrets: Path | None = Field(
         None, description="Folder of the tenants' `file:` secrets, one folder a tenant. Default: `<DATA>.secrets`."
     )
@@ -122,6 +126,17 @@ class Settings(BaseSettings):
     def key_root(self) -> str:
         """The key root's address, the default filled in: beside the data folder, never in it."""
         return self.kms or f"file://{self.data}.keys"
+
+    @property
+    def key_folder(self) -> Path:
+        """Where the wrapped key-encryption keys lie. Raises SettingRefused for a root that is not built."""
+        from vault.errors import RootUnavailable  # noqa: PLC0415 - only who uses keys loads their code
+        from vault.providers import key_folder  # noqa: PLC0415 - as above
+
+        try:
+            return key_folder(self.key_root, Path(f"{self.data}.keys"))
+        except RootUnavailable as error:
+            raise SettingRefused("KMS", str(error)) from None
 
     @property
     def secrets_folder(self) -> Path:

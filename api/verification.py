@@ -150,14 +150,12 @@ def _top_level(bucket: Reader) -> Iterator[str]:
 
 def own_vkey(settings: Settings, log: KnownLog) -> str | None:
     """Returns the public key of the signer in the key folder, None where there is none; makes none."""
-    if not settings.key_root.startswith("file://"):
-        return None
-    folder = _folder_of(settings.key_root)
+    folder = settings.key_folder
     # The store makes a seed that it does not find; here a missing one means that we do not know the key.
     if not any(folder.glob(f"kek/*/seed-{quote(log.origin, safe='')}.key")):
         return None
     try:
-        keks = KekStore(folder, open_root(settings.key_root, clock=_now))
+        keks = KekStore(folder, open_root(settings.key_root, clock=_now, folder=folder))
         return Ed25519Signer.from_seed(log.origin, keks.signing_seed(log.origin)).vkey
     except VaultError:
         return None
@@ -165,14 +163,12 @@ def own_vkey(settings: Settings, log: KnownLog) -> str | None:
 
 def stream_id_of(settings: Settings, sessions: Sessions, tenant_id: int, name: str) -> str | None:
     """Returns the random id of the stream that callers name so; None where it, or the look-up key, is not at hand."""
-    if not settings.key_root.startswith("file://"):
-        return None
-    folder = _folder_of(settings.key_root)
+    folder = settings.key_folder
     # As with the log's key: a look-up key that is missing must not be made here.
     if not any(folder.glob(f"kek/{tenant_id}/*")):
         return None
     try:
-        vault = Vault(KekStore(folder, open_root(settings.key_root, clock=_now)), clock=_now)
+        vault = Vault(KekStore(folder, open_root(settings.key_root, clock=_now, folder=folder)), clock=_now)
         lookup = Lookups(vault, tenant_id).of("stream", name)
     except VaultError:
         return None

@@ -35,8 +35,8 @@ from api.settings import SettingRefused, Settings, environment_secret
 from api.sweeping import register_sweeps
 from api.telemetry import Telemetry
 from connectors.base import Connector, open_connector
-from erasure.footprint import end_footprints
 from erasure.exporting import STORE as EXPORTS
+from erasure.footprint import end_footprints
 from erasure.parts import Parts as ErasureParts
 from erasure.parts import Tenant as ErasureTenant
 from erasure.worker import run_due
@@ -52,6 +52,7 @@ from ledger.objects import HotStore, ObjectStore, probe, require_kept
 from ledger.s3 import open_s3
 from ledger.signing import Ed25519Signer
 from ledger.staging import Clerk
+from registry import memory_log
 from registry.acting import Acting
 from registry.duration import Duration
 from registry.ids import random_hex
@@ -236,7 +237,8 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
     clock = Clock(settings.clock_offset)
     telemetry = telemetry or telemetry_module.build(otlp_endpoint=settings.otlp_endpoint, level=settings.log_level)
     database = Database(settings.database)
-    keks = KekStore(_folder("KMS", settings.key_root), open_root(settings.key_root, clock=clock.now))
+    folder = settings.key_folder
+    keks = KekStore(folder, open_root(settings.key_root, clock=clock.now, folder=folder))
     vault = Vault(keks, clock=clock.now)
     locked, hot = _object_store(settings, clock), _hot_store(settings, clock)
     lease = Lease(owner=random_hex(), sessions=database.shared)
@@ -346,7 +348,7 @@ def all_tables() -> list[sa.Table]:
 def _own_places(settings: Settings) -> tuple[str, ...]:
     """What no store may point at: our folders, buckets and database."""
     places = [str(settings.data), str(settings.secrets_folder), settings.database, settings.objects, settings.hot]
-    return (*places, settings.key_root)
+    return (*places, str(settings.key_folder))
 
 
 def _targets(settings: Settings) -> Targets:
@@ -364,6 +366,7 @@ def _register_jobs(services: Services) -> None:
     jobs.add(Job(name="anchors", every=ANCHORS_EVERY, run=for_each(offer), shared=False))
     journal = services.journal
     jobs.add(Job(name="journal", every=JOURNAL_EVERY, run=for_each(journal.changed), shared=False))
+    jobs.add(Job(name="memories", every=JOURNAL_EVERY, run=partial(_ship_changes, services), shared=False))
     jobs.add(Job(name="snapshots", every=SNAPSHOT_EVERY, run=for_each(journal.snapshot_if_due), shared=False))
     jobs.add(Job(name="answers", every=timedelta(hours=1), run=for_each(partial(expire, services.database))))
     ends = for_each(lambda tenant_id, now: end_footprints(services.erasure, tenant_id, now))
@@ -381,6 +384,13 @@ def _register_jobs(services: Services) -> None:
     register_sweeps(
         jobs, lambda: services.erasure, services.tenants, leads=lambda: services.leads, log=services.telemetry.log
     )
+
+
+def _ship_changes(services: Services, now: datetime) -> None:
+    """Records changes of memories that could not be recorded when they happened."""
+    if services.leads:
+        for acting in services.tenants():
+            memory_log.ship(services.record, services.database.transaction, services.vault, acting, now)
 
 
 def _work_on_requests(services: Services, now: datetime) -> int:

@@ -75,12 +75,26 @@ class RootUnavailable(VaultError):
     """The root key cannot be used: folder missing, readable by others, or the version is gone."""
 
 
+class RootGone(RootUnavailable):
+    """The version of the root does not exist any more, or the bytes are not its own: no repeat will open them."""
+
+
+class RootRefused(RootUnavailable):
+    """The key service answered and refused: rights, credentials, or a key that is disabled or pending deletion."""
+
+    def __init__(self, operation: str, code: str) -> None:
+        """Carry which call was refused and the service's own code."""
+        super().__init__(f"AWS KMS refuses {operation}: {code}")
+        self.operation = operation
+        self.code = code
+
+
 class ProviderNotBuilt(RootUnavailable):
     """A kind of root that this version refuses because it is not built yet."""
 
     def __init__(self, scheme: str) -> None:
         """Carry the scheme of the refused address."""
-        super().__init__(f"key provider {scheme!r} is not built; use file://FOLDER")
+        super().__init__(f"key provider {scheme!r} is not built; use file://FOLDER or aws-kms://KEY?region=REGION")
         self.scheme = scheme
 
 

@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from vault.cache import TimedCache
 from vault.durable import create_once, destroy_file, folder_lock, private_folder, replace
-from vault.errors import KekDestroyed, KekUnknown, NotDecryptable, RootUnavailable
+from vault.errors import KekDestroyed, KekUnknown, NotDecryptable, RootGone, RootUnavailable
 from vault.providers import RootProvider, root_version
 
 KEY_BYTES = 32
@@ -128,12 +128,13 @@ class KekStore:
     def recover(self, tenant: str, group_no: int, epoch: int) -> bytes:
         """Return the key by any means left, its tombstone and every cache set aside: for proving that none is.
 
-        Raises KekUnknown where there is no file or no root for it, NotDecryptable where the file is damaged.
+        Raises KekUnknown where there is no file or no root for it, NotDecryptable where the file is damaged,
+        RootUnavailable where the root cannot be asked: an outage proves nothing.
         """
         name = _group_file(group_no, epoch)
         try:
             return self._read(tenant, name)
-        except RootUnavailable as error:
+        except RootGone as error:
             raise KekUnknown(tenant, name) from error
 
     def lookup_key(self, tenant: str) -> tuple[int, bytes]:
@@ -288,7 +289,7 @@ class KekStore:
         if versions:
             return max(versions)
         # What the root wraps with right now is its newest version; a turn cannot happen while the lock is held.
-        return root_version(self.root.wrap(folder.name, b"", b""))
+        return root_version(self.root.wrap(folder.name, b"\x00", b""))
 
     def _tenant_key(self, tenant: str, version: int, *, make: bool = True) -> bytes:
         name = _tenant_file(version)

@@ -18,11 +18,12 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from vault.durable import create_once, destroy_file, folder_lock, private_folder
-from vault.errors import ProviderNotBuilt, RootUnavailable
+from vault.errors import ProviderNotBuilt, RootGone
 
 _KEY_BYTES = 32
 _NONCE_BYTES = 12
-_VERSION_BYTES = 4
+VERSION_BYTES = 4
+_AWS_KMS = "aws-kms"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +38,10 @@ class RootVersion:
 class RootProvider(Protocol):
     """A root key. The first four bytes of what ``wrap`` returns name the version, big-endian (``root_version``).
 
-    ``wrap`` uses the newest version; ``unwrap`` raises RootUnavailable for a version that is gone or for bytes that
-    are not its own. ``rotate`` makes a new version when the month of ``now`` (UTC) differs from the newest one's and
-    returns the newest. ``retire`` destroys every version older than the newest that is not in ``in_use``.
+    ``wrap`` uses the newest version and takes at least one byte; ``unwrap`` raises RootGone for a version that is gone
+    or for bytes that are not its own, and another RootUnavailable when nobody can tell. ``rotate`` makes a new version
+    when the month of ``now`` (UTC) differs from the newest one's and returns the newest. ``retire`` ends every version
+    older than the newest that is not in ``in_use``; one counts as destroyed only when no way back is left.
     """
 
     @property
@@ -64,21 +66,41 @@ class RootProvider(Protocol):
 
 def root_version(wrapped: bytes) -> int:
     """Return the root's version that wrapped these bytes."""
-    if len(wrapped) <= _VERSION_BYTES:
-        raise RootUnavailable("the wrapped bytes are too short to name a root version")
-    return int.from_bytes(wrapped[:_VERSION_BYTES], "big")
+    if len(wrapped) <= VERSION_BYTES:
+        raise RootGone("the wrapped bytes are too short to name a root version")
+    return int.from_bytes(wrapped[:VERSION_BYTES], "big")
 
 
-def open_root(url: str, *, clock: Callable[[], datetime]) -> RootProvider:
-    """Return the provider of ``file:///absolute/folder``.
+def key_folder(url: str, default: Path) -> Path:
+    """Return the folder of the key-encryption keys: in ``file://`` the root's own, with KMS `folder=` or the default.
 
-    Raises ProviderNotBuilt for every other kind, RootUnavailable for a folder that cannot serve.
+    Raises ProviderNotBuilt for a kind there is not, RootUnavailable for a malformed address.
     """
     parts = urlsplit(url)
-    if parts.scheme != "file":
-        raise ProviderNotBuilt(parts.scheme)
-    # `file://data.keys` names a relative folder: what a URL calls its host is the path's first step.
-    return FileRoot(Path(unquote(parts.netloc + parts.path)), clock=clock)
+    if parts.scheme == "file":
+        # `file://data.keys` names a relative folder: what a URL calls its host is the path's first step.
+        return Path(unquote(parts.netloc + parts.path)).absolute()
+    if parts.scheme == _AWS_KMS:
+        from vault.aws_kms import parse_address  # noqa: PLC0415 - boto3 is loaded only where KMS is used
+
+        return (parse_address(url).folder or default).absolute()
+    raise ProviderNotBuilt(parts.scheme)
+
+
+def open_root(url: str, *, clock: Callable[[], datetime], folder: Path | None = None) -> RootProvider:
+    """Return the provider of ``file:///absolute/folder`` or ``aws-kms://KEY?region=…``; ``folder`` is for the latter.
+
+    Raises ProviderNotBuilt for every other kind, RootUnavailable for a folder or address that cannot serve.
+    """
+    parts = urlsplit(url)
+    place = key_folder(url, folder or Path())
+    if parts.scheme != _AWS_KMS:
+        return FileRoot(place, clock=clock)
+    from vault.aws_kms import AwsKmsRoot, kms_client, parse_address  # noqa: PLC0415 - as above
+
+    address = parse_address(url)
+    client = kms_client(address.region)
+    return AwsKmsRoot(client, address.key, place, clock=clock, window_days=address.window_days)
 
 
 class FileRoot:
@@ -103,21 +125,21 @@ class FileRoot:
         version = self._newest() or self._make(1, self._clock())
         nonce = os.urandom(_NONCE_BYTES)
         sealed = AESGCM(self._key(version)).encrypt(nonce, plaintext, _bind(tenant, version, aad))
-        return version.to_bytes(_VERSION_BYTES, "big") + nonce + sealed
+        return version.to_bytes(VERSION_BYTES, "big") + nonce + sealed
 
     def unwrap(self, tenant: str, wrapped: bytes, aad: bytes) -> bytes:
         """Return the plaintext. Raises RootUnavailable."""
         version = root_version(wrapped)
         nonce, sealed = (
-            wrapped[_VERSION_BYTES : _VERSION_BYTES + _NONCE_BYTES],
-            wrapped[_VERSION_BYTES + _NONCE_BYTES :],
+            wrapped[VERSION_BYTES : VERSION_BYTES + _NONCE_BYTES],
+            wrapped[VERSION_BYTES + _NONCE_BYTES :],
         )
         if len(nonce) < _NONCE_BYTES:
-            raise RootUnavailable("the wrapped bytes are truncated")
+            raise RootGone("the wrapped bytes are truncated")
         try:
             return AESGCM(self._key(version)).decrypt(nonce, sealed, _bind(tenant, version, aad))
         except InvalidTag as error:
-            raise RootUnavailable(f"root version {version} does not open these bytes") from error
+            raise RootGone(f"root version {version} does not open these bytes") from error
 
     def rotate(self, now: datetime, *, force: bool = False) -> int:
         """Return the newest version; a calendar month in UTC has one of its own."""
@@ -176,9 +198,9 @@ class FileRoot:
         try:
             data = self._path(version).read_bytes()
         except FileNotFoundError as error:
-            raise RootUnavailable(f"root version {version} is not in the key folder") from error
+            raise RootGone(f"root version {version} is not in the key folder") from error
         if len(data) <= _KEY_BYTES:
-            raise RootUnavailable(f"the file of root version {version} is damaged")
+            raise RootGone(f"the file of root version {version} is damaged")
         return data[:_KEY_BYTES]
 
     def _created(self, version: int) -> str:

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import click
 import msgspec
@@ -34,9 +33,9 @@ def import_key(data: Path) -> bytes:
     from api.clock import Clock  # noqa: PLC0415 - beside its one use
 
     chosen = settings.load(data)
-    parts = urlsplit(chosen.key_root)
-    root = open_root(chosen.key_root, clock=Clock().now)
-    return KekStore(Path(unquote(parts.netloc + parts.path)).absolute(), root).signing_seed("import")
+    folder = chosen.key_folder
+    root = open_root(chosen.key_root, clock=Clock().now, folder=folder)
+    return KekStore(folder, root).signing_seed("import")
 
 
 def send(client: Client, body: bytes) -> list[dict[str, Any]]:

@@ -10,7 +10,6 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from api import folder, migrate, settings
 from api.commands.options import CannotRun
@@ -65,9 +64,8 @@ def _holds_log(store: ObjectStore) -> bool:
 
 def require_keys(chosen: settings.Settings) -> None:
     """Returns when the key folder of an initialised data folder is there. Raises CannotRun."""
-    parts = urlsplit(chosen.key_root)
-    if parts.scheme == "file" and not Path(unquote(parts.netloc + parts.path)).is_dir():
+    if not chosen.key_folder.is_dir():
         message = (
-            f"the keys of {chosen.data} are missing ({chosen.key_root}): bring them back before anything is served"
+            f"the keys of {chosen.data} are missing ({chosen.key_folder}): bring them back before anything is served"
         )
         raise CannotRun(message)

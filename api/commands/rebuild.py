@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import click
 
@@ -85,7 +84,7 @@ def _bring_back(chosen: Settings, logs: list[str]) -> tuple[list[Rebuilt], list[
                 missing.append(f"{error}; {error.hint}")
     except (KekUnknown, NotDecryptable) as error:
         message = (
-            f"the key folder {_shown(chosen.key_root)} is not the newest one of this data ({error}): bring back its "
+            f"the key folder {chosen.key_folder} is not the newest one of this data ({error}): bring back its "
             "newest copy and run muniment rebuild again; nothing is served until then"
         )
         raise CannotRun(message) from error
@@ -172,10 +171,7 @@ def _require_empty(services: Services) -> None:
 
 def _require_keys(chosen: Settings, bucket: Reader, logs: list[str]) -> None:
     """Returns when there is a key folder with keys in it. Raises CannotRun that says what is lost without."""
-    parts = urlsplit(chosen.key_root)
-    if parts.scheme != "file":
-        return
-    keys = Path(unquote(parts.netloc + parts.path))
+    keys = chosen.key_folder
     if any(keys.glob("kek/*/journal.key")):
         return
     entries = sum(_entries_in(bucket, log_id) for log_id in logs)

@@ -87,8 +87,8 @@ def test_the_root_turns_once_a_month_and_not_backwards(folder: Path) -> None:
 
 def test_a_root_that_is_not_built_is_refused_by_name() -> None:
     with pytest.raises(ProviderNotBuilt) as refused:
-        open_root("aws-kms://alias/muniment", clock=may)
-    assert refused.value.scheme == "aws-kms"
+        open_root("gcp-kms://projects/x", clock=may)
+    assert refused.value.scheme == "gcp-kms"
 
 
 def test_a_root_is_opened_by_its_address(folder: Path) -> None:
