@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Coroutine
-from typing import Any
+from datetime import datetime
+from typing import Annotated, Any
 
 import msgspec
 from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, PlainSerializer
 from starlette.concurrency import run_in_threadpool
 
 from api import idempotency
 from api.auth import acting_of, bearer_of
 from api.errors import Problem, response_of
+from ledger.entry import format_instant
 
 _WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _NUL = b"\\u0000"
@@ -29,6 +31,10 @@ class Body(BaseModel):
     """The base of every request's schema: unknown fields are refused, numbers are finite."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+Instant = Annotated[datetime, PlainSerializer(format_instant, return_type=str, when_used="json-unless-none")]
+"""An instant as it goes out: UTC with microseconds, also where they are zero. Source: API §0."""
 
 
 class StrictRequest(Request):

@@ -7,7 +7,6 @@ event in the record, which names no one and asks nobody to erase anything.
 from __future__ import annotations
 
 from dataclasses import asdict
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Path, Response
@@ -16,7 +15,7 @@ from sqlmodel import Session
 
 from api.auth import Desk, Legal, Parts
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
-from api.requests import Body, make_router
+from api.requests import Body, Instant, make_router
 from api.wiring import Services
 from ledger.entry import Kind, format_instant, parse_instant
 from registry import merging, scope_reviews, subjects
@@ -76,9 +75,9 @@ class MergeView(BaseModel):
     people: list[str]
     shared: list[str]
     proposed_by: str
-    proposed_at: datetime
+    proposed_at: Instant
     decided_by: str | None
-    decided_at: datetime | None
+    decided_at: Instant | None
     scope_review: str | None = None
 
 
@@ -96,9 +95,13 @@ class ReviewView(BaseModel):
     id: str
     change: str
     owner: str
-    due_at: datetime
+    opened_by: str
+    opened_at: Instant
+    due_at: Instant
     open: int
     overdue: bool
+    closed_at: Instant | None
+    closed_by: str | None
 
 
 class Reviews(BaseModel):

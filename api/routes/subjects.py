@@ -5,7 +5,6 @@ Guarantees: people are named in bodies only; no answer repeats a name or gives o
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Literal
 
 from fastapi import Depends
@@ -13,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.auth import Desk, Parts, require
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
-from api.requests import Body, make_router
+from api.requests import Body, Instant, make_router
 from registry import artifacts, classes, subjects
 from registry.acting import Acting
 from registry.identifiers import parse_subject
@@ -62,7 +61,7 @@ class Copy(BaseModel):
     store: str
     data_class: str
     status: str
-    ends_at: datetime | None
+    ends_at: Instant | None
     ends_at_is_cap: bool = Field(description="True: its clock has not started; the date is the latest it may have.")
     starts: str | None = Field(description="What starts its clock: created, observed, …, event:<name>.")
     clock: Literal["running", "waiting"]

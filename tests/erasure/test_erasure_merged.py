@@ -1,0 +1,203 @@
+"""Erasing somebody with many names, a name in doubt, people still on their way down, and what is told outside."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from sqlmodel import col, select
+
+from api.lineage_feed import Feed, FileSink, SinkFailed
+from erasure.errors import IllegalMove
+from ledger.entry import Kind
+from ledger.models import EntryRow, OutboxRow
+from registry import artifacts, cones, lineage_out, merging, origins
+from registry.errors import AmbiguousSubject, Conflict
+from registry.identifiers import parse_subject
+from registry.sets import members
+from retention.models import HoldRow
+
+ADA, PHONE, BOB = "email:ada@example.org", "phone:+441234567", "user:bob"
+
+
+def merge(world: Any, *texts: str, by: Sequence[str] = ("ann", "carol"), **more: Any) -> str:
+    found = ""
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        for principal in by:
+            done = merging.propose_merge(
+                session, world.services.vault, world.acting(principal), [parse_subject(one) for one in texts],
+                reason="seen", now=world.now, **more,
+            )  # fmt: skip
+            found = done.id
+    return found
+
+
+def kinds(world: Any) -> set[str]:
+    with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
+        stored = session.exec(select(EntryRow.kind).where(EntryRow.tenant_id == world.tenant.tenant_id)).all()
+        waiting = session.exec(select(OutboxRow.kind).where(OutboxRow.tenant_id == world.tenant.tenant_id)).all()
+    return {*stored, *waiting}
+
+
+def test_whoever_asks_under_one_name_is_erased_under_all_of_them(world: Any) -> None:
+    first = world.note("1", "Ada by mail")
+    second = world.note("2", "Ada by phone", owner=PHONE)
+    other = world.note("3", "Bob", owner=BOB)
+    merge(world, ADA, PHONE)
+    request = world.erase(ADA)
+    assert world.state(request) == "completed", world.reader.copies(world.acting(), request)
+    states = world.copy_states(request)
+    assert (states[first], states[second]) == ("erased_physical", "erased_physical")
+    assert other not in states
+    assert not world.bytes_left("Ada by mail", "Ada by phone")
+
+
+@pytest.mark.scenario("C11")
+def test_a_merge_is_no_erasure_and_tells_nobody_of_one(world: Any) -> None:
+    world.note("1", "Ada")
+    world.note("2", "Ada too", owner=PHONE)
+    before = kinds(world)
+    merge(world, ADA, PHONE)
+    told = kinds(world) - before
+    assert not {kind for kind in told if kind.startswith(("request.", "copy.", "key.", "fence.", "certificate."))}
+    with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
+        found = artifacts.search(session, world.services.vault, world.acting(), {"subject": ADA})[0]
+    assert {one["status"] for one in found} == {"live"}
+
+
+def test_people_merged_between_plan_and_approval_need_a_new_plan(world: Any) -> None:
+    world.note("1", "Ada")
+    second = world.note("2", "Ada too", owner=PHONE)
+    request = world.ask(ADA)
+    world.plan(request)
+    merge(world, ADA, PHONE)
+    with pytest.raises(IllegalMove, match="merged"):
+        world.approve(request)
+    world.plan(request)
+    world.approve(request)
+    assert second in world.copy_states(request)
+    with pytest.raises(Conflict, match="erasure"):
+        merge(world, ADA, BOB) if world.note("3", "Bob", owner=BOB) else None
+
+
+def test_nothing_is_planned_while_a_name_may_be_two_peoples(world: Any) -> None:
+    world.note("1", "Ada")
+    world.note("2", "user of hers", owner="user:ada")
+    world.note("3", "Bob", owner=BOB)
+    merge(world, ADA, "user:ada")
+    doubt = merge(world, ADA, BOB, by=("ann",))
+    request = world.ask(ADA)
+    with pytest.raises(AmbiguousSubject):
+        world.plan(request)
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        merging.decide_merge(
+            session, world.services.vault, world.acting("carol"), doubt, same_person=False, comment="no", now=world.now
+        )
+    world.plan(request)
+    world.approve(request)
+    world.work()
+    assert world.state(request) == "completed"
+    assert world.bytes_left("Bob")
+
+
+def test_a_hold_on_one_name_holds_what_lies_under_the_other(world: Any) -> None:
+    world.note("1", "Ada")
+    second = world.note("2", "Ada too", owner=PHONE)
+    merge(world, ADA, PHONE)
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        [row] = artifacts.find_artifacts(session, world.tenant.tenant_id, [second]).values()
+        number = members(session, world.tenant.tenant_id, [row.set_id])[row.set_id]
+        session.add(
+            HoldRow(
+                tenant_id=world.tenant.tenant_id,
+                hold_id="hold_1",
+                name="case",
+                subjects=sorted(number),
+                created_by="x",
+                created_at=world.now,
+            )
+        )
+    request = world.erase(ADA)
+    assert set(world.copy_states(request).values()) == {"retained"}
+
+
+def test_a_request_does_not_complete_while_people_are_on_their_way_down(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(origins, "INLINE", 0)
+    root = world.file("root.txt", "Bob's root", subjects=[BOB])
+    middle = world.file("middle.txt", "made of it", subjects=[], sources=[root])
+    leaf = world.file("leaf.txt", "Ada's words in a leaf", subjects=[], sources=[middle])
+    source = world.note("1", "Ada's words")
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        origins.add_sources(session, world.services.vault, world.acting("writer"), root, [source], now=world.now)
+        assert cones.pending(session, world.tenant.tenant_id).cones == 1
+    request = world.ask(ADA)
+    world.plan(request)
+    world.approve(request)
+    world.work()
+    shown = world.reader.get(world.acting(), request)
+    assert (shown["state"], shown["waiting_for"]) == ("verifying", {"propagation": 1})
+    assert leaf not in world.copy_states(request)
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        while cones.propagate_pending(session, world.tenant.tenant_id, world.now, limit=1):
+            pass
+    world.work()
+    assert world.copy_states(request)[leaf] == "erased_physical"
+    assert world.state(request) == "completed"
+    assert not world.bytes_left("Ada's words")
+
+
+def test_lineage_is_told_once_for_each_derivation_and_each_erased_copy(world: Any) -> None:
+    out = world.base / "lineage.jsonl"
+    feed = Feed(sink=FileSink(out), transactions=world.parts.transactions, vault=world.services.vault,
+                log=world.services.log)  # fmt: skip
+    tenant = world.tenant.tenant_id
+    root = world.note("1", "Ada's words")
+    made = world.file("made.txt", "of Ada's words", subjects=[], sources=[root])
+    feed.run(tenant, world.now)
+    assert feed.run(tenant, world.now) == 0
+    [told] = [json.loads(line) for line in out.read_text().splitlines()]
+    assert (told["eventType"], len(told["inputs"]), len(told["outputs"])) == ("COMPLETE", 1, 1)
+    late = world.note("2", "more of her")
+    with world.parts.transactions(tenant) as session:
+        lineage_out.note_late(session, tenant, "openlineage.late", [made], world.now)
+        origins.add_sources(session, world.services.vault, world.acting("writer"), made, [late], now=world.now)
+    feed.run(tenant, world.now)
+    events = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [len(one["inputs"]) for one in events] == [1, 2]
+    request = world.erase()
+    assert world.state(request) == "completed"
+    world.services.record.ship_outbox(tenant, world.now)
+    feed.run(tenant, world.now)
+    erased = [json.loads(line) for line in out.read_text().splitlines()][2:]
+    assert {one["job"]["name"] for one in erased} == {"erasure"}
+    assert {one["outputs"][0]["facets"]["muniment_erasure"]["request"] for one in erased} == {request}
+    assert len({one["run"]["runId"] for one in erased}) == 3
+    text = out.read_text()
+    assert not any(word in text for word in ("ada", "note/", "made.txt", "acme"))
+    with world.parts.transactions(tenant, write=False) as session:
+        document = lineage_out.prov_of(session, world.acting(), made, depth=5, limit=100)
+    assert len(document["wasInvalidatedBy"]) == 3
+    assert len(document["wasDerivedFrom"]) == 2
+    assert "ada" not in json.dumps(document)
+
+
+def test_a_sink_that_refuses_gets_the_events_again(world: Any) -> None:
+    class Refusing:
+        def send(self, events: Sequence[dict[str, Any]]) -> None:
+            del events
+            raise SinkFailed("refused")
+
+    root = world.note("1", "Ada's words")
+    world.file("made.txt", "x", subjects=[], sources=[root])
+    common = {"transactions": world.parts.transactions, "vault": world.services.vault, "log": world.services.log}
+    for _ in range(2):
+        with pytest.raises(SinkFailed):
+            Feed(sink=Refusing(), **common).run(world.tenant.tenant_id, world.now)
+    out = world.base / "lineage.jsonl"
+    assert Feed(sink=FileSink(out), **common).run(world.tenant.tenant_id, world.now) == 1
+    with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
+        assert session.exec(select(EntryRow.idx).where(col(EntryRow.kind) == Kind.COPY_ERASED.value)).first() is None
