@@ -7,6 +7,7 @@ event in the record, which names no one and asks nobody to erase anything.
 from __future__ import annotations
 
 from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Path, Response
