@@ -114,6 +114,10 @@ class Transport:
         if len(body) > _MAX_ANSWER_BYTES:
             message = "answer too large"
             raise ValueError(message)
+        if response.length:
+            # Asked for so many bytes at most, the library takes a broken connection for the end of the answer.
+            message = "answer cut short"
+            raise ValueError(message)
         headers = {name.lower(): value for name, value in response.getheaders()}
         if response.will_close:
             self.close()
