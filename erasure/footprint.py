@@ -19,19 +19,18 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from erasure import history
+from erasure import history, restrict
 from erasure.execute import destroy_due_keks
 from erasure.models import CertificateRow, CopyRow, RequestEvent, RequestRow, RequestSubject
 from erasure.parts import Parts
 from erasure.request import DONE, FINAL, Right
 from erasure.sealed import REQUEST_CLASS, SWEEP_KEY
-from erasure.standing import holds_in_force
 from erasure.work import load_work
 from ledger.entry import Kind
 from registry.duration import Duration
-from registry.models import Subject
 from retention.decide import DESTRUCTIVE, Item, Rules, decide
 from retention.models import SweepRow
+from retention.stops import holds_in_force
 
 KEPT_FOR = Duration.parse("P30D")
 """How long the words of a request outlive its end. Source: DESIGN §7."""
@@ -39,6 +38,7 @@ ENDED = "footprint_ended_at"
 _REQUEST = Rules(name=REQUEST_CLASS, keep=KEPT_FOR, starts="created")
 _SWEEP = Rules(name=REQUEST_CLASS, keep=Duration.parse("P1D"), starts="created")
 _WORKER = "worker"
+_EVENT = "footprint_ended"
 
 
 def end_footprints(parts: Parts, tenant_id: int, now: datetime) -> int:
@@ -65,29 +65,19 @@ def _requests(session: Session, tenant_id: int) -> list[RequestRow]:
 
 
 def _sweeps(session: Session, tenant_id: int, now: datetime) -> list[str]:
-    """Finished sweeps whose captures are over."""
-    sealed = sa.select(col(CopyRow.owner)).where(
-        col(CopyRow.tenant_id) == tenant_id, col(CopyRow.sealed).is_not(None), col(CopyRow.owner).startswith("swp_")
-    )
-    query = select(SweepRow).where(
-        SweepRow.tenant_id == tenant_id,
-        col(SweepRow.finished_at).is_not(None),
-        col(SweepRow.sweep_id).in_(sealed.distinct()),
-    )
+    """Finished sweeps whose captures are over and were not ended yet."""
+    query = select(SweepRow).where(SweepRow.tenant_id == tenant_id, col(SweepRow.finished_at) <= now)
     rows = session.exec(query.order_by(col(SweepRow.sweep_id))).all()
-    return [row.sweep_id for row in rows if _sweep_may_end(session, row, now)]
+    return [row.sweep_id for row in rows if ENDED not in row.counts and _sweep_may_end(session, row, now)]
 
 
 def _may_end(session: Session, row: RequestRow, now: datetime) -> bool:
     ended = ended_at(session, row)
     if ended is None:
         return False
-    restricts = session.scalar(
-        sa.select(sa.func.count()).where(
-            col(Subject.tenant_id) == row.tenant_id, col(Subject.restricted_by) == row.request_id
-        )
-    )
-    return not restricts and _decided(session, row.tenant_id, _REQUEST, frozenset(row.subjects), ended, now)
+    if restrict.is_in_force(session, row):
+        return False
+    return _decided(session, row.tenant_id, _REQUEST, frozenset(row.subjects), ended, now)
 
 
 def _sweep_may_end(session: Session, row: SweepRow, now: datetime) -> bool:
@@ -105,22 +95,24 @@ def _decided(  # noqa: PLR0917 - the values of one decision
 
 def ended_at(session: Session, row: RequestRow) -> datetime | None:
     """Since when nothing more is expected of a request; None while something is."""
-    if row.state in FINAL:
+    if row.state in FINAL or row.right != Right.ERASURE:
         query = sa.select(sa.func.max(col(RequestEvent.at))).where(
-            col(RequestEvent.tenant_id) == row.tenant_id, col(RequestEvent.request_id) == row.request_id
+            col(RequestEvent.tenant_id) == row.tenant_id,
+            col(RequestEvent.request_id) == row.request_id,
+            col(RequestEvent.event) != _EVENT,
         )
         found: datetime | None = session.scalar(query)
         return found
-    if row.details.get("final_issued"):
-        issued: datetime | None = session.scalar(
-            sa.select(sa.func.max(col(CertificateRow.issued_at))).where(
-                col(CertificateRow.tenant_id) == row.tenant_id,
-                col(CertificateRow.request_id) == row.request_id,
-                col(CertificateRow.version) == "final",
-            )
+    if not row.details.get("final_issued"):
+        return None
+    issued: datetime | None = session.scalar(
+        sa.select(sa.func.max(col(CertificateRow.issued_at))).where(
+            col(CertificateRow.tenant_id) == row.tenant_id,
+            col(CertificateRow.request_id) == row.request_id,
+            col(CertificateRow.version) == "final",
         )
-        return issued
-    return row.completed_at if row.right != Right.ERASURE and row.final_due_at is None else None
+    )
+    return issued
 
 
 def _end(parts: Parts, tenant_id: int, owner: str, now: datetime) -> None:
@@ -136,9 +128,12 @@ def _end(parts: Parts, tenant_id: int, owner: str, now: datetime) -> None:
         mine = (col(CopyRow.tenant_id) == tenant_id, col(CopyRow.owner) == owner)
         session.connection().execute(sa.update(CopyRow).where(*mine).values(sealed=None))
         entry_id = parts.record.announce(session, tenant_id, Kind.KEY_DESTROYED, {"owner": owner, "keys": keys}, now)
-        if isinstance(row, RequestRow):
+        if isinstance(row, SweepRow):
+            row.counts = {**row.counts, ENDED: now.isoformat()}
+            session.add(row)
+        else:
             _empty(session, row, now)
-            history.add_event(session, row, event="footprint_ended", actor=_WORKER, now=now, entry_id=entry_id)
+            history.add_event(session, row, event=_EVENT, actor=_WORKER, now=now, entry_id=entry_id)
         groups = parts.vault.groups_of(session, tenant_id, keys)
         report = parts.vault.rotate_groups(session, tenant_id, groups, now, parts.kek_grace)
     parts.vault.evict(keys)
