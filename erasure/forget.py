@@ -193,8 +193,8 @@ class Forgetting:
         self._tell(session, acting, row, details, now)
         row.state = move(move(State.VERIFIED, Move.PLAN, facts), Move.APPROVE, facts)
         session.add(row)
+        session.flush()  # marking expires what is not written yet
         _out_of_use(session, row, plan.copies)
-        session.flush()
 
     def _tell(
         self, session: Session, acting: Acting, row: RequestRow, details: Mapping[str, Any], now: datetime

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -23,8 +24,11 @@ from referencing import Registry
 MAX_SCHEMA_BYTES = 16_384
 MAX_VALUE_BYTES = 16_384
 MAX_DEPTH = 32
+MAX_NODES = 2_000
 MAX_STEPS = 10_000
 """Subschemas that one value can meet once each, references followed; beyond it a small text can cost minutes."""
+MAX_WORK = 200_000
+"""Steps for one value as a whole: those of its schema, for each of its members."""
 DIGEST = "summary-digest/v1"
 """The shipped schema of summaries, which a class may name instead of writing its own."""
 _REFUSED = ("pattern", "patternProperties", "$dynamicRef", "$recursiveRef", "unevaluatedProperties",
@@ -62,8 +66,16 @@ class UnusableSchema(Exception):
         self.built = built
 
 
-def compile_schema(schema: object) -> Validator:
-    """The validator of a schema, or of a shipped one by its name. Raises: UnusableSchema."""
+@dataclass(frozen=True, slots=True)
+class ValueSchema:
+    """A schema that can be checked, and what that costs for each member of a value."""
+
+    validator: Validator
+    steps: int
+
+
+def compile_schema(schema: object) -> ValueSchema:
+    """What checks values against a schema, or of a shipped one by its name. Raises: UnusableSchema."""
     if isinstance(schema, str):
         if schema not in SHIPPED:
             raise UnusableSchema("", f"expected a JSON Schema or one of {', '.join(SHIPPED)}")
@@ -79,7 +91,7 @@ def compile_schema(schema: object) -> Validator:
     return _compiled(text)
 
 
-def check_value(validator: Validator, value: Any) -> str | None:
+def check_value(schema: ValueSchema, value: Any) -> str | None:
     """Why a value does not fit, None where it does. Never repeats any of it."""
     try:
         text = json.dumps(value, allow_nan=False)
@@ -87,9 +99,12 @@ def check_value(validator: Validator, value: Any) -> str | None:
         return "expected plain JSON"
     if len(text) > MAX_VALUE_BYTES:
         return f"{len(text)} bytes of JSON, expected at most {MAX_VALUE_BYTES}; keep the value in its store"
-    if _depth(value) > MAX_DEPTH:
+    deepest, nodes = _measure(value)
+    if deepest > MAX_DEPTH:
         return f"nested deeper than {MAX_DEPTH}"
-    error = next(iter(validator.iter_errors(value)), None)
+    if nodes > MAX_NODES or nodes * schema.steps > MAX_WORK:
+        return f"{nodes} members are too many to check against the schema of its class"
+    error = next(iter(schema.validator.iter_errors(value)), None)
     if error is None:
         return None
     place = "".join(f"/{part}" for part in error.absolute_schema_path if not isinstance(part, int))
@@ -97,28 +112,29 @@ def check_value(validator: Validator, value: Any) -> str | None:
 
 
 @lru_cache(maxsize=256)
-def _compiled(text: str) -> Validator:
+def _compiled(text: str) -> ValueSchema:
     schema = json.loads(text)
-    _Cost(schema).of(schema, "")
+    steps = _Cost(schema).of(schema, "")
     try:
         jsonschema.Draft202012Validator.check_schema(schema)
     except jsonschema.SchemaError as error:
         place = "".join(f"/{part}" for part in error.absolute_path)
         raise UnusableSchema(place, "not a JSON Schema of draft 2020-12") from None
     # An empty registry: without one the library would fetch references from the network.
-    return jsonschema.Draft202012Validator(schema, registry=Registry())
+    return ValueSchema(jsonschema.Draft202012Validator(schema, registry=Registry()), steps)
 
 
-def _depth(value: object) -> int:
-    deepest, waiting = 0, [(value, 1)]
+def _measure(value: object) -> tuple[int, int]:
+    """How deep a value is nested, and how many members it has in all; counting ends where it is too deep."""
+    deepest, nodes, waiting = 0, 0, [(value, 1)]
     while waiting:
         one, depth = waiting.pop()
-        deepest = max(deepest, depth)
+        deepest, nodes = max(deepest, depth), nodes + 1
         if depth > MAX_DEPTH:
             break
         inner = one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
         waiting.extend((each, depth + 1) for each in inner)
-    return deepest
+    return deepest, nodes
 
 
 class _Cost:
