@@ -146,7 +146,7 @@ def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, n
         "completed_at": instant_text(row.completed_at or now),
         "state": state.value,
         "plan_hash": row.plan_hash,
-        "approval": parts.approval,
+        "approval": details.get("approval", parts.approval),
         "subject_commitments": _commitments(session, parts, row, earlier),
         "approvals": [{name: line[name] for name in ("by", "at", "entry")} for line in row.approvals],
         "coverage": details.get("plan", {}).get("coverage", []),
