@@ -1,0 +1,176 @@
+"""Machines, streams and runs over HTTP: phases move with the record, breaches are named, pauses are honest."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ledger.entry import Kind, uuid7
+from muniment.errors import ApiProblem
+from registry import machine_rows
+from registry.classes import STARTER_CLASSES
+from registry.streams import find_streams, open_names
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+REFUND: dict[str, Any] = {
+    "phases": ["identify", "task", "confirm", "wrap_up"],
+    "transitions": [["identify", "task"], ["task", "confirm"], ["confirm", "wrap_up"], ["confirm", "task"]],
+    "tools": {"identify": ["look_up"], "task": ["look_up", "read_order"], "confirm": ["refund"]},
+}
+
+
+def entry(kind: str, body: dict[str, Any], stream: str = "conv_9") -> dict[str, Any]:
+    return {
+        "id": uuid7(datetime.now(UTC)),
+        "stream": stream,
+        "kind": kind,
+        "at": datetime.now(UTC).isoformat(),
+        "data_class": "transcript",
+        "subjects": ["user:ada"],
+        "body": body,
+    }
+
+
+def post(desk: Any, *entries: dict[str, Any]) -> list[str]:
+    answer = desk.call("writer", "POST", "/v1/record/entries", {"entries": list(entries)})
+    assert {result["status"] for result in answer["results"]} <= {"stored", "duplicate"}
+    return [one["id"] for one in entries]
+
+
+def allowed(desk: Any, stream: str = "conv_9") -> dict[str, Any]:
+    found: dict[str, Any] = desk.call("writer", "POST", "/v1/streams:allowed-tools", {"stream": stream})
+    return found
+
+
+def breaches(desk: Any) -> list[tuple[str, str]]:
+    found = desk.call("auditor", "GET", "/v1/machines/refund/violations")["items"]
+    return [(line["entry"], line["violation"]) for line in found]
+
+
+def declare(desk: Any) -> dict[str, Any]:
+    desk.call("platform", "PUT", "/v1/machines/refund", REFUND)
+    made: dict[str, Any] = desk.call(
+        "writer", "POST", "/v1/streams", {"stream": "conv_9", "owner": "user:ada", "machine": "refund"}
+    )
+    return made
+
+
+def test_phases_move_the_machine_and_a_tool_outside_its_phase_is_stored_and_named(desk: Any) -> None:
+    stream = declare(desk)
+    assert (stream["machine"], stream["phase"]) == ("refund", "identify")
+    assert allowed(desk)["tools"] == ["look_up"]
+    early = entry("tool.call", {"tool": "refund", "amount": 30})
+    post(desk, entry("tool.call", {"tool": "look_up"}), early, entry("phase", {"value": "task"}))
+    assert allowed(desk)["phase"] == "task"
+    jump = entry("phase", {"value": "wrap_up"})
+    post(desk, jump)
+    post(desk, entry("phase", {"value": "confirm"}), entry("tool.call", {"tool": "refund", "amount": 30}))
+    assert allowed(desk)["phase"] == "confirm"
+    assert allowed(desk)["next"] == ["task", "wrap_up"]
+    wanted = [(early["id"], "tool_not_allowed"), (jump["id"], "transition_not_allowed")]
+    assert breaches(desk) == wanted
+    # Sent again, an entry is a duplicate and counts once.
+    post(desk, early, jump)
+    assert breaches(desk) == wanted
+    # What broke the machine is in the record like everything else, and an event says so.
+    replayed = desk.call("auditor", "POST", "/v1/replay", {"stream": "conv_9"}, purpose="dispute")
+    assert early["id"] in {line["id"] for line in replayed["entries"]}
+    services = desk.running.services
+    tenant = next(one for one in services.tenants() if one.tenant == desk.tenant)
+    services.record.ship_outbox(tenant.tenant_id, services.clock.now())
+    events = desk.call("auditor", "GET", "/v1/audit/log?limit=500")["items"]
+    told = [event["body"] for event in events if event["kind"] == Kind.MACHINE_VIOLATED.value]
+    assert [(body["entry"], body["violation"]) for body in told] == wanted
+    shown = desk.call("platform", "GET", "/v1/machines/refund")
+    assert shown["streams"] == {"confirm": 1}
+
+
+def test_what_a_crash_left_behind_is_caught_up_in_order(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    declare(desk)
+    with monkeypatch.context() as patch:
+        # The process dies after the entries are stored and before the machine has moved.
+        patch.setattr(machine_rows.Follower, "follow", lambda *_, **__: None)
+        early = entry("tool.call", {"tool": "read_order"})
+        post(desk, early, entry("phase", {"value": "task"}), entry("tool.call", {"tool": "read_order"}))
+    assert allowed(desk)["phase"] == "identify"
+    post(desk, entry("phase", {"value": "confirm"}))
+    assert allowed(desk)["phase"] == "confirm"
+    assert breaches(desk) == [(early["id"], "tool_not_allowed")]
+
+
+def test_a_machine_judges_a_stream_from_where_it_took_it(desk: Any) -> None:
+    post(desk, entry("tool.call", {"tool": "refund"}))
+    declare(desk)
+    post(desk, entry("tool.call", {"tool": "look_up"}))
+    assert breaches(desk) == []
+    # A stream that follows none is left alone.
+    post(desk, entry("tool.call", {"tool": "anything"}, stream="conv_10"))
+    assert allowed(desk, "conv_10")["tools"] is None
+    assert breaches(desk) == []
+
+
+def test_machines_are_declared_by_the_platform_and_read_by_auditors(desk: Any) -> None:
+    with pytest.raises(ApiProblem) as refused:
+        desk.call("writer", "PUT", "/v1/machines/refund", REFUND)
+    assert refused.value.status == 403
+    with pytest.raises(ApiProblem) as wrong:
+        desk.call("platform", "PUT", "/v1/machines/refund", {**REFUND, "transitions": []})
+    assert wrong.value.status == 422
+    with pytest.raises(ApiProblem) as unknown:
+        desk.call("writer", "POST", "/v1/streams", {"stream": "c", "machine": "nothing"})
+    assert unknown.value.status == 404
+    assert desk.call("platform", "PUT", "/v1/machines/refund", REFUND)["version"] == 1
+    assert desk.call("platform", "PUT", "/v1/machines/refund", REFUND)["version"] == 1
+    more = {**REFUND, "tools": {**REFUND["tools"], "wrap_up": ["mail"]}}
+    assert desk.call("platform", "PUT", "/v1/machines/refund", more)["version"] == 2
+
+
+def test_a_run_without_a_checkpoint_requires_recovery(desk: Any) -> None:
+    run = desk.call("writer", "POST", "/v1/runs", {"run": "r1", "stream": "conv_9", "status": "active"})
+    assert run["status"] == "active"
+    paused = desk.call("writer", "PATCH", f"/v1/runs/{run['id']}", {"status": "waiting"})
+    assert paused["status"] == "requires_recovery"
+    assert "checkpoint_ref" in paused["because"]
+    resumed = desk.call("writer", "PATCH", f"/v1/runs/{run['id']}", {"status": "active"})
+    assert resumed["status"] == "requires_recovery"
+    assert desk.call("auditor", "GET", f"/v1/runs/{run['id']}")["status"] == "requires_recovery"
+    given = desk.call("writer", "PATCH", f"/v1/runs/{run['id']}", {"status": "active", "checkpoint_ref": "cp_7"})
+    assert (given["status"], given["because"]) == ("active", None)
+    waiting = desk.call("writer", "PATCH", f"/v1/runs/{run['id']}", {"status": "waiting"})
+    assert waiting["status"] == "waiting"
+
+
+def test_a_lost_provider_conversation_gets_a_new_one_under_the_same_stream(desk: Any) -> None:
+    first = desk.call("writer", "POST", "/v1/streams", {"stream": "c1", "provider_refs": {"openai": "thread_1"}})
+    assert first["provider_generation"] == 1
+    again = desk.call("writer", "PATCH", f"/v1/streams/{first['id']}", {"provider_refs": {"openai": "thread_2"}})
+    assert (again["id"], again["provider_generation"]) == (first["id"], 2)
+    same = desk.call("writer", "POST", "/v1/streams", {"stream": "c1", "provider_refs": {"openai": "thread_2"}})
+    assert same["provider_generation"] == 2
+    # Both provider threads stay known, sealed: each may still hold a copy.
+    services = desk.running.services
+    tenant = next(one for one in services.tenants() if one.tenant == desk.tenant)
+    with services.database.transaction(tenant.tenant_id, write=False) as session:
+        row = find_streams(session, services.vault, tenant.tenant_id, ["c1"])["c1"]
+        declared = open_names(session, services.vault, tenant.tenant_id, [row])[row.stream_id].declared
+    assert declared["provider_refs"] == {"openai": "thread_2"}
+    assert declared["former_provider_refs"] == [{"openai": "thread_1"}]
+
+
+def test_a_stream_ages_by_its_class(desk: Any) -> None:
+    session = {"idle": "PT30M", "resume_within": "PT10M", "expire": "P7D"}
+    desk.call("platform", "PUT", "/v1/data-classes/chat", {**STARTER_CLASSES["transcript"], "session": session})
+    made = desk.call("writer", "POST", "/v1/streams", {"stream": "c1", "data_class": "chat"})
+    assert made["lifecycle"] == "active"
+    services = desk.running.services
+    tenant = next(one for one in services.tenants() if one.tenant == desk.tenant)
+    for silence, state in ((31, "resumable"), (45, "idle"), (8 * 24 * 60, "expired")):
+        with services.database.transaction(tenant.tenant_id) as transaction:
+            row = find_streams(transaction, services.vault, tenant.tenant_id, ["c1"])["c1"]
+            row.last_activity_at = services.clock.now() - timedelta(minutes=silence)
+            transaction.add(row)
+        assert desk.call("auditor", "GET", f"/v1/streams/{made['id']}")["lifecycle"] == state
+    post(desk, entry("turn.user", {"content": "hello again"}, stream="c1"))
+    assert desk.call("auditor", "GET", f"/v1/streams/{made['id']}")["lifecycle"] == "active"
