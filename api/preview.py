@@ -1,12 +1,13 @@
 """What a class would make due now, before anybody puts it in force.
 
-Guarantees: counts only; nothing is changed. Clocks that start with something else than an item's own dates (activity,
-consent, events) are not counted here: `None`, and the reason is the class's `from`.
+Guarantees: nothing is changed. Every clock is counted: an item's own dates and activity, the last of the events that
+started it, and the cap of those that never start; and keys of the record by their month. An item's own expiry counts
+under any class. Holds, restrictions and requests are not asked: they stop an end when it comes, not its being due.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 import sqlalchemy as sa
 from sqlmodel import Session, col
@@ -14,38 +15,104 @@ from sqlmodel import Session, col
 from ledger.models import Instant
 from registry.declaration import DataClass
 from registry.duration import Duration
-from registry.models import Artifact
+from registry.ids import artifact_name
+from registry.keyed import NO_MONTH
+from registry.models import Artifact, ScopeKey
+from retention.due import due_month
+from retention.models import EventRow
+from retention.schedule import newest_start, schedule_of
+from vault.models import DataKey, KeyState
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_OWN_DATES = frozenset({"created", "observed"})
+SHOWN = 100
+_ARTIFACT = "a"
 
 
-def due_under(session: Session, tenant_id: int, one: DataClass, now: datetime) -> int | None:
-    """How many live artifacts of the class would have reached their end at `now`; None where that is not by dates."""
-    if one.keep_from not in _OWN_DATES:
-        return None
+def due_under(session: Session, tenant_id: int, one: DataClass, now: datetime) -> int:
+    """How many live copies and record keys of the class would have reached their end at `now`."""
+    copies = session.scalar(
+        sa.select(sa.func.count()).select_from(Artifact).where(*_of(tenant_id, one.name), _is_due(tenant_id, one, now))
+    )
+    return int(copies or 0) + _keys_due(session, tenant_id, one, now)
+
+
+def newly_due(session: Session, tenant_id: int, known: DataClass | None, wanted: DataClass, now: datetime) -> list[str]:
+    """The first copies, by id, that the declaration makes due and the class in force does not."""
+    query = sa.select(col(Artifact.id), col(Artifact.given_id)).where(
+        *_of(tenant_id, wanted.name), _is_due(tenant_id, wanted, now)
+    )
+    if known is not None:
+        query = query.where(sa.not_(_is_due(tenant_id, known, now)))
+    rows = session.execute(query.order_by(col(Artifact.id)).limit(SHOWN))
+    return [row.given_id or artifact_name(row.id) for row in rows]
+
+
+def _of(tenant_id: int, name: str) -> tuple[sa.ColumnElement[bool], ...]:
+    return (
+        col(Artifact.tenant_id) == tenant_id,
+        col(Artifact.data_class) == name,
+        col(Artifact.status).in_(("live", "quarantined", "revoked")),
+    )
+
+
+def _is_due(tenant_id: int, one: DataClass, now: datetime) -> sa.ColumnElement[bool]:
     created = col(Artifact.created_at)
-    starts = created if one.keep_from == "created" else sa.func.coalesce(col(Artifact.observed_at), created)
+    expired = sa.func.coalesce(col(Artifact.expires_at) <= sa.literal(now, Instant()), sa.false())
+    ends: list[sa.ColumnElement[bool]] = [expired]
+    if one.latest is not None:
+        ends.append(created <= _start(one.latest, now))
+    newest = _start(one.keep, now)
+    if one.event is not None:
+        ends.append(_events_over(tenant_id, one.event, newest))
+    elif one.keep_from != "consent":
+        own = {"observed": col(Artifact.observed_at), "last_activity": col(Artifact.last_activity_at)}.get(
+            one.keep_from
+        )
+        ends.append((created if own is None else sa.func.coalesce(own, created)) <= newest)
+    return sa.or_(*ends)
+
+
+def _events_over(tenant_id: int, event: str, newest: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
+    """Whether the class's event happened for the item, and the last time was long enough ago."""
+
+    def happened(*conditions: sa.ColumnElement[bool]) -> sa.ColumnElement[bool]:
+        joined = sa.and_(
+            col(EventRow.tenant_id) == col(ScopeKey.tenant_id), col(EventRow.lookup) == col(ScopeKey.lookup)
+        )
+        return (
+            sa.select(sa.literal(1))
+            .select_from(ScopeKey)
+            .join(EventRow, joined)
+            .where(
+                col(ScopeKey.tenant_id) == tenant_id,
+                col(ScopeKey.kind) == _ARTIFACT,
+                col(ScopeKey.item) == col(Artifact.id),
+                col(EventRow.name) == event,
+                *conditions,
+            )
+            .correlate(Artifact)
+            .exists()
+        )
+
+    return sa.and_(happened(), sa.not_(happened(col(EventRow.at) > newest)))
+
+
+def _keys_due(session: Session, tenant_id: int, one: DataClass, now: datetime) -> int:
+    month = due_month(schedule_of(one), now)
+    if month is None:
+        return 0
     found = session.scalar(
         sa.select(sa.func.count())
-        .select_from(Artifact)
+        .select_from(DataKey)
         .where(
-            col(Artifact.tenant_id) == tenant_id,
-            col(Artifact.data_class) == one.name,
-            col(Artifact.status) != "erased",
-            starts <= sa.literal(newest_start(one.keep, now), Instant()),
+            col(DataKey.tenant_id) == tenant_id,
+            col(DataKey.data_class) == one.name,
+            col(DataKey.month) <= month,
+            col(DataKey.month) != NO_MONTH,
+            col(DataKey.state) == KeyState.LIVE.value,
         )
     )
     return int(found or 0)
 
 
-def newest_start(keep: Duration, now: datetime) -> datetime:
-    """The newest instant whose civil end under `keep` is at or before `now`; found by halving, since months differ."""
-    low, high = 0, (now - _EPOCH) // timedelta(microseconds=1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if keep.add_to(_EPOCH + timedelta(microseconds=middle)) <= now:
-            low = middle
-        else:
-            high = middle - 1
-    return _EPOCH + timedelta(microseconds=low)
+def _start(keep: Duration, now: datetime) -> sa.ColumnElement[datetime]:
+    return sa.literal(newest_start(keep, now), Instant())

@@ -2,8 +2,8 @@
 
 Guarantees: each gap is counted over live artifacts, declared streams and stores of the tenant, not over declarations
 alone; a class without one clear owner stands at the top. Nothing personal is read.
-Not found here, because it needs the content itself: body_in_checkpoint, keeps_deliberation, large_prompt_snapshot,
-bare_hash_of_identifier (scans of the stores find them). Source: DESIGN §5.
+What only the content shows (body_in_checkpoint, keeps_deliberation, large_prompt_snapshot, bare_hash_of_identifier) is
+taken from the newest inspection (`api.inspecting`), with its date. Source: DESIGN §5.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlmodel import Session, col
+from sqlmodel import Session, col, select
 
 from connectors.base import built_kinds
 from ledger.models import EntryRow, LogStream
@@ -23,14 +23,17 @@ from registry import classes, stores
 from registry.classes import UNASSIGNED
 from registry.declaration import DataClass
 from registry.duration import Duration
-from registry.models import Artifact, Derivation, ScopeKey, StoreRow, StreamRow
+from registry.inspection import BARE_HASH, BODY_IN_CHECKPOINT, DELIBERATION, LARGE_PROMPT
+from registry.item import MAX_SUBJECTS
+from registry.models import Artifact, ContentFinding, Derivation, ScopeKey, StoreRow, StreamRow, SubjectSet
 
 LevelOf = Callable[[StoreRow], str | None]
 """Up to which level a store's connector can erase, None where there is none."""
 
 _ERASED_IN_PROCESS = "agent"
-_ORDER = ("no_owner", "no_retention", "no_eraser", "over_retained", "memory_without_source", "summary_without_source",
-          "unscoped_thread", "provider_keeps_longer", "stream_not_recorded", "no_verifier")  # fmt: skip
+_ORDER = ("no_owner", "no_retention", "no_eraser", "over_retained", BARE_HASH, BODY_IN_CHECKPOINT, DELIBERATION,
+          "aggregate_undeclared", "memory_without_source", "summary_without_source", "unscoped_thread", LARGE_PROMPT,
+          "provider_keeps_longer", "stream_not_recorded", "no_verifier")  # fmt: skip
 """Gaps from worst to least."""
 
 
@@ -53,6 +56,8 @@ def inventory(session: Session, tenant_id: int, now: datetime, *, level_of: Leve
     _count_entries(session, tenant_id, seen)
     _count_gaps(session, tenant_id, now, declared, seen)
     _count_streams(session, tenant_id, seen)
+    _count_crowds(session, tenant_id, declared, seen)
+    inspected = _add_inspected(session, tenant_id, seen)
     for name, data_class in declared.items():
         _judge(data_class, placed, seen[name])
     shown = [_class_view(declared[name], found) for name, found in seen.items()]
@@ -63,6 +68,7 @@ def inventory(session: Session, tenant_id: int, now: datetime, *, level_of: Leve
         "classes": shown,
         "stores": shown_stores,
         "gaps": sum(len(view["gaps"]) for view in (*shown, *shown_stores)),
+        "content_inspected_at": inspected,
     }
 
 
@@ -156,6 +162,38 @@ def _count_streams(session: Session, tenant_id: int, seen: Mapping[str, _Seen]) 
     for name, count in rows:
         if name in seen:
             seen[name].gaps["stream_not_recorded"] += count
+
+
+def _count_crowds(
+    session: Session, tenant_id: int, declared: Mapping[str, DataClass], seen: Mapping[str, _Seen]
+) -> None:
+    """Items behind which stand more people than one may have whose class is no aggregate: by late sources."""
+    rows = session.execute(
+        sa.select(col(Artifact.data_class), sa.func.count().label("n"))
+        .join(
+            SubjectSet,
+            sa.and_(
+                col(SubjectSet.tenant_id) == col(Artifact.tenant_id), col(SubjectSet.set_id) == col(Artifact.set_id)
+            ),
+        )
+        .where(
+            col(Artifact.tenant_id) == tenant_id, col(SubjectSet.size) > MAX_SUBJECTS, col(Artifact.status) == "live"
+        )
+        .group_by(col(Artifact.data_class))
+    )
+    for name, count in rows:
+        if name in seen and not declared[name].aggregate:
+            seen[name].gaps["aggregate_undeclared"] += count
+
+
+def _add_inspected(session: Session, tenant_id: int, seen: Mapping[str, _Seen]) -> datetime | None:
+    """Gaps that the newest inspection saw in content; when it looked last."""
+    newest: datetime | None = None
+    for row in session.exec(select(ContentFinding).where(ContentFinding.tenant_id == tenant_id)):
+        newest = row.at if newest is None else max(newest, row.at)
+        if row.found and row.data_class in seen and row.gap in _ORDER:
+            seen[row.data_class].gaps[row.gap] += row.found
+    return newest
 
 
 def _judge(data_class: DataClass, placed: Mapping[str, StoreRow], found: _Seen) -> None:

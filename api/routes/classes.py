@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Body as BodyOf
 from fastapi import Path, Response
-from pydantic import BaseModel, ConfigDict
-from sqlmodel import Session
+from pydantic import BaseModel, ConfigDict, Field
 
 from api.auth import Anyone, Parts, Platform
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, Page, paged, read_cursor
-from api.preview import due_under
+from api.preview import due_under, newly_due
 from api.requests import make_router
 from ledger.entry import Kind
 from registry import classes
+from registry.class_schema import class_schema
 from registry.declaration import DataClass
 
 router = make_router("data classes")
@@ -49,8 +48,9 @@ class Preview(BaseModel):
 
     changes: list[str]
     live: int
-    due_now: int | None
-    due_after: int | None
+    due_now: int = Field(description="Copies and record keys past their end by the class in force.")
+    due_after: int = Field(description="The same by the declaration; holds and requests are asked when it comes to it.")
+    newly_due: list[str] = Field(description="The first hundred copies that only the declaration makes due.")
 
 
 def _view(one: DataClass) -> ClassView:
@@ -78,6 +78,13 @@ def _check_callback(parts: Parts, spec: dict[str, Any]) -> None:
     url = callback.get("url") if isinstance(callback, dict) else None
     if isinstance(url, str):
         parts.check_target("http", {"url": url})
+
+
+@router.get("/v1/data-classes:schema")
+def get_schema(acting: Anyone) -> dict[str, Any]:
+    """The JSON Schema of a declaration, for editors; the service's own check says more, with reasons."""
+    del acting
+    return class_schema()
 
 
 @router.get("/v1/data-classes")
@@ -108,13 +115,10 @@ def preview_class(name: Name, spec: Spec, acting: Platform, parts: Parts) -> Pre
         return Preview(
             changes=classes.diff(known, wanted),
             live=classes.live_items(session, acting.tenant_id, name),
-            due_now=_due(session, acting.tenant_id, known, now),
-            due_after=_due(session, acting.tenant_id, wanted, now),
+            due_now=0 if known is None else due_under(session, acting.tenant_id, known, now),
+            due_after=due_under(session, acting.tenant_id, wanted, now),
+            newly_due=newly_due(session, acting.tenant_id, known, wanted, now),
         )
-
-
-def _due(session: Session, tenant_id: int, one: DataClass | None, now: datetime) -> int | None:
-    return 0 if one is None else due_under(session, tenant_id, one, now)
 
 
 @router.delete("/v1/data-classes/{name}", status_code=204)

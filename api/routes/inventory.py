@@ -1,18 +1,20 @@
-"""The inventory of classes and stores with what is missing, worst first."""
+"""The inventory of classes and stores with what is missing, worst first; coverage and the record of processing."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from api.auth import Desk, Parts
-from api.requests import make_router
+from api.auth import Auditor, Desk, Parts, Platform
+from api.inspecting import inspect
+from api.requests import Body, make_router
 from api.wiring import Services
 from connectors.errors import ConnectorError
 from registry.errors import RegistryError
 from registry.inventory import inventory
 from registry.models import StoreRow
+from registry.reports import coverage, processing_record
 
 router = make_router("inventory")
 
@@ -34,6 +36,35 @@ def get_inventory(acting: Desk, parts: Parts) -> InventoryView:
             session, acting.tenant_id, parts.clock.now(), level_of=lambda store: erasable_level(parts, store)
         )
     return InventoryView.model_validate(found)
+
+
+class Inspection(Body):
+    """How many of the newest items of each class in each store are looked into."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"sample": 50}]})
+    sample: int = Field(default=50, ge=1, le=1000)
+
+
+@router.post("/v1/inventory:inspect")
+def inspect_content(body: Inspection, acting: Platform, parts: Parts) -> dict[str, Any]:
+    """Looks into content for gaps that only it shows; the reading is an entry of the record."""
+    return inspect(parts, acting, parts.clock.now(), sample=body.sample)
+
+
+@router.get("/v1/audit/coverage")
+def get_coverage(acting: Auditor, parts: Parts) -> dict[str, Any]:
+    """Every store and class: what lies there, up to which level it can be erased, or why it is not covered."""
+    with parts.database.transaction(acting.tenant_id, write=False) as session:
+        return coverage(
+            session, acting.tenant_id, parts.clock.now(), level_of=lambda store: erasable_level(parts, store)
+        )
+
+
+@router.get("/v1/audit/processing-record")
+def get_processing_record(acting: Auditor, parts: Parts) -> dict[str, Any]:
+    """The record of processing activities (GDPR Art. 30), and what is missing for it to be complete."""
+    with parts.database.transaction(acting.tenant_id, write=False) as session:
+        return processing_record(session, acting.tenant_id, parts.clock.now())
 
 
 def erasable_level(parts: Services, store: StoreRow) -> str | None:
