@@ -65,6 +65,7 @@ from registry.tenants import list_tenants
 from vault.keks import KekStore
 from vault.providers import open_root
 from vault.vault import Vault
+from vault.watch import Watch
 
 LEASE_EVERY = timedelta(seconds=1)
 OUTBOX_EVERY = timedelta(seconds=1)
@@ -98,6 +99,7 @@ class Services:
     database: Database
     keks: KekStore
     vault: Vault
+    watch: Watch
     locked: ObjectStore
     hot: HotStore
     lease: Lease
@@ -125,6 +127,7 @@ class Services:
             kek_grace=self.settings.kek_grace,
             truncate_log=self.database.truncate_wal,
             keep_groups=self.journal.snapshot_groups,
+            cleared=self.watch.cleared,
             read=self._read_entries,
             append=self.record.append,
             exports=self.exports_folder,
@@ -203,6 +206,7 @@ class Services:
         `sole` says that the data folder's lock is held: with SQLite in it, that lock is the lease.
         """
         self.check_stores()
+        self.watch.start()
         self.lease.take(self.clock.now(), force=sole and self.database.on_sqlite)
         if "scheduler" in roles and not self.database.on_sqlite:
             self.clerk.start()
@@ -215,6 +219,7 @@ class Services:
         # Without the database there is nobody to tell, and the lease ends by itself.
         with suppress(SQLAlchemyError):
             self.lease.give_up(self.clock.now())
+            self.watch.stop()
         self.telemetry.close()
         self.database.close()
 
@@ -251,6 +256,7 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
         database=database,
         keks=keks,
         vault=vault,
+        watch=_watch(database, vault, clock),
         locked=locked,
         hot=hot,
         lease=lease,
@@ -266,6 +272,11 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
     )
     _register_jobs(services)
     return services
+
+
+def _watch(database: Database, vault: Vault, clock: Clock) -> Watch:
+    bound = timedelta(seconds=vault.cache_seconds)
+    return Watch(process_id=random_hex(), sessions=database.shared, evict=vault.evict_all, bound=bound, clock=clock.now)
 
 
 def _clerk_failed(telemetry: Telemetry, error: Exception) -> None:

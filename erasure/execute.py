@@ -7,7 +7,7 @@
  5. Bury what is gone: registry rows without their sealed places, tombstones.
  6. The identity key, when nothing else waits for it: readable names, stream names, the key.
  7. Turn the touched key groups to a new epoch; old epochs end after their grace.
- 8. Hand over to `erasure.confirm`.
+ 8. Hand over to `erasure.confirm`, once every live process has emptied its caches of the keys that went.
 
 A crash after any commit leaves rows that say what is done; the next run starts at 1 and does only the rest. A crash
 between the event of 3 or 6 and its transaction leaves an event without effect, and the next run makes another one.
@@ -34,6 +34,7 @@ from erasure.work import Work, is_ready, lines_now, load_work, may_go
 from ledger.entry import Kind
 from registry import artifacts, streams, subjects
 from retention.decide import DESTRUCTIVE
+from vault.watch import Fence
 
 _WORKER = "worker"
 _EVENT_CHUNK = 1_000
@@ -138,6 +139,8 @@ class _Execution:
                     copy.started_at = copy.finished_at = at
                     copy.attempts += 1
                     session.add(copy)
+                if ids:
+                    work.put_facts(session, key_fence=self._parts.raise_fence(session, at).as_json())
                 done = {"owner": self._owner, "keys": sorted(ids)}
                 self._parts.record.announce(session, self._tenant_id, Kind.KEY_DESTROYED, done, self._now)
             # Another thread may have read a row before the commit.
@@ -206,7 +209,9 @@ class _Execution:
         self._parts.truncate_log()
 
     def hand_over(self) -> bool:
-        """Step 8. True when nothing is left that another attempt could change."""
+        """Step 8. True when nothing is left that another attempt could change, and no process holds a destroyed key."""
+        if not self._caches_cleared():
+            return False
         with self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner, lock=True)
             rows = history.copies_of(session, self._tenant_id, self._owner, CopyState.PENDING, CopyState.RUNNING)
@@ -217,6 +222,11 @@ class _Execution:
                 work.row.state = move(State(work.row.state), Move.CONFIRM, facts_of(work.row, _WORKER, self._now))
                 self._note(session, work.row, "verifying")
             return True
+
+    def _caches_cleared(self) -> bool:
+        with self._parts.transactions(self._tenant_id, write=False) as session:
+            fence = load_work(session, self._tenant_id, self._owner).facts().get("key_fence")
+        return fence is None or self._parts.cleared(Fence.of_json(fence))
 
     def _note(self, session: Session, row: RequestRow, event: str) -> None:
         session.add(row)

@@ -23,6 +23,7 @@ from registry.models import StoreRow
 from registry.playback import ReadEntry
 from registry.record import AppendResult, Evidence
 from vault.vault import Vault
+from vault.watch import Fence, raise_fence
 
 
 class RecordPort(Protocol):
@@ -95,6 +96,11 @@ class Parts:
     """Reads the time of each step of a longer work; None: what a verb was given holds for all of it."""
     keep_groups: Callable[[int, Sequence[int], datetime], int] = lambda _tenant_id, groups, _now: len(groups)
     """Writes key groups that were wrapped anew to the unlocked store and reads them back (`registry.journal`)."""
+
+    cleared: Callable[[Fence], bool] = lambda _fence: True
+    """Whether no live process can hold a key from before that destruction (`vault.watch`); asked again until it is."""
+    raise_fence: Callable[[Session, datetime], Fence] = raise_fence
+    """Counts a destruction in its own transaction, so that every process empties its caches."""
 
     def instant(self, *known: datetime | None) -> datetime:
         """The time of this step, never before an instant that is known to lie behind it."""

@@ -122,6 +122,25 @@ class RetiredKek(SQLModel, table=True):
     destroyed_at: datetime | None = Field(default=None, sa_column=Column(UtcDateTime, nullable=True))
 
 
+class CacheFence(SQLModel, table=True):
+    """The one counter that grows with every destruction of keys, over all tenants. Of no tenant."""
+
+    __tablename__ = "vault_cache_fence"
+
+    name: str = Field(sa_column=Column(String(16), primary_key=True))
+    counter: int = Field(sa_column=Column(BigInteger, nullable=False))
+
+
+class KeyProcess(SQLModel, table=True):
+    """A process that can hold keys, the fence counter up to which it emptied its caches, and when. Of no tenant."""
+
+    __tablename__ = "vault_process"
+
+    process_id: str = Field(sa_column=Column(String(32), primary_key=True))
+    applied: int = Field(sa_column=Column(BigInteger, nullable=False))
+    at: datetime = Field(sa_column=Column(UtcDateTime, nullable=False))
+
+
 class KeyFence(SQLModel, table=True):
     """The mark that an incarnation is closed: no key of it is made or used for sealing any more."""
 

@@ -72,6 +72,7 @@ class Vault:
     ) -> None:
         """``clock`` dates new rows; ``cache_seconds`` is the bound that erasure waits for (DESIGN §4: 60)."""
         self.keks = keks
+        self.cache_seconds = cache_seconds
         self._clock = clock
         self._keys: TimedCache[str, tuple[int, bytes]] = TimedCache(
             capacity=cache_count, seconds=cache_seconds, monotonic=monotonic

@@ -20,8 +20,9 @@ PACKAGES = (api.models, erasure.models, ledger.models, registry.models, retentio
 METADATA: sa.MetaData = SQLModel.metadata
 APP_ROLE = "muniment_app"
 AUTH_ROLE = "muniment_auth"
-SHARED = ("log_knock", "log_lease", "tick")
-"""Tables of no tenant: who leads, which log has something to do, which tick was taken. They hold no data of anybody."""
+SHARED = ("log_knock", "log_lease", "tick", "vault_cache_fence", "vault_process")
+"""Tables of no tenant: who leads, which log has something to do, which tick was taken, which process emptied its
+caches. They hold no data of anybody."""
 
 _ROLE = """
 DO $$ BEGIN

@@ -19,7 +19,15 @@ from vault.vault import Vault
 TENANT = 7
 TABLES = [
     SQLModel.metadata.tables[str(table.__tablename__)]
-    for table in (models.DataKey, models.PartKey, models.KeyGroup, models.RetiredKek, models.KeyFence)
+    for table in (
+        models.DataKey,
+        models.PartKey,
+        models.KeyGroup,
+        models.RetiredKek,
+        models.KeyFence,
+        models.CacheFence,
+        models.KeyProcess,
+    )
 ]
 
 

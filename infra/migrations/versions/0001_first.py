@@ -66,7 +66,7 @@ TENANTED = {
     "vault_retired_kek": "tenant_id",
     "watermark": "tenant_id",
 }
-SHARED = ("log_knock", "log_lease", "tick")
+SHARED = ("log_knock", "log_lease", "tick", "vault_cache_fence", "vault_process")
 
 
 def upgrade() -> None:  # noqa: PLR0915 - one statement a table
@@ -758,6 +758,12 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.PrimaryKeyConstraint("tenant_id", "store", "locator_hash"),
     )
     op.create_table(
+        "vault_cache_fence",
+        sa.Column("name", sa.String(length=16), nullable=False),
+        sa.Column("counter", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("name"),
+    )
+    op.create_table(
         "vault_data_key",
         sa.Column("tenant_id", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("key_id", sa.String(length=32), nullable=False),
@@ -811,6 +817,13 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
     )
     op.create_index("ix_vault_part_key_group", "vault_part_key", ["tenant_id", "group_no", "epoch"], unique=False)
     op.create_index("ix_vault_part_key_until", "vault_part_key", ["tenant_id", "until"], unique=False)
+    op.create_table(
+        "vault_process",
+        sa.Column("process_id", sa.String(length=32), nullable=False),
+        sa.Column("applied", sa.BigInteger(), nullable=False),
+        sa.Column("at", sa.DateTime(timezone=True), nullable=False),
+        sa.PrimaryKeyConstraint("process_id"),
+    )
     op.create_table(
         "vault_retired_kek",
         sa.Column("tenant_id", sa.BigInteger(), autoincrement=False, nullable=False),
