@@ -37,8 +37,8 @@ from registry.memory_log import Change
 from registry.models import Artifact, MemoryChange
 from registry.origins import add_sources, confidence_now
 from registry.reading import Faults, Reader, is_list
-from registry.sets import Members
-from registry.subjects import find_people
+from registry.sets import Members, members
+from registry.subjects import fenced, find_people
 from vault.vault import Vault
 
 __all__ = ["MAX_MEMORIES", "change_status", "changes", "confirm", "conflict", "require_memory", "resolve"]
@@ -259,6 +259,9 @@ def _own(session: Session, acting: Acting, public_id: str) -> tuple[Artifact, Da
     row, rules = require_memory(session, acting, public_id)
     if row.status in _GONE:
         raise MemoryGone(public_name(row), row.request_id)
+    about = members(session, acting.tenant_id, (row.set_id,))[row.set_id]
+    for fence in fenced(session, acting.tenant_id, about).values():
+        raise MemoryGone(public_name(row), fence.request_id)
     return row, rules
 
 
