@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
+import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure import history, restrict
@@ -21,6 +22,7 @@ from erasure.models import CopyRow, RequestRow, RequestSubject
 from erasure.parts import Parts
 from erasure.plan import instant_text
 from erasure.request import (
+    CONTENDING,
     NOTICE_KINDS,
     OPEN,
     CopyState,
@@ -28,8 +30,9 @@ from erasure.request import (
     Facts,
     Move,
     Right,
+    Rival,
     State,
-    is_contained,
+    is_duplicate,
     move,
 )
 from erasure.sealed import RequestSeal
@@ -161,22 +164,22 @@ class Desk:
                 self.find_duplicate(session, row, acting, now)
             return history.view_of(session, row)
 
-    def find_duplicate(self, session: Session, row: RequestRow, acting: Acting, now: datetime) -> bool:
-        """Whether the request asks for nothing beyond another verified one that is open; it then ends as duplicate.
-
-        Who is verified second is the duplicate; between two that are verified and not planned, the later one is.
-        """
+    def find_duplicate(
+        self, session: Session, row: RequestRow, acting: Acting, now: datetime, *, something_left: bool = False
+    ) -> bool:
+        """Whether the request asks for nothing beyond another verified one; it then ends as its duplicate."""
+        standing = sorted(CONTENDING | {State.COMPLETED_WITH_RETAINED})
+        fences = {fence.request_id for fence in subjects.fenced(session, row.tenant_id, row.subjects).values()}
         rows = session.exec(
             select(RequestRow).where(
                 RequestRow.tenant_id == row.tenant_id,
                 RequestRow.right == row.right,
-                col(RequestRow.state).in_(sorted(OPEN - {State.RECEIVED, State.IDENTITY_PENDING})),
+                sa.or_(col(RequestRow.state).in_(standing), col(RequestRow.request_id).in_(sorted(fences))),
                 RequestRow.request_id != row.request_id,
             )
         )
         for other in rows:
-            comes_first = other.state != State.VERIFIED or other.request_no < row.request_no
-            if comes_first and is_contained(_extent(row), _extent(other)):
+            if is_duplicate(_rival(row), _rival(other), something_left=something_left):
                 row.state = move(State(row.state), Move.FIND_DUPLICATE, self._facts(row, acting, now))
                 row.duplicate_of = other.request_id
                 self._state(session, row, acting, now, event="duplicate", detail={"of": other.request_id})
@@ -422,6 +425,10 @@ def facts_of(
         given_hash=given_hash,
         ground=ground,
     )
+
+
+def _rival(row: RequestRow) -> Rival:
+    return Rival(number=row.request_no, state=State(row.state), extent=_extent(row))
 
 
 def _extent(row: RequestRow) -> Extent:

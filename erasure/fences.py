@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from datetime import datetime
 
-from sqlmodel import Session
+import sqlalchemy as sa
+from sqlmodel import Session, col
 
 from erasure.models import RequestRow
 from registry import limited, subjects
+from registry.models import Artifact
 
 
 def is_limited(row: RequestRow) -> bool:
@@ -39,4 +41,15 @@ def lift_fence(session: Session, row: RequestRow) -> bool:
     """Open what the request closed and did not erase; whether there was anything."""
     session.flush()  # what the caller changed is not lost when rows are read anew
     opened = limited.open_again(session, row.tenant_id, row.request_id)
+    # What was to go, and what came late and was marked for it, may be used again.
+    session.connection().execute(
+        sa.update(Artifact)
+        .where(
+            col(Artifact.tenant_id) == row.tenant_id,
+            col(Artifact.status) == sa.literal_column("'erasing'"),
+            col(Artifact.request_id) == row.request_id,
+        )
+        .values(status="live", request_id=None)
+    )
+    session.expire_all()
     return bool(opened + subjects.lift_fence(session, row.tenant_id, row.subjects, row.request_id))

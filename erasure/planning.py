@@ -168,6 +168,12 @@ class Planner:
             given = select_subjects(session, acting.tenant_id, people, owner=request_id, claim=claim_of(row), now=now)
             # Who is known has an identity key; somebody whose erasure is through has nothing left to plan.
             nobody = not (given.artifacts or given.keys) if row.right == Right.ERASURE else not people
+            if (
+                row.state == State.VERIFIED
+                and not nobody
+                and self._desk.find_duplicate(session, row, acting, now, something_left=True)
+            ):
+                return None
             return _Selected(row=row, given=given, nobody=nobody)
 
     def _store(

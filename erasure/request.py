@@ -353,3 +353,37 @@ def is_contained(later: Extent, earlier: Extent) -> bool:
 
 def _is_within(later: frozenset[str] | None, earlier: frozenset[str] | None) -> bool:
     return earlier is None or (later is not None and later <= earlier)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rival:
+    """A request as far as another one about the same person matters. `number` grows with receipt."""
+
+    number: int
+    state: State
+    extent: Extent
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether it asks for less than everything, and so sets no fence before the person."""
+        return self.extent.data_classes is not None or self.extent.scopes is not None
+
+
+CONTENDING = OPEN - {State.RECEIVED, State.IDENTITY_PENDING}
+"""States of a verified request that is not over."""
+
+
+def is_duplicate(this: Rival, other: Rival, *, something_left: bool = False) -> bool:
+    """Whether a verified request asks for nothing beyond another one, which then does the work alone.
+
+    Who is verified second is the duplicate; between two that are verified and not planned, the later one is. An
+    erasure that ended but stands before the person with its fence goes on when a hold ends or a late copy arrives
+    (`something_left`): that work is its own, under its own date.
+    """
+    if not is_contained(this.extent, other.extent):
+        return False
+    if other.state in CONTENDING:
+        return other.state != State.VERIFIED or other.number < this.number
+    if other.is_limited or this.extent.right != Right.ERASURE:
+        return False
+    return other.state == State.COMPLETED_WITH_RETAINED or (other.state == State.COMPLETED and something_left)

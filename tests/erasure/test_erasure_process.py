@@ -14,11 +14,12 @@ from sqlmodel import Session, select
 from connectors.errors import StoreUnreachable
 from connectors.memory import Faults
 from erasure import execute as execution
-from erasure.errors import IllegalMove, NotBuilt, ReportNotReady, SeparateDuties, StalePlan, TooLate
+from erasure.errors import IllegalMove, ReportNotReady, SeparateDuties, StalePlan, TooLate
 from erasure.execute import execute
 from erasure.report_check import check
 from erasure.worker import advance, run_due
 from ledger.entry import Kind
+from registry import artifacts
 from registry.models import Artifact, SubjectIdentifier, Tombstone
 from retention.models import HoldRow, SweepRow
 from vault.models import DataKey
@@ -298,14 +299,58 @@ def test_only_verified_identifiers_are_planned(world: Any) -> None:
     assert sum("artifact" in copy for copy in view["copies"]) == 1
 
 
-def test_other_rights_are_received_with_their_dates_and_their_plan_is_refused_by_name(world: Any) -> None:
+def test_other_rights_are_received_with_the_dates_of_their_regulation(world: Any) -> None:
     world.note("n1", TEXT)
     spec = {"right": "access", "subjects": ["email:ada@example.org"], "regulation": "ccpa", "jurisdiction": "US-CA"}
     request = world.desk.create(world.acting("ann"), spec, world.now)
     assert request["acknowledge_by"] is not None
     world.verify(request["id"])
-    with pytest.raises(NotBuilt, match="access"):
-        world.plan(request["id"])
+    assert world.plan(request["id"])["state"] == "planned"
+
+
+def test_a_cancelled_erasure_frees_what_was_marked_and_what_came_late(world: Any) -> None:
+    note = world.note("n1", TEXT)
+    request = world.ask()
+    world.plan(request)
+    world.approve(request)
+    late = world.note("n2", "Ada wrote once more")
+    world.desk.cancel(world.acting(), request, now=world.now)
+    assert world.state(request) == "cancelled"
+    world.work(2)
+    with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
+        rows = artifacts.find_artifacts(session, world.tenant.tenant_id, [note, late])
+    assert {row.status for row in rows.values()} == {"live"}
+    again = world.erase()
+    assert world.state(again) == "completed"
+
+
+@pytest.mark.scenario("D5")
+def test_a_second_request_while_the_first_keeps_something_under_a_hold_is_its_duplicate(world: Any) -> None:
+    held = world.file("ada.txt", "Ada Lovelace in a file of her own")
+    hold(world, held)
+    first = world.erase()
+    assert world.state(first) == "completed_with_retained"
+    second = world.ask()
+    assert world.state(second) == "duplicate"
+    release(world)
+    world.work(4)
+    assert world.state(first) == "completed"
+
+
+def test_a_request_after_a_completed_erasure_to_which_a_late_copy_belongs_is_its_duplicate(world: Any) -> None:
+    world.note("n1", TEXT)
+    first = world.erase()
+    assert world.state(first) == "completed"
+    late = world.note("n2", "Ada is back in a queue")
+    second = world.ask()
+    world.plan(second)
+    assert world.state(second) == "duplicate"
+    world.work(4)
+    assert world.state(first) == "completed"
+    assert world.copy_states(first)[late] == "erased_physical"
+    third = world.ask()
+    world.plan(third)
+    assert world.state(third) == "no_match"
 
 
 def test_a_request_is_found_by_the_name_it_carries_and_shows_none(world: Any) -> None:
