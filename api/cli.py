@@ -21,6 +21,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "token": ("tokens", "Create, list and revoke tokens."),
     "classes": ("declarations", "Apply data classes from files."),
     "stores": ("declarations", "Apply stores from files."),
+    "inventory": ("inventory", "Show classes and stores with what is missing."),
     "import": ("imports", "Bring real transcripts into the record."),
     "scan": ("later", "Look at what an existing store holds."),
     "request": ("requests", "File a rights request."),

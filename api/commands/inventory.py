@@ -1,0 +1,46 @@
+"""`muniment inventory`: every class and store with what is missing, worst first, as a table or JSON."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from api.commands.options import client_of, remote, show
+
+
+@click.command()
+@click.option("--inspect", is_flag=True, help="Look into the content of a sample first (an entry of the record).")
+@click.option("--sample", default=50, show_default=True, help="How many items of each class in each store.")
+@remote
+def inventory(
+    *, inspect: bool, sample: int, data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool
+) -> int:
+    """Shows classes and stores with their gaps; exit 1 while there is one."""
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        looked = client.request("POST", "/v1/inventory:inspect", {"sample": sample}) if inspect else None
+        found = client.request("GET", "/v1/inventory")
+    lines = [f"{'CLASS':<20} {'OWNER':<18} {'STATE':<13} {'LIVE':>8}  {'UPDATE':<12} {'REPLAY':<7} {'KEEP':<8} GAPS"]
+    lines += [
+        f"{one['name']:<20} {one['owner'] or '—':<18} {one['state']:<13} {one['live']:>8}  "
+        f"{one['update_authority']:<12} {one['replay']:<7} {one['keep']:<8} {_gaps(one)}"
+        for one in found["classes"]
+    ]
+    lines += ["", f"{'STORE':<20} {'KIND':<18} {'LEVEL':<13} GAPS"]
+    lines += [f"{one['name']:<20} {one['kind']:<18} {one['level'] or '—':<13} {_gaps(one)}" for one in found["stores"]]
+    if looked is not None:
+        lines += [f"not looked at: {one['store']} ({one['because']})" for one in looked["not_looked_at"]]
+    lines.append(f"{found['gaps']} gaps; content inspected: {found.get('content_inspected_at') or 'never (--inspect)'}")
+    show(found if looked is None else {**found, "inspection": looked}, as_json=as_json, lines=lines)
+    return 1 if found["gaps"] else 0
+
+
+def _gaps(one: dict[str, object]) -> str:
+    counts = one.get("counts")
+    named = counts if isinstance(counts, dict) else {}
+    gaps = one["gaps"]
+    listed = gaps if isinstance(gaps, list) else []
+    return ", ".join(f"{gap} ({named[gap]})" if gap in named else str(gap) for gap in listed) or "none"
+
+
+COMMANDS = {"inventory": inventory}
