@@ -291,3 +291,64 @@ def _patiently(ask: Callable[[], Any]) -> Any:
                 raise
             time.sleep(1)
     return ask()
+
+
+def _erase(fleet: Fleet, subject: str) -> tuple[str, Client]:
+    """Take a request up to its approval, at process 0."""
+    desk, second = fleet.client(0, "legal"), fleet.client(0, "legal2")
+    asked = {
+        "right": "erasure",
+        "subjects": [subject],
+        "regulation": "gdpr",
+        "jurisdiction": "DE",
+        "timezone": "Europe/Berlin",
+        "received_at": datetime.now(UTC).isoformat(),
+        "channel": "e-mail",
+    }
+    path = f"/v1/requests/{desk.request('POST', '/v1/requests', asked)['id']}"
+    known = {"identifier": subject, "method": "login", "evidence": "session of today"}
+    desk.request("POST", f"{path}/verify-identity", known)
+    planned = desk.request("POST", f"{path}/plan")
+    second.request("POST", f"{path}/approve", {"plan_hash": planned["plan_hash"]})
+    second.close()
+    return path, desk
+
+
+def _status(auditor: Client, entry_id: str) -> int:
+    try:
+        auditor.send("GET", f"/v1/record/entries/{entry_id}", None, {"X-Purpose": "dispute;case=1"})
+    except ApiProblem as problem:
+        return problem.status
+    return 200
+
+
+@pytest.mark.scenario("L31")
+def test_an_erased_entry_is_gone_from_the_warm_cache_of_every_process(fleet: Fleet) -> None:
+    entry = _entry("ada", 1)
+    with closing(fleet.client(0)) as writer:
+        (result,) = writer.request("POST", "/v1/record/entries", {"entries": [entry]})["results"]
+    assert result["status"] == "stored"
+    auditors = [fleet.client(number, "auditor") for number in range(len(fleet.servers))]
+    assert [_status(auditor, entry["id"]) for auditor in auditors] == [200] * len(auditors)
+    path, desk = _erase(fleet, "user:ada")
+    destroyed = completed = None
+    begun = time.monotonic()
+    while completed is None:
+        assert time.monotonic() - begun < 60, desk.request("GET", path)
+        answers = {_status(auditor, entry["id"]) for auditor in auditors}
+        state = desk.request("GET", path)["state"]
+        now = time.monotonic()
+        destroyed = now if destroyed is None and 410 in answers else destroyed
+        completed = now if state.startswith("completed") else None
+    # Once the request is through no process serves it from memory, long before a cached key ends by itself.
+    assert [_status(auditor, entry["id"]) for auditor in auditors] == [410] * len(auditors)
+    assert destroyed is not None
+    print(f"all processes empty {completed - destroyed:.1f} s after the first one")
+    assert completed - destroyed < 30
+    with fleet.engine.connect() as connection:
+        behind = connection.execute(
+            sa.text("SELECT count(*) FROM vault_process WHERE applied < (SELECT counter FROM vault_cache_fence)")
+        ).scalar_one()
+    assert behind == 0
+    for client in (desk, *auditors):
+        client.close()
