@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from muniment.registry import ApiProblem
+from muniment.errors import ApiProblem
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 SUBJECT = "email:grace@example.org"

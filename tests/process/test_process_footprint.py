@@ -28,7 +28,8 @@ from connectors.base import Deadline
 from connectors.residue import Needles
 from erasure.models import CopyRow, RequestRow
 from muniment import Recorder, subject
-from muniment.registry import ApiProblem, Client
+from muniment.errors import ApiProblem
+from muniment.registry import Client
 from registry import subjects
 from registry.identifiers import parse_subject
 from tests.process.conftest import wait_for
@@ -45,11 +46,53 @@ SUBJECT = f"email:{EMAIL}"
 VECTOR = [((number * 7919) % 1013) / 1013 - 0.5 for number in range(48)]
 
 
-class House:
-    """One installation of ours in a folder, run as real processes."""
+class Searched:
+    """A folder whose files are searched."""
 
     def __init__(self, base: Path) -> None:
         self.base = base
+
+    def files(self) -> dict[Path, bytes]:
+        """Every file below the folder with its bytes, names included."""
+        found = {}
+        for path in sorted(self.base.rglob("*")):
+            if path.is_file():
+                with suppress(FileNotFoundError):
+                    found[path] = str(path.relative_to(self.base)).encode() + b"\0" + path.read_bytes()
+        return found
+
+    def words(self, *texts: str) -> list[str]:
+        """Where a text stands in any plain encoding."""
+        needles, found = Needles([text.encode() for text in texts]), []
+        for path in self.files():
+            with path.open("rb") as file:
+                hits = needles.count(file, Deadline("scan", 60))
+            found += [f"{path.relative_to(self.base)}: {texts[number]} ({form})" for number, form in hits]
+        return found
+
+    def bytes(self, named: dict[str, bytes]) -> list[str]:
+        """Where secret bytes stand, raw or as text."""
+        forms = {
+            f"{name} {form}": text
+            for name, secret in named.items()
+            for form, text in {
+                "raw": secret, "hex": secret.hex().encode(), "HEX": secret.hex().upper().encode(),
+                "base64": b64encode(secret).rstrip(b"=")[:-1], "base64url": urlsafe_b64encode(secret).rstrip(b"=")[:-1],
+            }.items()
+        }  # fmt: skip
+        return [
+            f"{path.relative_to(self.base)}: {name}"
+            for path, body in self.files().items()
+            for name, text in forms.items()
+            if text in body
+        ]
+
+
+class House(Searched):
+    """One installation of ours in that folder, run as real processes."""
+
+    def __init__(self, base: Path) -> None:
+        super().__init__(base)
         self.data = base / "data"
         self.stores = base / "stores"
         self.papers = base / "papers"
@@ -94,41 +137,6 @@ class House:
             yield services
         finally:
             services.close()
-
-    def files(self) -> dict[Path, bytes]:
-        """Every file below the folder with its bytes, names included."""
-        found = {}
-        for path in sorted(self.base.rglob("*")):
-            if path.is_file():
-                with suppress(FileNotFoundError):
-                    found[path] = str(path.relative_to(self.base)).encode() + b"\0" + path.read_bytes()
-        return found
-
-    def words(self, *texts: str) -> list[str]:
-        """Where a text stands in any plain encoding."""
-        needles, found = Needles([text.encode() for text in texts]), []
-        for path in self.files():
-            with path.open("rb") as file:
-                hits = needles.count(file, Deadline("scan", 60))
-            found += [f"{path.relative_to(self.base)}: {texts[number]} ({form})" for number, form in hits]
-        return found
-
-    def bytes(self, named: dict[str, bytes]) -> list[str]:
-        """Where secret bytes stand, raw or as text."""
-        forms = {
-            f"{name} {form}": text
-            for name, secret in named.items()
-            for form, text in {
-                "raw": secret, "hex": secret.hex().encode(), "HEX": secret.hex().upper().encode(),
-                "base64": b64encode(secret).rstrip(b"=")[:-1], "base64url": urlsafe_b64encode(secret).rstrip(b"=")[:-1],
-            }.items()
-        }  # fmt: skip
-        return [
-            f"{path.relative_to(self.base)}: {name}"
-            for path, body in self.files().items()
-            for name, text in forms.items()
-            if text in body
-        ]
 
 
 def bring_in(house: House, client: Callable[[str], Client]) -> None:
@@ -277,11 +285,10 @@ def test_nothing_of_an_erased_person_is_left_in_any_file_of_ours(tmp_path: Path)
 
 
 def test_the_search_sees_a_key_that_somebody_wrote_down(tmp_path: Path) -> None:
-    house = House(tmp_path)
-    house.nursery.close()
+    house = Searched(tmp_path)
     key = hashlib.sha256(str(time.time_ns()).encode()).digest()
     for number, text in enumerate((key, key.hex().encode(), b"x" + b64encode(key), urlsafe_b64encode(key) + b"y")):
-        (house.base / "home" / f"note-{number}").write_bytes(b"about " + text)
+        (house.base / f"note-{number}").write_bytes(b"about " + text)
     assert len({line.split(":")[0] for line in house.bytes({"key": key})}) == 4
-    (house.base / "temp" / NAME).write_bytes(b"")
+    (house.base / NAME).write_bytes(b"")
     assert house.bytes({"name": NAME.encode()})
