@@ -37,7 +37,12 @@ DONE = frozenset(
 _FAILED = frozenset({"partially_failed"})
 _OPEN_COPIES = frozenset({"pending", "running", "awaiting_external", "awaiting_human", "unreachable", "failed"})
 _POLL_S = 0.3
-_REPORTS = {".json": "application/json", ".html": "text/html", ".pdf": "application/pdf"}
+_REPORTS = {
+    ".json": "application/json",
+    ".html": "text/html",
+    ".pdf": "application/pdf",
+    ".zip": "application/zip",
+}
 _LETTERS = {".txt": "text/plain", ".html": "text/html", ".pdf": "application/pdf"}
 KINDS = ("acknowledgement", "extension", "refusal", "no_match", "restriction_lifting", "answer")
 
@@ -56,6 +61,9 @@ def _subjects(given: tuple[str, ...]) -> list[str]:
 @click.option("--regulation", type=click.Choice(["gdpr", "ccpa"]), default="gdpr", show_default=True)
 @click.option("--jurisdiction", default=None, help="Such as DE-BY.")
 @click.option("--timezone", default="UTC", show_default=True)
+@click.option("--conversation", default=None, help="Only this conversation.")
+@click.option("--data-class", "data_classes", multiple=True, help="Only these classes.")
+@click.option("--correct", "corrections", multiple=True, metavar="FIELD=VALUE", help="What a field is to read.")
 @click.option("--identity", "method", default=None, help="How identity was checked; then the request is planned too.")
 @click.option("--evidence", default="", help="What was seen; sealed under the request's key.")
 @click.option("--watch", is_flag=True, help="Wait for the end, with a progress bar.")
@@ -67,6 +75,9 @@ def request(
     regulation: str,
     jurisdiction: str | None,
     timezone: str,
+    conversation: str | None,
+    data_classes: tuple[str, ...],
+    corrections: tuple[str, ...],
     method: str | None,
     evidence: str,
     data: Path,
@@ -80,6 +91,7 @@ def request(
     people = _subjects(subjects)
     body: dict[str, Any] = {"right": RIGHTS.get(right, right), "subjects": people, "regulation": regulation}
     body |= {"jurisdiction": jurisdiction, "timezone": timezone, "channel": "cli"}
+    body |= {"scope": _scope(conversation, data_classes), "corrections": _corrections(corrections)}
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         made = client.request("POST", "/v1/requests", {k: v for k, v in body.items() if v is not None})
         state = made
@@ -90,6 +102,22 @@ def request(
     lines = [f"request {made['id']}: {state['state']}, due {made['due_at']}", *_next(state)]
     show({**made, **state}, as_json=as_json, lines=lines)
     return 1 if state["state"] in _FAILED else 0
+
+
+def _scope(conversation: str | None, data_classes: tuple[str, ...]) -> dict[str, Any] | None:
+    if conversation is not None and data_classes:
+        message = "--conversation and --data-class exclude each other"
+        raise CannotRun(message)
+    if conversation is not None:
+        return {"conversation": conversation}
+    return {"data_classes": list(data_classes)} if data_classes else None
+
+
+def _corrections(given: tuple[str, ...]) -> dict[str, str] | None:
+    if any("=" not in one for one in given):
+        message = "--correct needs FIELD=VALUE"
+        raise CannotRun(message)
+    return dict(one.split("=", 1) for one in given) or None
 
 
 def _plan(client: Client, request_id: str, people: list[str], method: str, evidence: str) -> dict[str, Any]:
@@ -188,18 +216,23 @@ def report(
     url: str | None,
     as_json: bool,
 ) -> int:
-    """Writes a request's certificate to a file; its name's end says which: .json, .html or .pdf."""
+    """Writes a request's certificate (.json, .html, .pdf) or its export (.zip) to a file, by the end of its name."""
     query = f"?version={version}" if version else ""
     path = f"/v1/requests/{quote(request_id, safe='')}/report{query}"
     accept = _form_of(output, _REPORTS)
+    if accept == "application/zip":
+        path = f"/v1/requests/{quote(request_id, safe='')}/export"
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         answer = client.send("GET", path, None, {"Accept": accept})
     if not _write(output, answer.body):
         return 0
+    following = "hand it to the person, then note it: POST …/notices"
+    if accept != "application/zip":
+        following = f"muniment verify-report {output} --key VKEY"
     show(
         {"file": str(output), "bytes": len(answer.body)},
         as_json=as_json,
-        lines=[f"{output} ({len(answer.body)} bytes); next: muniment verify-report {output} --key VKEY"],
+        lines=[f"{output} ({len(answer.body)} bytes); next: {following}"],
     )
     return 0
 

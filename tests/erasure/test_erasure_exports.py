@@ -303,3 +303,44 @@ def test_an_export_limited_to_a_conversation_holds_that_conversation_only(world:
     assert "inside by its scope" in text
     assert "in the second" not in text
     assert "outside" not in text
+
+
+def test_a_large_export_needs_no_more_memory_than_its_largest_item(world: World) -> None:
+    import secrets
+    import tracemalloc
+
+    text = secrets.token_hex(128 * 1024)
+    for number in range(60):
+        world.file(f"f{number}.txt", text)
+    request = ready(world)
+    tracemalloc.start()
+    world.work(1)
+    handout = open_export(world.parts, world.acting(), request, world.now)
+    total = sum(len(piece) for piece in handout.pieces)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert world.state(request) == "completed"
+    assert total == handout.size
+    assert total > 7_000_000
+    assert peak < 6_000_000
+
+
+@pytest.mark.scenario("D4")
+def test_a_paused_request_stays_paused_whatever_is_configured_meanwhile(world: World) -> None:
+    world.file("both.txt", "ada and bob", subjects=[ADA, BOB])
+    request = ready(world)
+    world.work(2)
+    before = world.reader.get(world.acting(), request)
+    assert (before["state"], before["waiting_for"]["awaiting_human"]) == ("executing", 1)
+    world.desk.pause(world.acting(), request, reason="clarification", now=world.now)
+    world.now += timedelta(days=10)
+    world.classes({"note": {"description": "edited"}})
+    world.store("db", "sql", {"url": f"sqlite:///{world.database_file}", "owner_field": "owner"}, recipient="x")
+    world.work(3)
+    after = world.reader.get(world.acting(), request)
+    assert after["paused"]
+    assert (after["state"], after["waiting_for"], after["due_at"]) == (
+        before["state"], before["waiting_for"], before["due_at"],
+    )  # fmt: skip
+    world.desk.resume(world.acting(), request, now=world.now)
+    assert world.reader.get(world.acting(), request)["due_at"] > before["due_at"]
