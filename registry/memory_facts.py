@@ -60,7 +60,7 @@ def memories_of(session: Session, acting: Acting, rules: Mapping[str, DataClass]
                 col(Artifact.data_class).in_(names),
                 Artifact.status != "erased",
             )
-            .order_by(col(Artifact.id).desc())
+            .order_by((col(Artifact.id) + 0).desc())  # a bare id would make the planner walk the whole tenant
             .limit(MAX_MEMORIES)
         )
     return sorted(found, key=lambda row: row.id, reverse=True)[:MAX_MEMORIES]

@@ -123,7 +123,8 @@ def test_only_memories_and_summaries_have_schemas_and_only_memories_are_written_
     assert one.write is not None
     assert (one.write.cites_turn, one.write.follows_action) == (True, False)
     assert parse_class("summary", {**STARTER_CLASSES["summary"], "schema": DIGEST}).schema == DIGEST
-    for wrong in ({"schema": {}}, {"write": {"cites_turn": True}}):
+    faulty: list[dict[str, Any]] = [{"schema": {}}, {"write": {"cites_turn": True}}]
+    for wrong in faulty:
         with pytest.raises(InvalidDeclaration):
             parse_class("tool", {**tool, **wrong})
     with pytest.raises(NotBuilt, match="pattern"):

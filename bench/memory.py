@@ -1,0 +1,144 @@
+"""How long `memory:resolve` takes for a person with 20 memories, in a registry of so many artifacts.
+
+Prints median and p99 over many different persons, by the clock and by the processor (the clock counts whatever else a
+shared machine does), with the look-up of the same 20 plain rows by their ids as the yardstick. Absolute figures do not
+carry over to another machine; the ratio does. The target is a p99 of 10 ms at 10 million artifacts.
+Run: `python -m bench.memory [--artifacts N] [--calls N] [--postgres URL]`.
+"""
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlmodel import Session, SQLModel
+
+import api.models
+import erasure.models
+import ledger.models
+import retention.models
+from registry import artifact_rows, memory_use, registration
+from registry.acting import Acting
+from registry.classes import STARTER_CLASSES, put_class
+from registry.stores import put_store
+from registry.tenants import create_tenant
+from vault.keks import KekStore
+from vault.providers import FileRoot
+from vault.vault import Vault
+
+PACKAGES = (api.models, erasure.models, ledger.models, retention.models)
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+EACH = 20
+BATCH = 5_000
+TARGET_MS = 10.0
+
+
+def build(folder: Path, url: str) -> tuple[sa.Engine, Vault, Acting]:
+    """Return an empty registry with one tenant, its classes and a store."""
+    engine = sa.create_engine(url or f"sqlite:///{folder}/registry.db")
+    SQLModel.metadata.create_all(engine)
+    vault = Vault(KekStore(folder / "keys", FileRoot(folder / "keys", clock=lambda: NOW)), clock=lambda: NOW)
+    with Session(engine) as session:
+        tenant = create_tenant(session, "bench", NOW)
+        acting = Acting.system(tenant_id=tenant.id, tenant="bench", log_id=tenant.log_id)
+        for name, spec in STARTER_CLASSES.items():
+            put_class(session, acting, name, spec, NOW)
+        config = {"kind": "sql", "config": {"url": f"sqlite:///{folder}/app.db"}}
+        put_store(session, acting, "app", config, NOW, check_target=lambda *_: None)
+        session.commit()
+    return engine, vault, acting
+
+
+def item(number: int) -> dict[str, Any]:
+    """Return a memory of the person who has the numbers around it; every second one is made from the one before."""
+    person = number // EACH
+    sources = [f"art_{number - 1:020d}"] if number % 2 else []
+    return {
+        "id": f"art_{number:020d}",
+        "data_class": "memory",
+        "store": "app",
+        "locator": {"table": "memories", "key": {"id": number}},
+        "subjects": [f"user:{person}"],
+        "sources": sources,
+        "source_type": "explicit_user_statement",
+        "confidence": 0.9,
+        "observed_at": (NOW - timedelta(days=number % 400)).isoformat(),
+        "scope": {"conversation": f"c{person}"},
+        "purposes": ["support"],
+    }
+
+
+def fill(engine: sa.Engine, vault: Vault, acting: Acting, count: int) -> None:
+    """Register so many memories."""
+    for start in range(0, count, BATCH):
+        with Session(engine) as session:
+            items = [item(number) for number in range(start, min(start + BATCH, count))]
+            results = registration.register(session, vault, acting, items, NOW)
+            session.commit()
+        if any(result["status"] != "created" for result in results):
+            raise SystemExit(f"not registered: {results[0]}")
+        if sys.stderr.isatty():
+            print(f"\r{start + BATCH:,} of {count:,}", end="", file=sys.stderr)
+
+
+def timed(call: Callable[[int], object], calls: int, people: int) -> tuple[list[float], list[float]]:
+    """Return the times of all calls in milliseconds, sorted: by clock and by processor; each for another person."""
+    clock, processor = [], []
+    for number in range(calls):
+        person = (number * 7919) % people
+        begun, worked = time.perf_counter_ns(), time.thread_time_ns()
+        call(person)
+        processor.append((time.thread_time_ns() - worked) / 1e6)
+        clock.append((time.perf_counter_ns() - begun) / 1e6)
+    return sorted(clock), sorted(processor)
+
+
+def shown(times: tuple[list[float], list[float]]) -> str:
+    """Return p50 and p99 of both."""
+    parts = [f"p50 {statistics.median(one):.2f} ms, p99 {one[len(one) * 99 // 100]:.2f} ms" for one in times]
+    return f"{parts[0]} (processor: {parts[1]})"
+
+
+def main() -> None:
+    """Fill a registry, ask it, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--artifacts", type=int, default=100_000)
+    parser.add_argument("--calls", type=int, default=1_000)
+    parser.add_argument("--postgres", default="", help="an empty database instead of a SQLite file")
+    chosen = parser.parse_args()
+    people = chosen.artifacts // EACH
+    with tempfile.TemporaryDirectory() as base:
+        engine, vault, acting = build(Path(base), chosen.postgres)
+        begun = time.perf_counter()
+        fill(engine, vault, acting, chosen.artifacts)
+        print(f"{chosen.artifacts:,} memories registered in {time.perf_counter() - begun:.0f} s")
+
+        def resolve(person: int) -> None:
+            with Session(engine) as session:
+                spec = {"subject": f"user:{person}", "purpose": "support", "scope": {"conversation": f"c{person}"}}
+                found = memory_use.resolve(session, vault, acting, spec, NOW)
+            if len(found) != EACH:
+                raise SystemExit(f"expected {EACH} verdicts, got {len(found)}")
+
+        def rows(person: int) -> None:
+            names = [f"art_{number:020d}" for number in range(person * EACH, (person + 1) * EACH)]
+            with Session(engine) as session:
+                artifact_rows.find_artifacts(session, acting.tenant_id, names)
+
+        timed(resolve, 50, people)
+        asked, plain = timed(resolve, chosen.calls, people), timed(rows, chosen.calls, people)
+        kind = "PostgreSQL" if chosen.postgres else "SQLite"
+        print(f"memory:resolve of {EACH} on {kind}: {shown(asked)}; target p99 {TARGET_MS:.0f} ms")
+        print(f"the same {EACH} rows alone: {shown(plain)}")
+        print(f"ratio at p50, processor: {statistics.median(asked[1]) / statistics.median(plain[1]):.1f}")
+        engine.dispose()
+
+
+if __name__ == "__main__":
+    main()
