@@ -30,6 +30,7 @@ _COMMITMENT = b"muniment-subject-commitment/v1\n"
 PROVEN = (
     "/request",
     "/right",
+    "/scope",
     "/regulation",
     "/received_at",
     "/plan_hash",
@@ -139,6 +140,15 @@ class LogEvidence:
     checkpoint: str
     key: str
     proofs: tuple[Proof, ...]
+
+
+def scope_of(details: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request was limited to, without a name: `all`, some classes, one conversation, or one memory."""
+    if "data_classes" in details:
+        return {"of": "data_classes", "data_classes": list(details["data_classes"])}
+    if "artifacts" in details:
+        return {"of": "memory"}
+    return {"of": "conversation"} if "scopes" in details else {"of": "all"}
 
 
 def commitment(salt: bytes, identifier: str) -> str:

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure import history, restrict
+from erasure.certificate import scope_of
 from erasure.errors import IllegalMove, InvalidRequest, UnknownRequest
 from erasure.fences import lift_fence
 from erasure.intake import Intake, parse
@@ -124,6 +125,7 @@ class Desk:
                 "received_at": instant_text(row.received_at),
                 "due_at": instant_text(row.due_at),
                 "subjects": len(intake.identifiers),
+                "scope": scope_of(row.details),
             }
             self._tell(session, row, acting, now, event="received", kind=Kind.REQUEST_RECEIVED, body=body)
             return history.view_of(session, row)

@@ -25,6 +25,7 @@ from typing import Any
 from sqlmodel import Session
 
 from erasure import captures, history
+from erasure.certificate import scope_of
 from erasure.errors import InvalidRequest
 from erasure.models import RequestRow, RequestSubject
 from erasure.parts import Parts
@@ -207,6 +208,7 @@ class Forgetting:
             "received_at": instant_text(row.received_at),
             "due_at": instant_text(row.due_at),
             "subjects": 1,
+            "scope": scope_of(row.details),
         }
         identity = {"request": row.request_id, "identifier": 0, "of": 1, "verified": 1}
         announce = self._parts.record.announce

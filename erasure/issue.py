@@ -135,6 +135,7 @@ def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, n
         "controller": _controller(session, row.tenant_id),
         "request": row.request_id,
         "right": row.right,
+        "scope": certificate.scope_of(details),
         "regulation": row.regulation,
         "received_at": instant_text(row.received_at),
         "jurisdiction": row.jurisdiction,

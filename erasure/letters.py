@@ -14,6 +14,7 @@ from typing import Any
 from sqlmodel import Session, col, select
 
 from erasure import history
+from erasure.certificate import scope_of
 from erasure.errors import InvalidRequest, LetterNotReady, RequestDataGone
 from erasure.footprint import ENDED
 from erasure.models import CertificateRow, RequestRow
@@ -110,6 +111,7 @@ def _facts(session: Session, parts: Parts, row: RequestRow, *, kind: str, lang: 
         controller={} if tenant is None else tenant.controller,
         tenant="" if tenant is None else tenant.name,
         names=names,
+        scope=scope_of(row.details),
         verified=bool(verified),
         ground=row.details.get("ground"),
         reason=reasons[-1] if kind == "extension" and reasons else None,

@@ -186,7 +186,7 @@ def _claims(certificate: Mapping[str, Any], events: Sequence[_Event]) -> list[st
 
 def _check_receipt(certificate: Mapping[str, Any], events: Sequence[_Event]) -> None:
     received = _only(events, Kind.REQUEST_RECEIVED)
-    for name in ("right", "regulation", "received_at"):
+    for name in ("right", "scope", "regulation", "received_at"):
         if received.body.get(name) != certificate[name]:
             raise ReportError(f"/certificate/{name}", "the record says otherwise")
 

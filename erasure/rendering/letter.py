@@ -38,6 +38,7 @@ class LetterFacts:
     controller: Mapping[str, Any]
     tenant: str
     names: Sequence[str] = field(repr=False)
+    scope: Mapping[str, Any] = field(default_factory=lambda: {"of": "all"})
     verified: bool = False
     first_due: date | None = None
     ground: str | None = None
@@ -119,6 +120,9 @@ def _about(facts: LetterFacts, words: Mapping[str, str]) -> list[dict[str, Any]]
 def _body(facts: LetterFacts, words: Mapping[str, str]) -> list[Block]:
     lang = facts.lang
     asked = words["asked"].format(received=day_text(facts.received, lang), right=words[f"right_{facts.right}"])
+    limit = facts.scope["of"]
+    if limit != "all":
+        asked += " " + words[f"only_{limit}"].format(classes=", ".join(facts.scope.get("data_classes", ())))
     if facts.kind == "acknowledgement":
         then = words["ack_nothing"] if facts.verified else words["ack_identity"]
         return [text(asked, words["ack_due"].format(due=day_text(facts.due, lang)), then)]

@@ -52,7 +52,7 @@ def sheet_of(report: bytes) -> dict[str, Any]:
         "reference": certificate["request"],
         "issuer": _issuer(certificate),
         "issued": moment_text(certificate["issued_at"]),
-        "verdict": words.VERDICTS[certificate["state"]],
+        "verdict": words.VERDICTS[certificate["state"]] + _limit(certificate),
         "tone": "good" if certificate["state"] == "completed" else "partly",
         "tiles": _tiles(certificate),
         "claim": certificate["claim"],
@@ -78,6 +78,10 @@ def _issuer(certificate: Mapping[str, Any]) -> str:
     return str(controller.get("name") or certificate["tenant"])
 
 
+def _limit(certificate: Mapping[str, Any]) -> str:
+    return "" if certificate["scope"]["of"] == "all" else f" This covers {_scope(certificate)}, and nothing else."
+
+
 def _tiles(certificate: Mapping[str, Any]) -> list[dict[str, str]]:
     states = Counter(copy["state"] for copy in certificate["copies"])
     return [
@@ -97,6 +101,7 @@ def _parties(certificate: Mapping[str, Any]) -> Block:
     right = words.RIGHTS[certificate["regulation"]][certificate["right"]]
     lines = [
         _marked(certificate, "Right", "right", right),
+        _marked(certificate, "Limited to", "scope", _scope(certificate)),
         _marked(certificate, "Request", "request", certificate["request"], exact=True),
         _marked(certificate, "Controller", "controller", controller.get("name")),
         _marked(certificate, "Contact", "controller", controller.get("contact")),
@@ -110,6 +115,11 @@ def _parties(certificate: Mapping[str, Any]) -> Block:
     if certificate["supersedes"]:
         lines.append(_marked(certificate, "Supersedes", "supersedes", certificate["supersedes"], exact=True))
     return fields(*lines)
+
+
+def _scope(certificate: Mapping[str, Any]) -> str:
+    scope = certificate["scope"]
+    return words.SCOPES[scope["of"]] + (": " + ", ".join(scope["data_classes"]) if "data_classes" in scope else "")
 
 
 def _people(certificate: Mapping[str, Any]) -> Block:

@@ -28,6 +28,12 @@ RIGHTS = {
         "objection": "Opting out (Cal. Civ. Code § 1798.120)",
     },
 }
+SCOPES = {
+    "all": "nothing: all data of the person",
+    "data_classes": "these classes of data",
+    "conversation": "one conversation of the person",
+    "memory": "one memory and what was made of it",
+}
 VERSIONS = {
     "interim": "Interim: everything was looked for once; a quiet period follows, then the final certificate.",
     "final": "Final: after a quiet period everything was looked for again.",
