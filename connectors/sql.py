@@ -56,6 +56,8 @@ if TYPE_CHECKING:
 
 BATCH = 500
 Answer = tuple[Outcome, str]
+Candidate = tuple[bytes, tuple[bytes, ...]]
+"""A byte string that no other row may show as text, and the canaries to keep when none does."""
 
 
 @dataclass(slots=True)
@@ -69,23 +71,32 @@ class _Open:
 
 def open_store(config: Mapping[str, Any], *, read_only: bool) -> SqlConnector:
     """Return the connector of a database. Raises: BadConfig."""
-    owner, children = config.get("owner_field"), config.get("children", "refuse")
-    if owner is not None and (not isinstance(owner, str) or not owner):
-        raise BadConfig("owner_field is a column name")
+    children = config.get("children", "refuse")
     if children not in {"refuse", "delete"}:
         raise BadConfig('children is "refuse" or "delete"')
+    owner, database = owner_of(config), open_database(config)
+    return SqlConnector(database, owner_field=owner, delete_children=children == "delete", read_only=read_only)
+
+
+def owner_of(config: Mapping[str, Any]) -> str | None:
+    """Return the configured name of what says whose item it is. Raises: BadConfig."""
+    owner = config.get("owner_field")
+    if owner is not None and (not isinstance(owner, str) or not owner):
+        raise BadConfig("owner_field is a column name")
+    return owner
+
+
+def open_database(config: Mapping[str, Any]) -> Database:
+    """Return the database that `url` names, without contacting it. Raises: BadConfig."""
     try:
         url = sa.make_url(config["url"])
     except (KeyError, sa.exc.ArgumentError):
         raise BadConfig("url is a database address") from None
-    database: Database
     if url.get_backend_name() == "sqlite" and url.drivername in {"sqlite", "sqlite+pysqlite"} and not url.query:
-        database = SqliteDatabase(url.database or "", options_of(config))
-    elif url.drivername in {"postgresql", "postgresql+psycopg"}:
-        database = PostgresDatabase(url.set(drivername="postgresql+psycopg"), options_of(config))
-    else:
-        raise BadConfig("url is of sqlite:////absolute/path or postgresql+psycopg://")
-    return SqlConnector(database, owner_field=owner, delete_children=children == "delete", read_only=read_only)
+        return SqliteDatabase(url.database or "", options_of(config))
+    if url.drivername in {"postgresql", "postgresql+psycopg"}:
+        return PostgresDatabase(url.set(drivername="postgresql+psycopg"), options_of(config))
+    raise BadConfig("url is of sqlite:////absolute/path or postgresql+psycopg://")
 
 
 class SqlConnector(Connector):
@@ -196,17 +207,26 @@ class SqlConnector(Connector):
         held: dict[str, list[bytes]] = {item.copy_id: [] for item in items}
         with self._session(limit, read_only=True) as now_open:
             for batches in self._by_table(now_open, items, refuse=True):
-                candidates: list[tuple[str, bytes]] = []
+                candidates: list[tuple[str, Candidate]] = []
                 for numbers, batch in batches:
                     self._database.arm(now_open.connection, limit)
-                    for number, row in now_open.rows.select(batch, list(batch.table.columns)):
-                        pieces = [piece for value in row for text in _texts(value) for piece in samples(text)]
+                    names = list(batch.table.columns)
+                    for number, row in now_open.rows.select(batch, names):
+                        values = zip(names, row, strict=True)
+                        pieces = [piece for name, value in values for piece in self._pieces(batch.table, name, value)]
                         candidates += [(items[numbers[number]].copy_id, piece) for piece in dict.fromkeys(pieces)]
-                shared = now_open.rows.shared([batch for _, batch in batches], [each for _, each in candidates], limit)
-                for position, (copy_id, canary) in enumerate(candidates):
+                probes = [probe for _, (probe, _) in candidates]
+                shared = now_open.rows.shared([batch for _, batch in batches], probes, limit)
+                for position, (copy_id, (_, canaries)) in enumerate(candidates):
                     if position not in shared:
-                        held[copy_id].append(canary)
+                        held[copy_id] += canaries
         return held
+
+    def _pieces(self, table: Table, column: str, value: object) -> Iterator[Candidate]:
+        """Yield what of a column's value to look for later."""
+        for text in texts_of(value):
+            for piece in samples(text):
+                yield piece, (piece,)
 
     @override
     def export(self, items: Sequence[Item], *, deadline: float) -> Iterator[tuple[str, bytes | None]]:
@@ -454,9 +474,9 @@ class SqlConnector(Connector):
                         findings[number] = _by_key(items[number], is_present=place in here, is_hidden=hidden)
                         absent += [number] if findings[number].present is False else []
                 if level >= Level.L2 and absent:
-                    table = group[0][1].table
+                    tables = [group[0][1].table]
                     gone = {number: items[number] for number in absent}
-                    findings |= self._look(now_open, table, gone, level=level, reclaimed=reclaimed, limit=limit)
+                    findings |= self._look(now_open, tables, gone, level=level, reclaimed=reclaimed, limit=limit)
         for number, why in bad.items():
             item = items[number]
             findings[number] = Finding(copy_id=item.copy_id, level=None, present=None, how="none", could_not_check=why)
@@ -465,14 +485,14 @@ class SqlConnector(Connector):
     def _look(
         self,
         now_open: _Open,
-        table: Table,
+        tables: Sequence[Table],
         items: Mapping[int, Item],
         *,
         level: Level,
         reclaimed: ReclaimReport | None,
         limit: Deadline,
     ) -> dict[int, Finding]:
-        """Return the findings of absent rows of one table at L2: of those with canaries, then of those without."""
+        """Return the findings of absent rows of these tables at L2: of those with canaries, then of those without."""
         findings = {}
         for group in (
             {n: i for n, i in items.items() if i.canaries},
@@ -481,7 +501,7 @@ class SqlConnector(Connector):
             if not group:
                 continue
             pairs = [(number, canary) for number, item in group.items() for canary in item.canaries]
-            seen = self._database.look(now_open.connection, [table], [each for _, each in pairs], reclaimed, limit)
+            seen = self._database.look(now_open.connection, tables, [each for _, each in pairs], reclaimed, limit)
             dirty = {pairs[position][0] for position in seen.found}
             for number, item in group.items():
                 findings[number] = _in_files(item, level, seen.how, seen.could_not_check, is_dirty=number in dirty)
@@ -507,14 +527,14 @@ class SqlConnector(Connector):
                 run(f"INSERT INTO {name} VALUES (1, 'muniment canary {secrets.token_hex(16)}', 'check:self')")
         except (ConnectorError, BadLocator) as problem:
             reachable = isinstance(problem, BadLocator) or self._answers(limit)
-            return _check_report(limit, now, reachable=reachable, problems=(str(problem),))
+            return check_report(limit, now, reachable=reachable, problems=(str(problem),))
         try:
             with SqlConnector(
                 self._database, owner_field=self._owner_field, delete_children=False, read_only=False
             ) as probe:
-                return probe.check_table(name, limit, now)
+                return probe.check_item({"table": name, "key": {"id": 1}}, limit, now)
         except ConnectorError as problem:
-            return _check_report(limit, now, reachable=True, problems=(str(problem),))
+            return check_report(limit, now, reachable=True, problems=(str(problem),))
         finally:
             with self._session(Deadline("check", 10), read_only=False) as now_open:
                 now_open.connection.exec_driver_sql(f"DROP TABLE {name}")
@@ -526,9 +546,9 @@ class SqlConnector(Connector):
         except ConnectorError:
             return False
 
-    def check_table(self, name: str, limit: Deadline, now: datetime) -> CheckReport:
+    def check_item(self, locator: Locator, limit: Deadline, now: datetime) -> CheckReport:
         """Erase, reclaim and look for the canary of a scratch table; used by `check` on a connector of its own."""
-        item = Item(copy_id="check", locator={"table": name, "key": {"id": 1}})
+        item = Item(copy_id="check", locator=locator)
         item = Item(
             copy_id="check",
             locator=item.locator,
@@ -547,7 +567,7 @@ class SqlConnector(Connector):
         if finding.present is not False:
             problems.append(finding.could_not_check or f"the canary is still there: {finding.how}")
         can_erase = erased.outcome is Outcome.ERASED
-        return _check_report(
+        return check_report(
             limit, now, reachable=True, can_erase=can_erase, level=finding.level, owner=owner_check, problems=problems
         )
 
@@ -557,7 +577,7 @@ class SqlConnector(Connector):
         self._drop(self._reader)
 
 
-def _check_report(
+def check_report(
     limit: Deadline,
     now: datetime,
     *,
@@ -567,6 +587,7 @@ def _check_report(
     level: Level | None = None,
     owner: Literal["enforced", "not_configured", "failed"] = "not_configured",
 ) -> CheckReport:
+    """Return the report of a check that ends now."""
     return CheckReport(
         reachable=reachable,
         can_erase=can_erase,
@@ -608,7 +629,7 @@ def _in_files(item: Item, level: Level, how: str, could_not_check: str | None, *
     return Finding(copy_id=item.copy_id, level=Level.L2, present=False, how=how)
 
 
-def _texts(value: object) -> Iterator[bytes]:
+def texts_of(value: object) -> Iterator[bytes]:
     """Yield the texts and byte strings of a column's value, also from inside a JSON document."""
     if isinstance(value, str):
         yield value.encode(errors="surrogateescape")
@@ -616,10 +637,10 @@ def _texts(value: object) -> Iterator[bytes]:
         yield bytes(value)
     elif isinstance(value, dict):
         for each in value.values():
-            yield from _texts(each)
+            yield from texts_of(each)
     elif isinstance(value, list | tuple):
         for each in value:
-            yield from _texts(each)
+            yield from texts_of(each)
 
 
 def _json_value(value: object) -> object:
