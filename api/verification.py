@@ -19,16 +19,18 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from api.database import Database
-from api.settings import Settings
+from api.settings import SettingRefused, Settings
 from audit.findings import Report
 from audit.payload import ERASED, EXPIRED, PartStates
 from audit.reader import FolderReader, Reader
 from audit.verify import Options, verify
-from ledger.errors import BadSignature, LogForked, MalformedNote, ObjectHidden, ObjectMissing
+from ledger.anchors import parse_anchors
+from ledger.errors import BadSignature, LogForked, MalformedAnchor, MalformedNote, ObjectHidden, ObjectMissing
 from ledger.keyring import LOG, follow
 from ledger.models import EntryRow, LogState, PartRef
 from ledger.s3 import open_s3
 from ledger.signing import Ed25519Signer
+from ledger.witness import WitnessAddress
 from registry.keyed import Lookups
 from registry.models import StreamRow, Tenant
 from retention.models import SweepRow
@@ -245,6 +247,15 @@ def _followed(bucket: Reader, log: KnownLog, key: str) -> list[str]:
     except (BadSignature, MalformedNote, LogForked, ObjectHidden, ObjectMissing):
         # What was signed by keys that the pinned one does not vouch for will be named checkpoint by checkpoint.
         return [key]
+
+
+def witnesses_of(settings: Settings) -> tuple[str, ...]:
+    """Returns the public keys of the witnesses that the operator configured. Raises SettingRefused."""
+    try:
+        anchors = parse_anchors(settings.anchor_list)
+    except MalformedAnchor as error:
+        raise SettingRefused("ANCHORS", error.reason) from None
+    return tuple(anchor.verifier.vkey for anchor in anchors if isinstance(anchor, WitnessAddress))
 
 
 def verify_log(

@@ -15,24 +15,30 @@ from hashlib import sha256
 
 from audit.chain import RESTORE
 from audit.findings import Findings, Verdict
-from audit.keys import LogKey, open_checkpoint
+from audit.keys import LogKey, WitnessKey, open_checkpoint
 from audit.reader import Reader, whole
-from ledger.checkpoint import Checkpoint
+from ledger.checkpoint import Checkpoint, open_note
 from ledger.errors import BadSignature, MalformedNote, ObjectHidden, ObjectMissing, StoreDenied, StoreUnavailable
 
 _PREFIX = "checkpoint/"
 _KEY = re.compile(r"[0-9]{20}")
+_ANCHORS = "anchor/"
+_ANCHOR = re.compile(r"([0-9]{20})-([0-9a-f]{8})")
 _REMEMBERED = 4096
 PINNED = "the pinned checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """A signed size and root, and where it came from: an object key, or `PINNED`."""
+    """A signed size and root, and where it came from: an object key, or `PINNED`.
+
+    `is_pinned`: somebody outside the operator's reach vouches for it, the auditor himself or the named witness.
+    """
 
     source: str
     checkpoint: Checkpoint
     is_pinned: bool = False
+    witness: str | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,6 +53,8 @@ class Heads:
     keys: Sequence[LogKey]
     origin: str
     findings: Findings
+    witnesses: Sequence[WitnessKey] = ()
+    cosigned: dict[str, int] = field(default_factory=dict)
     good_size: int = 0
     stored_size: int = 0
     anchored: bool = False
@@ -68,6 +76,32 @@ class Heads:
         """Wait for the auditor's own head too."""
         self._wait(Head(source=PINNED, checkpoint=checkpoint, is_pinned=True))
 
+    def take_anchors(self) -> None:
+        """Wait for every head that a pinned witness cosigned: who wrote the log anew has not its key.
+
+        Raises: StoreUnavailable, StoreDenied.
+        """
+        by_id = {witness.key_id.hex(): witness for witness in self.witnesses}
+        for key in self.reader.list(f"{self.prefix}{_ANCHORS}") if by_id and self.keys else ():
+            match = _ANCHOR.fullmatch(key.removeprefix(f"{self.prefix}{_ANCHORS}"))
+            witness = by_id.get(match[2]) if match is not None else None
+            if match is None or witness is None:
+                continue  # another witness's: whoever pinned it can judge
+            try:
+                note = whole(self.reader, key)
+                open_note(note, [witness])
+                checkpoint = open_checkpoint(note, self.keys, self.origin)
+            except ObjectHidden:
+                self.findings.add(Verdict.HIDDEN, "a delete marker or a second version lies over it", object=key)
+            except (MalformedNote, BadSignature, ObjectMissing) as error:
+                detail = f"this is not what the witness {witness.name} cosigned ({error}); {RESTORE}"
+                self.findings.add(Verdict.ALTERED, detail, object=key)
+            else:
+                if checkpoint.size != int(match[1]):
+                    detail = f"the key stands for size {int(match[1])}, the note says {checkpoint.size}; {RESTORE}"
+                    self.findings.add(Verdict.ALTERED, detail, object=key)
+                self._wait(Head(source=key, checkpoint=checkpoint, is_pinned=True, witness=witness.name))
+
     def sizes(self, low: int, high: int) -> list[int]:
         """Return the sizes above `low`, up to `high`, at which a root is wanted; opens the checkpoints up to there."""
         while self._ahead is not None and self._ahead[1] <= high:
@@ -85,6 +119,8 @@ class Heads:
             if not head.is_pinned:
                 self.stored_size = max(self.stored_size, size)
             self.anchored = self.anchored or head.is_pinned
+            if head.witness is not None:
+                self.cosigned[head.witness] = max(self.cosigned.get(head.witness, 0), size)
 
     def roots_of(self, size: int) -> list[bytes]:
         """Return the signed roots of a size that are still to be compared."""

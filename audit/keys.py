@@ -20,6 +20,8 @@ from ledger.checkpoint import Checkpoint, SignatureType, open_note, parse_checkp
 from ledger.errors import BadSignature, MalformedNote
 
 _PUBLIC_KEY_SIZE = 32
+_TIME_SIZE = 8
+_COSIGNATURE_SIZE = 72
 _WINDOW = re.compile(r"([0-9]{1,19})-([0-9]{1,19})?")
 
 
@@ -69,6 +71,42 @@ def log_key(vkey: str) -> LogKey:
         public_key=Ed25519PublicKey.from_public_bytes(parts.public_key),
         from_size=int(window[1]) if window else 0,
         until_size=int(window[2]) if window and window[2] else None,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WitnessKey:
+    """A pinned public key of a witness; a `ledger.checkpoint.Verifier` of cosignatures."""
+
+    name: str
+    key_id: bytes
+    algorithm: int
+    public_key: Ed25519PublicKey
+
+    def verify(self, message: bytes, signature: bytes) -> None:
+        """Check the cosignature and the second inside it. Raises: BadSignature. Source: c2sp.org/tlog-cosignature."""
+        if len(signature) != _COSIGNATURE_SIZE:
+            raise BadSignature(f"a cosignature has {_COSIGNATURE_SIZE} bytes, got {len(signature)}", name=self.name)
+        second = int.from_bytes(signature[:_TIME_SIZE], "big")
+        try:
+            self.public_key.verify(signature[_TIME_SIZE:], b"cosignature/v1\ntime %d\n" % second + message)
+        except InvalidSignature as error:
+            raise BadSignature(f"the cosignature by {self.name} does not fit the text", name=self.name) from error
+
+
+def witness_key(vkey: str) -> WitnessKey:
+    """Return the verifier of a witness's vkey. Raises: BadPin for what is no Ed25519 cosignature vkey (type 0x04)."""
+    try:
+        parts = parse_vkey(vkey.strip())
+    except MalformedNote as error:
+        raise BadPin(f"the witness's key is not a C2SP vkey ({error.reason})") from error
+    if parts.algorithm != SignatureType.COSIGNATURE_ED25519 or len(parts.public_key) != _PUBLIC_KEY_SIZE:
+        raise BadPin(f"a witness's key has type 0x04 (Ed25519 cosignature), got 0x{parts.algorithm:02x}")
+    return WitnessKey(
+        name=parts.name,
+        key_id=parts.key_id,
+        algorithm=parts.algorithm,
+        public_key=Ed25519PublicKey.from_public_bytes(parts.public_key),
     )
 
 

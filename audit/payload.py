@@ -50,7 +50,10 @@ class PayloadCheck:
     prefix: str
     findings: Findings
     states: PartStates | None
+    everything: bool = True
     counts: Counts = field(default_factory=Counts)
+    loose_objects: int = 0
+    loose_bytes: int = 0
 
     def check(self, first: int, end: int, entries: Iterable[tuple[int, ReadHeader]]) -> None:
         """Check the parts of these entries, all of them between two indexes."""
@@ -78,6 +81,8 @@ class PayloadCheck:
             return
         try:
             info = uncovered(self.reader, key)
+            if self.everything:
+                self._weigh(info.size, parts)
             if info.size <= WHOLE_OBJECT:
                 self._check_whole(key, memoryview(self.reader.get(key)), parts)
             else:
@@ -94,6 +99,27 @@ class PayloadCheck:
         except (StoreUnavailable, StoreDenied) as error:
             detail = f"{len(parts)} parts could not be checked: {error.detail}"
             self._add(Verdict.UNREADABLE, detail, key, parts[0])
+
+    def notes(self) -> list[str]:
+        """Say what lies in payload objects and belongs to no entry; a fault is not in it, an addition would show."""
+        if not self.loose_objects:
+            return []
+        return [
+            (
+                f"{self.loose_bytes} bytes in {self.loose_objects} payload objects belong to no entry: a part that was "
+                "repeated or dropped leaves such bytes, and so would something that was added"
+            )
+        ]
+
+    def _weigh(self, size: int, parts: list[_Wanted]) -> None:
+        """Count the bytes of an object that no part covers. One object serves one batch only."""
+        covered = at = 0
+        for start, end in sorted((one.part.off, one.part.off + one.part.len) for one in parts):
+            covered += max(0, end - max(start, at))
+            at = max(at, end)
+        if size > covered:
+            self.loose_objects += 1
+            self.loose_bytes += size - covered
 
     def _check_whole(self, key: str, data: memoryview, parts: list[_Wanted]) -> None:
         for one in parts:

@@ -28,7 +28,7 @@ from audit.findings import Findings, Report, Sampled, Verdict
 from audit.hashtiles import TileCheck
 from audit.headers import ReadHeader
 from audit.heads import PINNED, Heads
-from audit.keys import LogKey, log_key, open_checkpoint
+from audit.keys import LogKey, log_key, open_checkpoint, witness_key
 from audit.payload import PartStates, PayloadCheck
 from audit.reader import Reader, whole
 from ledger.batches import batch_key, parse_batch_key
@@ -53,12 +53,14 @@ _STREAM_HEX = 32
 class Options:
     """What to check, and against what.
 
-    `since` is the note of a head the auditor kept. `sample`: look into the content of so many entries only. `stream`:
-    of the entries of this random stream id only; the chain is checked whole either way. `known_size`: a size that the
-    operator's own database has seen. `seed` makes a sample repeatable, for tests.
+    `since` is the note of a head the auditor kept, `witnesses` the vkeys of witnesses that he trusts. `sample`: look
+    into the content of so many entries only. `stream`: of the entries of this random stream id only; the chain is
+    checked whole either way. `known_size`: a size that the operator's own database has seen. `seed` makes a sample
+    repeatable, for tests.
     """
 
     since: bytes | None = None
+    witnesses: tuple[str, ...] = ()
     sample: int | None = None
     stream: str | None = None
     known_size: int = 0
@@ -133,9 +135,20 @@ class _Audit:
             raise BadPin("the keys belong to several logs")
         self.origin = next(iter(origins), "")
         self.heads = Heads(
-            reader=reader, prefix=self.prefix, keys=self.keys, origin=self.origin, findings=self.findings
+            reader=reader,
+            prefix=self.prefix,
+            keys=self.keys,
+            origin=self.origin,
+            findings=self.findings,
+            witnesses=[witness_key(text) for text in dict.fromkeys(options.witnesses)],
         )
-        self.payload = PayloadCheck(reader=reader, prefix=self.prefix, findings=self.findings, states=part_states)
+        self.payload = PayloadCheck(
+            reader=reader,
+            prefix=self.prefix,
+            findings=self.findings,
+            states=part_states,
+            everything=options.sample is None and options.stream is None,
+        )
         self.tiles = None if hot is None else TileCheck(reader=hot, prefix=self.prefix, findings=self.findings)
         self.state = _State()
         self.since: Checkpoint | None = None
@@ -148,6 +161,7 @@ class _Audit:
         self._take_pins()  # 1
         try:
             self.pointer = self._hot_pointer()
+            self.heads.take_anchors()
             self.heads.start()  # 2
             self._choose_sample()
             self._batches(after=None)  # 3
@@ -522,6 +536,11 @@ class _Audit:
         state, heads = self.state, self.heads
         anchored = heads.anchored and self.findings.verdict not in (Verdict.FORKED, Verdict.ROLLED_BACK)
         notes = [] if anchored else [UNANCHORED]
+        if anchored and self.since is not None:
+            notes.append("anchored: it continues the checkpoint that you kept")
+        for name, size in sorted(heads.cosigned.items()) if anchored else ():
+            notes.append(f"anchored: the witness {name} cosigned the first {size} of {state.end} entries")
+        notes += self.payload.notes()
         if state.end > heads.good_size:
             notes.append(f"{state.end - heads.good_size} entries are not under a good checkpoint (yet)")
         left = heads.left_over(state.end)

@@ -122,7 +122,7 @@ class Ed25519Cosigner:
 class Ed25519CosignatureVerifier:
     """The public half of a witness's key, type 0x04."""
 
-    __slots__ = ("_key", "key_id", "name")
+    __slots__ = ("_key", "key_id", "name", "vkey")
     algorithm = int(SignatureType.COSIGNATURE_ED25519)
 
     def __init__(self, name: str, public_key: bytes) -> None:
@@ -130,6 +130,7 @@ class Ed25519CosignatureVerifier:
         self._key = _public_key(public_key)
         self.name = name
         self.key_id = key_id(name, self.algorithm, public_key)
+        self.vkey = vkey(name, self.algorithm, public_key)
 
     @classmethod
     def from_vkey(cls, text: str) -> Ed25519CosignatureVerifier:

@@ -27,6 +27,7 @@ from api.verification import (
     stores_of,
     stream_id_of,
     verify_log,
+    witnesses_of,
 )
 from audit.errors import BadPin
 from audit.findings import Verdict, exit_code_of, finding_json, report_json, worst
@@ -44,6 +45,7 @@ _SHOWN = 20
 class _Asked:
     key: str | None
     since: bytes | None
+    witnesses: tuple[str, ...]
     sample: int | None
     stream: str | None
 
@@ -56,6 +58,12 @@ class _Asked:
 @click.option("--stream", default=None, help="Look into the content of one stream only.")
 @click.option("--key", default=None, help="The log's public key (C2SP vkey) that you pinned.")
 @click.option("--since", type=click.Path(path_type=Path), default=None, help="A checkpoint that you kept earlier.")
+@click.option(
+    "--witness",
+    "witnesses",
+    multiple=True,
+    help="A witness's public key (C2SP vkey) that you pinned; those of ANCHORS count without.",
+)
 @click.option("--prove", "prove_it", is_flag=True, help="Corrupt a copy in every known way and show what was noticed.")
 @local
 def verify_command(
@@ -65,6 +73,7 @@ def verify_command(
     stream: str | None,
     key: str | None,
     since: Path | None,
+    witnesses: tuple[str, ...],
     prove_it: bool,
     data: Path,
     tenant: str | None,
@@ -74,8 +83,9 @@ def verify_command(
     if everything and (sample is not None or stream is not None):
         message = "--all checks everything: leave out --sample and --stream"
         raise CannotRun(message)
-    asked = _Asked(key=key, since=_note(since), sample=sample, stream=stream)
     chosen = settings_module.load(data)
+    pinned = (*witnesses, *witnesses_of(chosen))
+    asked = _Asked(key=key, since=_note(since), witnesses=pinned, sample=sample, stream=stream)
     try:
         bucket, hot = stores_of(chosen)
         with read_only(chosen) as sessions:
@@ -147,6 +157,7 @@ class _Work:
     def _options(self, log: KnownLog) -> Options:
         return Options(
             since=self._asked.since,
+            witnesses=self._asked.witnesses,
             sample=self._asked.sample,
             stream=None if self._asked.stream is None else self._stream(log, self._asked.stream),
             known_size=log.size,
@@ -226,8 +237,6 @@ def _lines(one: Verified) -> list[str]:
         f"  content of {report.checked} compared, {report.erased} with erased and {report.expired} with expired parts",
         *(f"  {note}" for note in report.notes),
     ]
-    if report.anchored:
-        lines.append("  anchored: it continues the checkpoint that you kept")
     for finding in report.findings[:_SHOWN]:
         where = "" if finding.index is None else f" entry {finding.index}"
         lines.append(f"  {finding.verdict.value.replace('_', ' ')}{where}: {finding.detail}")

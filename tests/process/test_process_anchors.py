@@ -140,6 +140,15 @@ def test_every_checkpoint_reaches_witness_and_file_by_job_and_by_command(place: 
     assert {item["state"] for item in said["items"]} == {ANCHORED}
     assert {item["size"] for item in said["items"]} == {states[0].size + 1}
     assert "#" not in said["items"][1]["anchor"]
+    for arguments, settings in (
+        (("--witness", place.witness_vkey), {}),
+        ((), {"anchors": place.anchors}),
+    ):
+        code, said, _ = place.muniment("verify", "--key", place.made.log_key, *arguments, **settings)
+        assert (code, said["verdict"], said["anchored"]) == (0, "sound", True)
+        assert any("witness witness.example/one cosigned" in note for note in said["logs"][0]["notes"])
+    code, said, _ = place.muniment("verify", "--key", place.made.log_key)
+    assert (code, said["anchored"]) == (0, False)
     code, said, _ = place.muniment("anchor")
     assert (code, said) == (2, {"items": [], "statement": "unanchored: trusts the operator"})
     code, _, line = place.muniment("anchor", anchors="ftp://x")
