@@ -11,15 +11,17 @@ from typing import Any
 
 import pytest
 
-from erasure.errors import InvalidRequest, LetterNotReady, RequestDataGone, UnknownRequest
+from erasure.certificate import sign
+from erasure.errors import InvalidRequest, LetterNotReady, ReportError, RequestDataGone, UnknownRequest
 from erasure.footprint import end_footprints
 from erasure.letters import Asked, write
 from erasure.rendering import paper
 from erasure.rendering.blocks import day_text
 from erasure.rendering.carrier import opening_in
 from erasure.rendering.letter import KINDS, LetterFacts, letter_of, plain
+from erasure.rendering.sheet import sheet_of
 from erasure.rendering.wording import LANGUAGES, WORDS
-from erasure.report_check import check_opening
+from erasure.report_check import check, check_opening
 from erasure.request import REFUSAL_GROUNDS, Right
 from registry.models import Tenant
 
@@ -122,6 +124,26 @@ def test_the_letter_counts_what_the_certificate_lists_and_says_what_stays(world:
     assert f"{kept} müssen wir vorerst" in text
     assert "Was wir behalten und warum" in text
     assert "invoice" in text
+
+
+def test_certificate_and_letter_say_what_a_request_was_limited_to_and_nobody_can_widen_it(world: Any) -> None:
+    world.note("n1", "Ada wrote about her rash")
+    world.file("kept.txt", "Ada's summary")
+    request = world.ask(scope={"data_classes": ["note"]})
+    world.plan(request)
+    world.approve(request)
+    world.work()
+    report = world.reader.certificate(world.acting(), request)
+    certificate = json.loads(report)["certificate"]
+    assert certificate["scope"] == {"of": "data_classes", "data_classes": ["note"]}
+    check(report, world.certificate_key, world.log_key)
+    certificate["scope"] = {"of": "all"}
+    widened = sign(certificate, world.services.certificate_signer(world.tenant.log_id))
+    with pytest.raises(ReportError, match="/certificate/scope"):
+        check(widened, world.certificate_key, world.log_key)
+    assert "these classes of data: note, and nothing else" in sheet_of(report)["verdict"]
+    assert "Er war auf diese Datenarten beschränkt: note." in plain(letter(world, request))
+    assert (world.files / "kept.txt").exists()
 
 
 def test_the_state_decides_which_letter_is_written(world: Any) -> None:

@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def issued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     source = world.note("n1", "Ada Lovelace wrote about her rash on Tuesday")
     world.file("ada.txt", "Summary: Ada Lovelace complains about a rash", subjects=(), sources=(source,))
     world.say("my address is 12 Byron Lane, Nottingham")
+    world.services.log.publish(world.tenant.tenant_id, world.now)
     request = world.erase()
     world.report = world.reader.certificate(world.acting(), request)
     world.document = json.loads(world.report)
@@ -122,6 +124,19 @@ def test_a_key_that_the_record_does_not_name_cannot_be_claimed(issued: Any) -> N
     number = next(n for n, line in enumerate(issued.document["certificate"]["copies"]) if line["kind"] == "key")
     with pytest.raises(ReportError, match="no such key"):
         check(resigned(issued, ("copies", number, "id"), lambda _: "ef" * 16), issued.certificate_key, issued.log_key)
+
+
+def test_an_earlier_checkpoint_of_the_same_log_is_refused_as_truncated(issued: Any) -> None:
+    notes = sorted((issued.base / "data" / "objects").rglob("checkpoint/*"))
+    texts = [note.read_text() for note in notes if note.is_file()]
+    newest = issued.document["certificate"]["log"]["checkpoint"]
+    sizes = {text: int(text.splitlines()[1]) for text in texts if text.startswith(newest.splitlines()[0] + "\n")}
+    earlier = [text for text, size in sizes.items() if size < int(newest.splitlines()[1])]
+    assert earlier, "the log signed a checkpoint before the erasure ended"
+    for note in earlier:
+        forged = resigned(issued, ("log",), partial(dict[str, Any], checkpoint=note))
+        with pytest.raises(ReportError, match="/certificate/log/proofs"):
+            check(forged, issued.certificate_key, issued.log_key)
 
 
 def test_another_certificate_key_another_log_key_and_loose_bytes_are_refused(issued: Any) -> None:
