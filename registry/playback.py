@@ -8,7 +8,7 @@ dropped. Not here: proofs of the tree (`ledger.log`), who may read (`api`), the 
 from __future__ import annotations
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -72,8 +72,13 @@ def read_entries(
     rows: Sequence[EntryRow],
     *,
     may_see: frozenset[str] | None = None,
+    closed: Mapping[int, str] | None = None,
 ) -> list[ReadEntry]:
-    """Return entries in the order of the rows. `may_see` names the classes whose content may be opened (None: all)."""
+    """Return entries in the order of the rows.
+
+    `may_see` names the classes whose content may be opened (None: all); `closed` the entries that are not opened and
+    the request that restricts each (`registry.restricted`).
+    """
     if not rows:
         return []
     log_id = log.head(tenant_id).log_id
@@ -91,7 +96,7 @@ def read_entries(
             )
             for number, part in enumerate(header.parts)
         }
-        made.append(_entry(row, raw, header, opened, may_see))
+        made.append(_entry(row, raw, header, opened, may_see=may_see, closed=(closed or {}).get(row.idx)))
     return made
 
 
@@ -166,7 +171,9 @@ def _entry(
     raw: bytes,
     header: Header,
     opened: dict[str, tuple[str, Opened]],
+    *,
     may_see: frozenset[str] | None,
+    closed: str | None,
 ) -> ReadEntry:
     facts: dict[str, Any] = {}
     _, skeleton = opened.get(SKELETON_ROLE, ("missing", Opened()))
@@ -184,6 +191,8 @@ def _entry(
         because = result.fault
         if state == "verified" and may_see is not None and data_class not in may_see:
             state, data, because = "withheld", None, "the reader may not see this class"
+        if state == "verified" and closed is not None:
+            state, data, because = "withheld", None, f"stored only, by {closed} (GDPR Art. 18)"
         if result.destroyed is not None:
             because = f"its key was destroyed by {result.destroyed.request}"
         parts.append(
@@ -198,7 +207,7 @@ def _entry(
                 destroyed=result.destroyed,
             )
         )
-    _, actor = opened.get(ACTOR_ROLE, ("missing", Opened()))
+    _, actor = opened.get(ACTOR_ROLE, ("missing", Opened())) if closed is None else ("withheld", Opened())
     return ReadEntry(
         row=row,
         raw_header=raw,

@@ -32,6 +32,7 @@ from registry.entries import MalformedEntry, split_batch, split_lines
 from registry.keyed import Lookups
 from registry.models import RunRow
 from registry.playback import ReadEntry, ReadPart, entry_name, read_entries
+from registry.restricted import closed_entries
 
 router = make_router("record")
 MAX_ENTRIES = 10_000
@@ -113,7 +114,13 @@ def read_entry(entry_id: str, acting: Reader, parts: Parts, purpose: ReadPurpose
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         row = _row(session, acting, entry_id)
         entry = read_entries(
-            session, parts.vault, parts.log, acting.tenant_id, [row], may_see=visible(session, acting, purpose)
+            session,
+            parts.vault,
+            parts.log,
+            acting.tenant_id,
+            [row],
+            may_see=visible(session, acting, purpose),
+            closed=closed_entries(session, acting.tenant_id, [row], purpose.code),
         )[0]
     if entry.erased:
         raise erased_problem(parts, acting, entry)

@@ -29,6 +29,7 @@ from registry import playback, streams
 from registry.acting import Acting
 from registry.models import StreamRow
 from registry.playback import ReadEntry, read_entries
+from registry.restricted import closed_entries
 
 router = make_router("record")
 MAX_WHOLE = 100_000
@@ -84,7 +85,8 @@ def _replayed(
         page, more = rows[:limit], len(rows) > limit
         head = session.get(LogStream, (tenant_id, stream.stream_no))
         may_see = visible(session, acting, purpose)
-        entries = read_entries(session, parts.vault, parts.log, tenant_id, page, may_see=may_see)
+        closed = closed_entries(session, tenant_id, page, purpose.code)
+        entries = read_entries(session, parts.vault, parts.log, tenant_id, page, may_see=may_see, closed=closed)
     proofs = parts.log.proofs(tenant_id, [row.idx for row in page], parts.clock.now()) if page else []
     by_index = {entry.row.idx: entry for entry in entries}
     stored = [

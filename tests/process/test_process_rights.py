@@ -17,6 +17,7 @@ import pytest
 
 from ledger.entry import uuid7
 from muniment.errors import ApiProblem
+from registry.classes import STARTER_CLASSES
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 ADA = "email:ada@example.org"
@@ -144,6 +145,22 @@ def test_a_restriction_is_lifted_over_http_only_after_its_notice(desk: Any) -> N
     desk.call("legal", "POST", f"{path}/lift", {"reason": "verified"})
     explained = desk.call("legal", "POST", "/v1/decide", {"artifact": note, "trigger": "retention"})
     assert explained["action"] == "keep"
+
+
+def test_restricted_words_are_stored_and_not_read_but_for_a_dispute(desk: Any) -> None:
+    house = House(desk)
+    spec = {**STARTER_CLASSES["transcript"], "access": {"roles": ["auditor"], "purposes": ["dispute", "quality"]}}
+    desk.call("platform", "PUT", "/v1/data-classes/transcript", spec)
+    house.say("the words of ada")
+    house.say("the words of bob", BOB)
+    path = house.ask("restriction")
+    house.wait(path, "completed")
+    entries = desk.call("auditor", "POST", "/v1/replay", {"stream": "conv_1"}, purpose="quality")["entries"]
+    assert [entry["integrity"] for entry in entries] == ["withheld", "verified"]
+    assert path.rpartition("/")[2] in entries[0]["because"]
+    assert "words of ada" not in json.dumps(entries)
+    entries = desk.call("auditor", "POST", "/v1/replay", {"stream": "conv_1"}, purpose="dispute;case=7")["entries"]
+    assert [entry["integrity"] for entry in entries] == ["verified", "verified"]
 
 
 def test_a_rectification_from_the_command_line_sets_the_field(desk: Any) -> None:

@@ -1,0 +1,54 @@
+"""What may only be stored (GDPR Art. 18): entries whose content is not opened for ordinary purposes.
+
+Guarantees: a restriction in force closes the content about its person to every reader but for the purposes that the law
+names: consent, legal claims, the protection of somebody else, an important public interest. Headers stay readable and
+provable. Not here: sweeps and erasures (`retention.decide`), memories (`registry.memory_use`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from sqlmodel import Session, col, select
+
+from ledger.models import EntryRow
+from registry.keyed import chunks
+from registry.limited import scopes_of
+from registry.models import RestrictionRow
+from registry.sets import members
+
+EXEMPT_PURPOSES = frozenset({"consent", "dispute", "legal_claims", "protection", "public_interest"})
+"""Purposes for which restricted data may still be processed. Source: GDPR Art. 18(2)."""
+
+
+def closed_entries(session: Session, tenant_id: int, rows: Sequence[EntryRow], purpose: str) -> dict[int, str]:
+    """By index of the entries that are not opened for this purpose: the request that restricts them."""
+    if purpose in EXEMPT_PURPOSES or not rows:
+        return {}
+    people = members(session, tenant_id, {row.set_id for row in rows})
+    everyone = frozenset[int]().union(*people.values())
+    found: dict[int, list[RestrictionRow]] = {}
+    for chunk in chunks(sorted(everyone)):
+        query = select(RestrictionRow).where(
+            RestrictionRow.tenant_id == tenant_id,
+            col(RestrictionRow.subject_no).in_(chunk),
+            col(RestrictionRow.ended_at).is_(None),
+        )
+        for one in session.exec(query):
+            found.setdefault(one.subject_no, []).append(one)
+    if not found:
+        return {}
+    scopes = scopes_of(session, tenant_id, {row.stream_no for row in rows})
+    closed: dict[int, str] = {}
+    for row in rows:
+        for number in sorted(people.get(row.set_id, frozenset()) & found.keys()):
+            for one in found[number]:
+                if _covers(one, row, scopes.get(row.stream_no, frozenset())):
+                    closed[row.idx] = one.request_id
+    return closed
+
+
+def _covers(one: RestrictionRow, row: EntryRow, scopes: frozenset[str]) -> bool:
+    return (one.data_classes is None or row.data_class in one.data_classes) and (
+        one.scopes is None or not scopes.isdisjoint(one.scopes)
+    )
