@@ -60,7 +60,7 @@ KEPT_SNAPSHOTS = 3
 MARGIN = timedelta(hours=1)
 """Rows are written with the time of the call that made them; none is younger than its transaction by more."""
 TENANT_TABLE = "tenant"
-CONTROL = (TENANT_TABLE, "token", "data_class", "kind", "store", "hold")
+CONTROL = (TENANT_TABLE, "token", "data_class", "kind", "machine", "store", "hold")
 """Small tables without which nothing can be served: written again whenever a row of them changed."""
 REBUILT = frozenset({"entry", "part_ref", "log_state", "log_stream", "staged"})
 """Tables that come from the bucket."""
@@ -79,7 +79,16 @@ _OBJECT_ROWS = 5_000
 _KEY_PAGE = 1_000
 _LEVEL = 3
 # Events that follow no change of a small table.
-_QUIET = frozenset({Kind.CONTENT_READ, Kind.COPY_ERASED, Kind.COPY_VERIFIED, Kind.COPY_STATE, Kind.REQUEST_STATE})
+_QUIET = frozenset(
+    {
+        Kind.CONTENT_READ,
+        Kind.COPY_ERASED,
+        Kind.COPY_VERIFIED,
+        Kind.COPY_STATE,
+        Kind.REQUEST_STATE,
+        Kind.MACHINE_VIOLATED,
+    }
+)
 
 Row = dict[str, Any]
 Ref = tuple[str, int | str, int]

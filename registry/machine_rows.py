@@ -233,6 +233,8 @@ class Follower:
         violation: str,
         now: datetime,
     ) -> None:
+        if session.get(MachineViolation, (row.tenant_id, told.idx)) is not None:
+            return  # after a rebuild a stream may be folded over once more
         session.add(
             MachineViolation(
                 tenant_id=row.tenant_id,
