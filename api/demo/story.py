@@ -23,7 +23,11 @@ from api.demo.screen import ROLE, Screen
 from api.demo.serving import Served, served
 from connectors.base import Deadline
 from connectors.residue import Needles, encodings
+from erasure.rendering.carrier import certificate_in
+from erasure.rendering.compare import Pages, compare
 
+CONTROLLER = {"name": "Example Hiring GmbH", "contact": "privacy@hiring.example", "timezone": "Europe/Berlin",
+              "jurisdiction": "DE-BE"}  # fmt: skip
 PEOPLE = 150
 ASKS = 92
 """The place of the applicant whose questions are answered and who asks to be forgotten (app-0093)."""
@@ -71,6 +75,7 @@ class Story:
     def set_up(self, desk: Served) -> None:
         """Register the classes and the stores."""
         classes = desk.apply_classes(recruiting() / "classes.yaml")
+        desk.call("platform", "PUT", "/v1/settings/controller", CONTROLLER)
         self._say(f"   {len(classes)} data classes registered: {', '.join(classes)}")
         self.stores.mkdir()
         self.shop = Screen(self.stores, desk.recorder(self.folder / "spool"), desk.client("writer"))
@@ -174,7 +179,13 @@ class Story:
         self.certificate.write_bytes(desk.client("legal").send("GET", f"{path}/report").body)
         for line in desk.check_certificate(self.certificate):
             self._say(f"      {line}")
-        self._check(not hits_in([self.certificate], canaries(who)), "the certificate verifies offline and names nobody")
+        self.paper = self.folder / "certificate.pdf"
+        pdf = desk.client("legal").send("GET", f"{path}/report", None, {"Accept": "application/pdf"}).body
+        self.paper.write_bytes(pdf)
+        same = certificate_in(pdf) == self.certificate.read_bytes() and compare(pdf, certificate_in(pdf)) is Pages.SAME
+        self._check(same, "the same certificate as PDF: the signed file is inside, and the pages say what it says")
+        named = hits_in([self.certificate, self.paper], canaries(who))
+        self._check(not named, "the certificate verifies offline and names nobody")
 
     def close_role(self, desk: Served) -> None:
         """Report the event that starts the clocks."""
@@ -227,7 +238,7 @@ class Story:
     def _end(self) -> None:
         self._say("")
         self._say(f"All {self._checks} checks held in {time.monotonic() - self._started:.0f} s.")
-        self._say(f"   certificate  {self.certificate}")
+        self._say(f"   certificate  {self.certificate}, {self.paper.name}")
         self._say(f"   retention    {self.report}")
         self._say(f"   data         {self.data}")
 
