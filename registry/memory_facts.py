@@ -21,7 +21,8 @@ from registry.graph import ARTIFACT, parents_of
 from registry.keyed import Lookups, chunks
 from registry.locators import MalformedLocator, canonical_locator, normal_locator
 from registry.memories import Memory
-from registry.models import Artifact, RestrictionRow, Subject, Tombstone
+from registry.models import Artifact, RestrictionRow, Tombstone
+from registry.people import groups
 from registry.sets import Members, members, sets_of
 from registry.subjects import fenced
 from vault.vault import Vault
@@ -125,14 +126,20 @@ def load_around(session: Session, vault: Vault, tenant_id: int, rows: Sequence[A
     sets = members(session, tenant_id, {row.set_id for row in rows})
     everyone = frozenset[int]().union(*sets.values())
     taints, sourced = _taints(session, tenant_id, [row.id for row in rows])
+    details = open_details(session, vault, tenant_id, rows)
+    lookups = Lookups(vault, tenant_id)
+    scopes = {
+        number: frozenset(lookups.scope(name, value).hex() for name, value in said.scope.items())
+        for number, said in details.items()
+    }
     return Around(
         people=people,
         sets=sets,
-        details=open_details(session, vault, tenant_id, rows),
+        details=details,
         taints=taints,
         sourced=sourced,
         fenced=frozenset(fenced(session, tenant_id, everyone)),
-        restricted=_restricted(session, tenant_id, rows, sets, everyone),
+        restricted=_restricted(session, tenant_id, rows, sets, scopes),
     )
 
 
@@ -201,19 +208,19 @@ def _bad_statuses(session: Session, tenant_id: int, numbers: Iterable[int]) -> d
 
 
 def _restricted(
-    session: Session, tenant_id: int, rows: Sequence[Artifact], sets: Mapping[int, Members], everyone: Members
+    session: Session,
+    tenant_id: int,
+    rows: Sequence[Artifact],
+    sets: Mapping[int, Members],
+    scopes: Mapping[int, frozenset[str]],
 ) -> frozenset[int]:
-    """Which of these may only be stored: for all of a person's data, or for the classes and scopes of a restriction."""
-    whole: set[int] = set()
-    limited: dict[int, list[RestrictionRow]] = {}
-    for chunk in chunks(sorted(everyone)):
-        query = sa.select(col(Subject.subject_no)).where(
-            col(Subject.tenant_id) == tenant_id,
-            col(Subject.subject_no).in_(chunk),
-            col(Subject.restricted_by).is_not(None),
-        )
-        whole.update(session.execute(query).scalars())
-    for chunk in chunks(sorted(whole)):
+    """Which of these may only be stored: for all of a person's data, or for the classes and scopes of a restriction.
+
+    A restriction of one name of a person holds for all of their merged names.
+    """
+    one_person = groups(session, tenant_id, frozenset[int]().union(*sets.values()))
+    in_force: dict[int, list[RestrictionRow]] = {}
+    for chunk in chunks(sorted(frozenset[int]().union(*one_person.values()))):
         for one in session.exec(
             select(RestrictionRow).where(
                 RestrictionRow.tenant_id == tenant_id,
@@ -221,15 +228,20 @@ def _restricted(
                 col(RestrictionRow.ended_at).is_(None),
             )
         ):
-            limited.setdefault(one.subject_no, []).append(one)
+            in_force.setdefault(one.subject_no, []).append(one)
+    if not in_force:
+        return frozenset()
     return frozenset(
         row.id
         for row in rows
-        for number in sets[row.set_id] & whole
-        if number not in limited or any(_covers(one, row) for one in limited[number])
+        for number in sets[row.set_id]
+        for name in one_person[number]
+        for one in in_force.get(name, ())
+        if _covers(one, row, scopes.get(row.id, frozenset()))
     )
 
 
-def _covers(one: RestrictionRow, row: Artifact) -> bool:
-    # A restriction limited to scopes covers the memory as a whole here: what cannot be told apart stays protected.
-    return one.data_classes is None or row.data_class in one.data_classes
+def _covers(one: RestrictionRow, row: Artifact, scopes: frozenset[str]) -> bool:
+    return (one.data_classes is None or row.data_class in one.data_classes) and (
+        one.scopes is None or not scopes.isdisjoint(one.scopes)
+    )

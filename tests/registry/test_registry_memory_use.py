@@ -18,7 +18,7 @@ from registry.classes import STARTER_CLASSES, put_class
 from registry.errors import Conflict, InvalidDeclaration, MalformedSubject, MemoryGone, NotAMemory, OutsideTokenScope
 from registry.identifiers import parse_subject
 from registry.keyed import Lookups
-from registry.models import Artifact, MemoryChange, RestrictionRow, ReviewRow, Subject
+from registry.models import Artifact, MemoryChange, RestrictionRow, ReviewRow
 from registry.value_schema import DIGEST
 
 MEMORY = STARTER_CLASSES["memory"]
@@ -160,28 +160,40 @@ def test_what_was_made_from_something_quarantined_is_not_usable_at_any_depth(hou
         assert session.exec(select(MemoryChange)).all() == []
 
 
-def test_a_restriction_covers_all_or_its_classes(house: Any) -> None:
+def limit_to(house: Any, **values: Any) -> None:
+    """Change the one restriction there is."""
+    with house.session() as session:
+        limit = session.exec(select(RestrictionRow)).one()
+        for name, value in values.items():
+            setattr(limit, name, value)
+        session.add(limit)
+        session.commit()
+
+
+def test_a_restriction_covers_all_or_its_classes_or_scopes(house: Any) -> None:
     classes(house)
     house.register([house.item(1, id="art_a", source_type="stated"), house.item(2, id="art_b", data_class="careful",
                                                                               source_type="stated")])  # fmt: skip
     tenant = house.alice.tenant_id
     with house.session() as session:
         [ada] = subjects.resolve(session, house.vault, house.alice, [parse_subject("user:ada")], house.now)
-        person = session.get_one(Subject, (tenant, ada))
-        person.restricted_by = "req_1"
-        session.add(person)
         limit = RestrictionRow(
             tenant_id=tenant, request_id="req_1", subject_no=ada, since=house.now, data_classes=["careful"]
         )
         session.add(limit)
         session.commit()
     assert verdicts(house) == {"art_a": "usable", "art_b": "restricted"}
-    with house.session() as session:
-        limit = session.exec(select(RestrictionRow)).one()
-        limit.data_classes = None
-        session.add(limit)
-        session.commit()
+    limit_to(house, data_classes=None)
     assert verdicts(house) == {"art_a": "restricted", "art_b": "restricted"}
+    house.register([house.item(3, id="art_c", source_type="stated", scope={"conversation": "c1"})])
+    limit_to(house, scopes=[Lookups(house.vault, tenant).scope("conversation", "c1").hex()])
+    assert verdicts(house, scope={"conversation": "c1"}) == {
+        "art_a": "usable",
+        "art_b": "usable",
+        "art_c": "restricted",
+    }
+    limit_to(house, ended_at=house.now)
+    assert verdicts(house, scope={"conversation": "c1"})["art_c"] == "usable"
 
 
 def test_a_fenced_person_has_no_memories_and_nothing_is_confirmed_for_them(house: Any) -> None:
