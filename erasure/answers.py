@@ -51,10 +51,14 @@ def carry_on(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> St
 
 
 def _restrict(parts: Parts, tenant_id: int, request_id: str, now: datetime) -> None:
+    with parts.transactions(tenant_id, write=False) as session:
+        row = history.load(session, tenant_id, request_id)
+        body = None if restrict.has_begun(session, row) else restrict.body_of(session, row)
+    if body is not None:
+        parts.record.event(tenant_id, Kind.RESTRICTION_SET, body, now)
     with parts.transactions(tenant_id) as session:
         row = history.load(session, tenant_id, request_id, lock=True)
-        if restrict.begin(session, row):
-            parts.record.announce(session, tenant_id, Kind.RESTRICTION_SET, {"request": request_id}, now)
+        restrict.begin(session, row)
         for copy in history.copies_of(session, tenant_id, request_id, CopyState.PENDING):
             copy.state, copy.started_at, copy.finished_at = CopyState.RESTRICTED, now, now
             copy.method, copy.verified_at = "kept and not processed", now

@@ -77,6 +77,12 @@ class Planner:
             states[copy.state] = states.get(copy.state, 0) + 1
         body = {"request": request_id, "plan_hash": plan.hash, "copies": len(plan.copies), "states": states}
         entry_id = self._parts.record.event(acting.tenant_id, Kind.REQUEST_PLANNED, body, now)
+        restricts = selected.row.right == Right.OBJECTION
+        if restricts:
+            # Until it is decided whose reasons weigh more (GDPR Art. 18(1)(d)).
+            with self._parts.transactions(acting.tenant_id, write=False) as session:
+                told = restrict.body_of(session, history.load(session, acting.tenant_id, request_id))
+            self._parts.record.event(acting.tenant_id, Kind.RESTRICTION_SET, told, now)
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             if row.subjects != selected.row.subjects:
@@ -85,11 +91,8 @@ class Planner:
             self._store(session, row, plan, found, names)
             row.details = {**row.details, "planned_entry": entry_id}
             session.add(row)
-            if row.right == Right.OBJECTION and restrict.begin(session, row):
-                # Until it is decided whose reasons weigh more (GDPR Art. 18(1)(d)).
-                self._parts.record.announce(
-                    session, acting.tenant_id, Kind.RESTRICTION_SET, {"request": request_id}, now
-                )
+            if restricts:
+                restrict.begin(session, row)
             detail = {"state": row.state, "plan_hash": plan.hash, "copies": len(plan.copies)}
             history.add_event(
                 session, row, event="planned", actor=acting.principal, now=now, detail=detail, entry_id=entry_id

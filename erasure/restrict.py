@@ -2,22 +2,26 @@
 
 Guarantees: while one is in force `retention.decide` keeps what it covers, for sweeps and other people's requests alike;
 the person's own later erasure ends it. It is lifted only after the person was told. An objection restricts from its
-plan on until it is decided, and then for as long as it stands. The caller commits.
+plan on until it is decided, and then for as long as it stands. It is in the record before it takes effect
+(`body_of`), so that a restored database can be told of it again. The caller commits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure.errors import LiftingNotTold
 from erasure.export import ClassTerms
+from erasure.fences import is_limited
 from erasure.models import RequestRow
-from erasure.plan import IDENTITY, VAULT, Plan, PlanCopy, PlanInput, framed
+from erasure.plan import IDENTITY, VAULT, Plan, PlanCopy, PlanInput, framed, instant_text
 from erasure.request import CopyState, Right
+from registry import subjects
 from registry.models import RestrictionRow, Subject
 from retention.decide import Because, Claim, concerns
 
@@ -104,6 +108,67 @@ def begin(session: Session, row: RequestRow) -> int:
     session.flush()
     _mark(session, row.tenant_id, row.subjects)
     return begun
+
+
+def body_of(session: Session, row: RequestRow) -> dict[str, Any]:
+    """What the record is told before a restriction takes effect: enough to set it again after a restore.
+
+    A limited one is told as such and without its keyed look-ups: whoever sets it again restricts the person whole,
+    which is the safe side until the request's row is there again.
+    """
+    ids = subjects.opaque_ids(session, row.tenant_id, row.subjects)
+    return {
+        "request": row.request_id,
+        "subjects": sorted(ids.values()),
+        "since": instant_text(row.received_at),
+        "limited": is_limited(row),
+    }
+
+
+def set_again(session: Session, tenant_id: int, body: Mapping[str, Any]) -> int:
+    """Put a restriction in force from its event in the record, where a restored database lacks it; how many people."""
+    wanted = list(body["subjects"])
+    numbers = session.scalars(
+        sa.select(col(Subject.subject_no)).where(
+            col(Subject.tenant_id) == tenant_id, col(Subject.subject_id).in_(wanted)
+        )
+    ).all()
+    made = 0
+    for subject_no in sorted(numbers):
+        if session.get(RestrictionRow, (tenant_id, body["request"], subject_no)) is None:
+            since = datetime.fromisoformat(body["since"])
+            session.add(
+                RestrictionRow(tenant_id=tenant_id, request_id=body["request"], subject_no=subject_no, since=since)
+            )
+            made += 1
+    session.flush()
+    _mark(session, tenant_id, list(numbers))
+    return made
+
+
+def lifted_again(session: Session, tenant_id: int, body: Mapping[str, Any], at: datetime) -> int:
+    """Lift what a later event of the record lifted; how many people."""
+    rows = session.exec(
+        select(RestrictionRow).where(
+            RestrictionRow.tenant_id == tenant_id,
+            RestrictionRow.request_id == body["request"],
+            col(RestrictionRow.ended_at).is_(None),
+        )
+    ).all()
+    for one in rows:
+        one.ended_at = at
+        session.add(one)
+    session.flush()
+    _mark(session, tenant_id, [one.subject_no for one in rows])
+    return len(rows)
+
+
+def has_begun(session: Session, row: RequestRow) -> bool:
+    """Whether the request's restriction was put in force for everybody it names, lifted since or not."""
+    return all(
+        session.get(RestrictionRow, (row.tenant_id, row.request_id, subject_no)) is not None
+        for subject_no in row.subjects
+    )
 
 
 def is_in_force(session: Session, row: RequestRow) -> bool:

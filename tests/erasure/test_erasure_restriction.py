@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -191,3 +192,30 @@ def test_setting_and_lifting_are_entries_of_the_record(world: World) -> None:
     with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
         kinds = list(session.exec(select(EntryRow.kind).order_by(EntryRow.idx)))  # type: ignore[arg-type]  # a column
     assert kinds.index(Kind.RESTRICTION_SET) < kinds.index(Kind.RESTRICTION_LIFTED)
+
+
+def test_a_restored_database_is_told_of_its_restrictions_again_by_the_record(world: World) -> None:
+    from sqlmodel import delete, select
+
+    from erasure import restrict
+    from ledger.models import EntryRow
+    from registry.models import RestrictionRow
+
+    world.note("n1", "text")
+    request = restricted(world)
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        rows = session.exec(select(EntryRow).where(EntryRow.kind == Kind.RESTRICTION_SET.value)).all()
+        assert world.parts.read is not None
+        data = world.parts.read(session, world.tenant.tenant_id, rows)[0].parts[0].data
+        body = json.loads(data or b"")
+        session.exec(delete(RestrictionRow))
+    assert "ada" not in json.dumps({name: value for name, value in body.items() if name != "subjects"})
+    assert in_force(world) == ()
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        assert restrict.set_again(session, world.tenant.tenant_id, body) == 1
+        assert restrict.set_again(session, world.tenant.tenant_id, body) == 0
+    assert [one.request_id for one in in_force(world)] == [request]
+    assert marked(world) == request
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        assert restrict.lifted_again(session, world.tenant.tenant_id, {"request": request}, world.now) == 1
+    assert in_force(world) == ()
