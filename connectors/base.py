@@ -333,7 +333,13 @@ KINDS = (
 )  # fmt: skip
 """Every kind of the HTTP contract. Source: API §3."""
 
-_BUILT = {"sql": ("connectors.sql", "psycopg[binary]"), "files": ("connectors.files", "")}
+_BUILT = {
+    "sql": ("connectors.sql", "psycopg[binary]"),
+    "files": ("connectors.files", ""),
+    "pgvector": ("connectors.pgvector", "psycopg[binary]"),
+    "langgraph": ("connectors.langgraph", "psycopg[binary]"),
+    "langgraph_store": ("connectors.langgraph_store", "psycopg[binary]"),
+}
 """Kind → module with `open_store(config, read_only=…)`, and what to install where its import fails."""
 
 

