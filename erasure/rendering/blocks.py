@@ -64,7 +64,7 @@ def table(columns: Sequence[Mapping[str, Any]], rows: Sequence[Sequence[str]], *
 
 
 def section(title: str, *blocks: Block, annex: bool = False) -> dict[str, Any]:
-    """A titled part; an `annex` begins a new page."""
+    """A titled part; an `annex` follows what is signed."""
     return {"title": title, "blocks": list(blocks), "annex": annex}
 
 

@@ -101,7 +101,7 @@ def _parties(certificate: Mapping[str, Any]) -> Block:
     right = words.RIGHTS[certificate["regulation"]][certificate["right"]]
     lines = [
         _marked(certificate, "Right", "right", right),
-        _marked(certificate, "Limited to", "scope", _scope(certificate)),
+        _marked(certificate, "Scope", "scope", _scope(certificate)),
         _marked(certificate, "Request", "request", certificate["request"], exact=True),
         _marked(certificate, "Controller", "controller", controller.get("name")),
         _marked(certificate, "Contact", "controller", controller.get("contact")),

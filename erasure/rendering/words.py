@@ -29,7 +29,7 @@ RIGHTS = {
     },
 }
 SCOPES = {
-    "all": "nothing: all data of the person",
+    "all": "all data of the person",
     "data_classes": "these classes of data",
     "conversation": "one conversation of the person",
     "memory": "one memory and what was made of it",

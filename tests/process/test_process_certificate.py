@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from erasure.execute import destroy_due_keks
+from erasure.footprint import end_footprints
+from erasure.parts import Tenant
+from erasure.worker import finish
 from muniment.errors import ApiProblem
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -133,3 +138,24 @@ def test_before_there_is_a_certificate_there_is_an_acknowledgement(desk: Any) ->
     assert "We know nobody by the names you gave" in text
     again = get(desk, "legal", f"/v1/requests/{request}/letter?language=en&kind=acknowledgement", "text/plain")
     assert "You get our answer by" in again.body.decode()
+
+
+def test_a_month_after_the_final_certificate_the_words_are_gone_and_the_certificate_stays(desk: Any) -> None:
+    request = erased(desk)
+    services = desk.running.services
+    acting = next(one for one in services.tenants() if one.tenant == desk.tenant)
+    tenant = Tenant(tenant_id=acting.tenant_id, name=acting.tenant, log_id=acting.log_id)
+    later = services.clock.now() + timedelta(days=8)
+    destroy_due_keks(services.erasure, acting.tenant_id, later)
+    services.keks.turn(later, force=True)
+    assert finish(services.erasure, tenant, request, later)
+    final = get(desk, "legal", f"/v1/requests/{request}/report?version=final", "application/json").body
+    assert get(desk, "legal", f"/v1/requests/{request}/letter", "text/plain").status == 200
+    assert end_footprints(services.erasure, acting.tenant_id, later + timedelta(days=29)) == 0
+    assert end_footprints(services.erasure, acting.tenant_id, later + timedelta(days=31)) == 1
+    assert problem(desk, "legal", f"/v1/requests/{request}/letter")[0] == 410
+    assert get(desk, "legal", f"/v1/requests/{request}/report", "application/json").body == final
+    assert desk.call("legal", "POST", "/v1/requests:search", {"subject": SUBJECT})["items"] == []
+    view = desk.call("legal", "GET", f"/v1/requests/{request}")
+    assert view["state"] == "completed"
+    assert view["history"][-1]["event"] == "footprint_ended"
