@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import sqlite3
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
@@ -17,6 +18,9 @@ from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
+from langgraph.store.base import BaseStore
+from langgraph.store.postgres import PostgresStore
+from langgraph.store.sqlite import SqliteStore
 from psycopg import sql
 from psycopg.rows import dict_row
 
@@ -214,6 +218,88 @@ class PostgresThreads(ThreadBed):
 
     def wrong(self) -> Connector:
         self.run("ALTER TABLE checkpoints ENABLE ROW LEVEL SECURITY")
+        return open_connector(self.kind, {"url": self.database.role(), "owner_field": "user_id"}, secrets=str)
+
+    def close(self) -> None:
+        self.database.connection.close()
+
+
+def embed(texts: Sequence[str]) -> list[list[float]]:
+    """Return a vector of sixteen numbers for each text, the same for the same text and not of length one."""
+    digests = [hashlib.sha256(text.encode()).digest() for text in texts]
+    return [[(each - 127) / 19 for each in digest[:16]] for digest in digests]
+
+
+class MemoryBed(GraphBed):
+    """Memories of a store with an index by meaning; the owner is the member `user_id` of the value."""
+
+    kind = "langgraph_store"
+    store: BaseStore
+    space = ("users", "notes")
+
+    def put(self, name: str, text: str, owner: str) -> Mapping[str, Any]:
+        self.store.put(self.space, name, {"text": text, "user_id": owner})
+        return {"namespace": list(self.space), "key": name}
+
+    def get(self, name: str) -> str | None:
+        found = self.store.get(self.space, name)
+        return None if found is None else str(found.value["text"])
+
+    def own_delete(self, name: str) -> None:
+        self.store.delete(self.space, name)
+
+    def hostile(self) -> list[Mapping[str, Any]]:
+        return [
+            {"namespace": ["users.notes"], "key": "mia-0"},
+            {"namespace": ["users", ""], "key": "mia-0"},
+            {"namespace": [], "key": "mia-0"},
+            {"namespace": "users.notes", "key": "mia-0"},
+            {"namespace": ["users", 1], "key": "mia-0"},
+            {"namespace": ["users", "notes"], "key": None},
+            {"namespace": ["users", "notes"], "key": 1},
+            {"namespace": ["users", "notes"]},
+            {"namespace": ["users", "notes"], "key": "mia-0", "prefix": "users"},
+        ]
+
+
+class SqliteMemories(MemoryBed):
+    def __init__(self, folder: Path) -> None:
+        self.files = Files(folder)
+        self.url, self.run = self.files.url, self.files.run
+        self.store = SqliteStore(self.files.connection, index={"dims": 16, "embed": embed, "text_fields": ["text"]})
+        self.store.setup()
+
+    def hits(self, canary: str) -> int:
+        return self.files.found_by_oracle(canary)
+
+    def block(self) -> Callable[[], None]:
+        return self.files.hold("")
+
+    def wrong(self) -> Connector:
+        return open_connector(self.kind, {"url": f"{self.url}.other", "owner_field": "user_id"}, secrets=str)
+
+    def close(self) -> None:
+        self.files.connection.close()
+
+
+class PostgresMemories(MemoryBed):
+    def __init__(self, server: Any) -> None:
+        self.database = Database(server)
+        self.url, self.run = self.database.url, self.database.run
+        self.store = PostgresStore(
+            self.database.connection,
+            index={"dims": 16, "embed": embed, "fields": ["text"], "distance_type": "cosine"},
+        )
+        self.store.setup()
+
+    def hits(self, canary: str) -> int:
+        return self.database.hits(canary.encode())
+
+    def block(self) -> Callable[[], None]:
+        return self.database.hold("SELECT * FROM store FOR UPDATE")
+
+    def wrong(self) -> Connector:
+        self.run("ALTER TABLE store ENABLE ROW LEVEL SECURITY")
         return open_connector(self.kind, {"url": self.database.role(), "owner_field": "user_id"}, secrets=str)
 
     def close(self) -> None:
