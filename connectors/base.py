@@ -339,6 +339,7 @@ _BUILT = {
     "pgvector": ("connectors.pgvector", "psycopg[binary]"),
     "langgraph": ("connectors.langgraph", "psycopg[binary]"),
     "langgraph_store": ("connectors.langgraph_store", "psycopg[binary]"),
+    "s3": ("connectors.s3", ""),
 }
 """Kind → module with `open_store(config, read_only=…)`, and what to install where its import fails."""
 

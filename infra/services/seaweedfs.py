@@ -43,6 +43,9 @@ class S3Service:
     access_key: str
     secret_key: str
     filer: str
+    reader_access_key: str
+    reader_secret_key: str
+    """Credentials that list and read everything and change nothing."""
 
 
 def binary() -> Path:
@@ -71,7 +74,8 @@ def running(folder: Path) -> Iterator[S3Service]:
     access_key, secret_key = secrets.token_hex(8), secrets.token_urlsafe(24)
     config = folder / "s3.json"
     config.touch(mode=0o600)
-    config.write_text(json.dumps(_identities(access_key, secret_key)), encoding="utf-8")
+    reader = secrets.token_hex(8), secrets.token_urlsafe(24)
+    config.write_text(json.dumps(_identities((access_key, secret_key), reader)), encoding="utf-8")
     for attempt in range(START_ATTEMPTS):
         ports = free_ports()
         process = _start(program, folder / f"data{attempt}", config, ports)
@@ -82,6 +86,8 @@ def running(folder: Path) -> Iterator[S3Service]:
                     access_key=access_key,
                     secret_key=secret_key,
                     filer=f"http://127.0.0.1:{ports['filer']}",
+                    reader_access_key=reader[0],
+                    reader_secret_key=reader[1],
                 )
                 return
         finally:
@@ -109,9 +115,14 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _identities(access_key: str, secret_key: str) -> dict[str, object]:
-    credentials = [{"accessKey": access_key, "secretKey": secret_key}]
-    return {"identities": [{"name": "test", "credentials": credentials, "actions": ["Admin"]}]}
+def _identities(admin: tuple[str, str], reader: tuple[str, str]) -> dict[str, object]:
+    named = (("test", admin, ["Admin"]), ("reader", reader, ["Read", "List"]))
+    return {
+        "identities": [
+            {"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}
+            for name, (key, secret), actions in named
+        ]
+    }
 
 
 def _start(program: Path, data: Path, config: Path, ports: dict[str, int]) -> "subprocess.Popen[bytes]":
