@@ -30,7 +30,7 @@ from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.plan import IDENTITY
 from erasure.request import BROKEN, GONE, WAITING, CopyState, Move, State, move
-from erasure.work import Work, is_ready, lines_now, load_work, may_go
+from erasure.work import BY_HAND, Work, is_ready, lines_now, load_work, may_go
 from ledger.entry import Kind
 from registry import artifacts, streams, subjects
 from retention.decide import DESTRUCTIVE
@@ -83,7 +83,8 @@ class _Execution:
                 if copy.state == CopyState.RUNNING:
                     copy.state = CopyState.PENDING
                     session.add(copy)
-            self._decide_retained(session, work, [copy for copy in copies if copy.state == CopyState.RETAINED])
+            kept = [copy for copy in copies if copy.state == CopyState.RETAINED and copy.method != BY_HAND]
+            self._decide_retained(session, work, kept)
             session.flush()
             live = [copy.artifact_id for copy in copies if copy.state == CopyState.PENDING and copy.artifact_id]
             artifacts.mark_status(session, self._tenant_id, live, "erasing", request_id=self._owner)

@@ -25,7 +25,7 @@ from erasure.plan import IDENTITY, addendum, build
 from erasure.request import DONE, WAITING, CopyState, Move, Right, State, move
 from erasure.selector import select_artifacts
 from erasure.standing import claim_of
-from erasure.work import lines_now, load_work
+from erasure.work import BY_HAND, lines_now, load_work
 from ledger.entry import Kind
 from registry import artifacts
 from registry.cones import pending_about
@@ -225,7 +225,9 @@ def _wake_ended_holds(parts: Parts, tenant: Tenant, now: datetime) -> None:
         for row in rows:
             work = load_work(session, tenant.tenant_id, row.request_id, lock=True)
             kept = history.copies_of(session, tenant.tenant_id, row.request_id, CopyState.RETAINED)
-            lines = lines_now(session, work, [copy for copy in kept if copy.data_class != IDENTITY], now)
+            # What a human decided to keep is not decided again by a rule.
+            asked = [copy for copy in kept if copy.data_class != IDENTITY and copy.method != BY_HAND]
+            lines = lines_now(session, work, asked, now)
             if any(line.action in DESTRUCTIVE for line in lines.values()):
                 row.details = {key: value for key, value in row.details.items() if key != "final_issued"}
                 _reopen(session, parts, row, now, why="a ground to retain has ended")
