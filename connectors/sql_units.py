@@ -46,7 +46,10 @@ _CANDIDATES, _CANARIES = 200, 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One table of an item: the columns with content, and the column that says how they are written."""
+    """One table of an item: the columns with content, and the column that says how they are written.
+
+    The owner's column is always JSON.
+    """
 
     table: str
     content: tuple[str, ...]
@@ -301,7 +304,7 @@ class UnitConnector(SqlConnector):
                         found = forms(numbers_of(value))
                         told[number] |= {(str(value)[:400].encode(), tuple(found)): None} if found else {}
                         continue
-                    read = plain(value, str(row[-1]) if written else None)
+                    read = plain(value, str(row[-1]) if written and name != self._shape.owner else None)
                     if isinstance(read, dict) and name == self._shape.owner:
                         read = {each: content for each, content in read.items() if each != self._owner_field}
                     said[number] |= {each if isinstance(each, bytes) else _encoded(each) for each in _contents(read)}
@@ -328,13 +331,10 @@ class UnitConnector(SqlConnector):
             names = list(table.columns)
             for _, row in now_open.rows.select(replace(batch, table=table), names):
                 values = dict(zip(names, row, strict=True))
-                kind = str(values.get(part.written)) if part.written else None
-                found[table.name].append(
-                    {
-                        name: shown(plain(value, kind) if name in part.content else value)
-                        for name, value in values.items()
-                    }
-                )
+                kinds = {name: str(values[part.written]) for name in part.content if part.written}
+                kinds.pop(self._shape.owner, None)
+                opened = {name: plain(values[name], kinds.get(name)) for name in part.content}
+                found[table.name].append({name: shown(opened.get(name, value)) for name, value in values.items()})
         return dict(found)
 
     @override

@@ -133,7 +133,7 @@ class GraphBed(Bed):
 
     kind = "langgraph"
     url: str
-    root: str
+    run: Callable[..., list[Any]]
 
     def config(self, **more: object) -> dict[str, Any]:
         return {"url": self.url, **more}
@@ -266,7 +266,8 @@ class SqliteMemories(MemoryBed):
     def __init__(self, folder: Path) -> None:
         self.files = Files(folder)
         self.url, self.run = self.files.url, self.files.run
-        self.store = SqliteStore(self.files.connection, index={"dims": 16, "embed": embed, "text_fields": ["text"]})
+        index: Any = {"dims": 16, "embed": embed, "text_fields": ["text"]}
+        self.store = SqliteStore(self.files.connection, index=index)
         self.store.setup()
 
     def hits(self, canary: str) -> int:
