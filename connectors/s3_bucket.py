@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-import boto3
+import botocore.session
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+from botocore.loaders import Loader
 
 from connectors.errors import BadConfig, StoreUnreachable, WrongCredentials
 
@@ -31,6 +32,8 @@ _GONE = frozenset({"NoSuchKey", "NoSuchVersion", "NoSuchUpload", "404"})
 _TIMEOUTS = (60.0, 15.0, 5.0, 1.0)
 """Limits of one request, so that calls with much time share a client and those with little have their own."""
 THREADS = 8
+_MODELS = Loader(include_default_search_paths=True)
+"""The descriptions of S3's requests, read once: they take longer to parse than most requests take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +86,10 @@ class Bucket:
                 response_checksum_validation="when_required",
             )
             try:
-                session: Any = boto3.session.Session()
-                self._clients[seconds] = session.client("s3", config=config, **self._settings)
+                session = botocore.session.Session()
+                session.register_component("data_loader", _MODELS)
+                make: Any = session.create_client
+                self._clients[seconds] = make("s3", config=config, **self._settings)
             except (BotoCoreError, ValueError):
                 raise BadConfig("bucket, endpoint_url, region, access_key and secret_key do not fit together") from None
         return self._clients[seconds]
