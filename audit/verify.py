@@ -21,6 +21,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from audit.chain import RESTORE, Taken, blame, heal, take
 from audit.errors import BadPin
@@ -31,9 +32,10 @@ from audit.heads import PINNED, Heads
 from audit.keys import LogKey, log_key, open_checkpoint, witness_key
 from audit.payload import PartStates, PayloadCheck
 from audit.reader import Reader, whole
+from audit.silence import Pulse, Silence
 from ledger.batches import batch_key, parse_batch_key
 from ledger.checkpoint import Checkpoint, parse_checkpoint, parse_note
-from ledger.entry import NO_PREVIOUS
+from ledger.entry import NO_PREVIOUS, Kind
 from ledger.errors import (
     BadSignature,
     MalformedBatch,
@@ -47,6 +49,7 @@ from ledger.merkle import Frontier
 
 UNANCHORED = "unanchored: trusts the operator"
 _STREAM_HEX = 32
+_SILENCES_TOLD = 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +154,9 @@ class _Audit:
         )
         self.tiles = None if hot is None else TileCheck(reader=hot, prefix=self.prefix, findings=self.findings)
         self.state = _State()
+        self.pulses: dict[str, Pulse] = {}
+        self.silences: list[Silence] = []
+        self.silent = 0
         self.since: Checkpoint | None = None
         self.pointer: Checkpoint | None = None
         self.chosen: frozenset[int] | None = None
@@ -376,6 +382,7 @@ class _Audit:
         chosen = []
         for index, header in held.entries():
             self._position(held, index, header)  # c
+            self._listen(header)
             if self._is_chosen(index, header):
                 chosen.append((index, header))
         if chosen:
@@ -402,6 +409,17 @@ class _Audit:
             return blamed
         tree.append_many(whole)
         return blamed if tree.root() in roots else blamed - {suspect} | {suspect + 1}
+
+    def _listen(self, header: ReadHeader) -> None:
+        """Take a heartbeat, and remember the silence that it ends."""
+        if header.kind != Kind.RECORDER_HEARTBEAT or header.recorder is None:
+            return
+        pulse = self.pulses.setdefault(header.recorder, Pulse(recorder=header.recorder))
+        silence = pulse.beat(datetime.fromisoformat(header.at))
+        if silence is not None:
+            self.silent += 1
+            if len(self.silences) < _SILENCES_TOLD:
+                self.silences.append(silence)
 
     def _position(self, taken: Taken, index: int, header: ReadHeader) -> None:
         state = self.state
@@ -541,6 +559,12 @@ class _Audit:
         for name, size in sorted(heads.cosigned.items()) if anchored else ():
             notes.append(f"anchored: the witness {name} cosigned the first {size} of {state.end} entries")
         notes += self.payload.notes()
+        for one in self.silences:
+            until = "" if one.until is None else f" to {one.until.isoformat()}"
+            usual = f"{one.every.total_seconds():.0f} s"
+            notes.append(f"recorder {one.recorder} was silent from {one.since.isoformat()}{until}, usual are {usual}")
+        if self.silent > len(self.silences):
+            notes.append(f"recorders were silent {self.silent - len(self.silences)} more times")
         if state.end > heads.good_size:
             notes.append(f"{state.end - heads.good_size} entries are not under a good checkpoint (yet)")
         left = heads.left_over(state.end)

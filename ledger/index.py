@@ -13,6 +13,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from ledger import recorders
 from ledger.entry import Header
 from ledger.models import EntryRow, LogState, LogStream, PartRef
 
@@ -127,6 +128,7 @@ def insert(session: Session, tenant_id: int, first: int, headers: Sequence[Heade
     if refs:
         connection.execute(sa.insert(PartRef), refs)
     _raise_heads(session, tenant_id, heads)
+    recorders.note(session, tenant_id, headers, [line.stream_no for line in lines])
 
 
 def _raise_heads(session: Session, tenant_id: int, heads: Mapping[int, dict[str, Any]]) -> None:

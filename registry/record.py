@@ -27,7 +27,7 @@ import sqlalchemy as sa
 from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
 
-from ledger import index
+from ledger import index, recorders
 from ledger.draft import Draft, Placed, PlacedState, SealedPart
 from ledger.entry import USER_KINDS, Kind, decode_header, sources_root, uuid7
 from ledger.head import Transactions
@@ -334,6 +334,7 @@ class _Drafting:
         """Return the drafts of the items that are not refused; refusals are written into the items."""
         known = self._look_up(items)
         kept: list[tuple[_Item, Parsed, list[_Kept]]] = []
+        dropped: dict[str, set[int]] = {}
         for item in items:
             if item.parsed is None:
                 continue
@@ -342,8 +343,12 @@ class _Drafting:
             except MalformedEntry as error:
                 item.problem = _problem(error.problem, error.detail, error.pointer)
                 continue
+            sent = item.parsed.sent
             if parts:
                 kept.append((item, item.parsed, parts))
+            elif sent.recorder is not None and sent.seq is not None:
+                dropped.setdefault(known.recorders[sent.recorder], set()).add(sent.seq)
+        recorders.dropped(self._session, self._acting.tenant_id, dropped)
         wanted = {everyone_in(parts) for _, _, parts in kept}
         self._sets = subjects.intern_sets(self._session, self._acting.tenant_id, wanted, self._now)
         made = []

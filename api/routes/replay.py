@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,6 +26,8 @@ from api.wiring import Services
 from audit.findings import Integrity
 from audit.render import html_page
 from audit.replay import Content, StoredEntry, Transcript, Unsealed, fold, transcript_json
+from audit.silence import silence_json, silences
+from ledger import recorders
 from ledger.models import LogStream
 from registry import playback, streams
 from registry.acting import Acting
@@ -33,6 +37,8 @@ from registry.restricted import closed_entries
 
 router = make_router("record")
 MAX_WHOLE = 100_000
+AROUND = timedelta(days=1)
+"""How far before and after a stream its recorders' heartbeats are looked at, to know their usual pause."""
 
 
 class Replay(Body):
@@ -53,11 +59,12 @@ class Replay(Body):
 )
 def replay(body: Replay, request: Request, acting: Reader, parts: Parts, purpose: ReadPurpose) -> Response:
     """The exact exchange of one stream with its proof state; `Accept` chooses JSON, NDJSON or HTML."""
-    transcript, cursor, read = _replayed(parts, acting, purpose, body)
+    transcript, cursor, read, silent = _replayed(parts, acting, purpose, body)
     audit_read(parts, acting, purpose, read)
     accept = request.headers.get("accept", "")
     view = transcript_json(transcript)
     view["next_cursor"] = cursor
+    view["silences"] = silent
     if "text/html" in accept:
         plain = msgspec.json.decode(msgspec.json.encode(view))
         return Response(html_page(plain), media_type="text/html")
@@ -70,7 +77,7 @@ def replay(body: Replay, request: Request, acting: Reader, parts: Parts, purpose
 
 def _replayed(
     parts: Services, acting: Acting, purpose: Purpose, body: Replay
-) -> tuple[Transcript, str | None, list[ReadEntry]]:
+) -> tuple[Transcript, str | None, list[ReadEntry], list[dict[str, Any]]]:
     tenant_id = acting.tenant_id
     after = read_cursor(body.cursor, int)
     start = -1 if after is None else after[0]
@@ -98,20 +105,36 @@ def _replayed(
         )
         for entry, proof in zip(entries, proofs, strict=True)
     ]
-    partial = more or body.at is not None or body.size is not None
-    transcript = fold(
-        body.stream,
-        stored,
-        lambda entry, _header: _unsealed(by_index[entry.index]),
-        note=proofs[0].checkpoint.encode() if proofs else None,
-        vkey=parts.log.vkey(tenant_id) if proofs else None,
-        stream_id=stream.stream_id,
-        after=start,
-        next_position=None if head is None or partial else head.position,
-        whole=not more,
-    )
+    in_part = more or body.at is not None or body.size is not None
+    with parts.database.transaction(tenant_id, write=False) as session:
+        transcript = fold(
+            body.stream,
+            stored,
+            lambda entry, _header: _unsealed(by_index[entry.index]),
+            note=proofs[0].checkpoint.encode() if proofs else None,
+            vkey=parts.log.vkey(tenant_id) if proofs else None,
+            stream_id=stream.stream_id,
+            after=start,
+            next_position=None if head is None or in_part else head.position,
+            whole=not more,
+            elsewhere=partial(recorders.held, session, tenant_id),
+        )
+        silent = _silences(session, tenant_id, transcript)
     cursor = write_cursor(page[-1].position) if more else None
-    return transcript, cursor, entries
+    return transcript, cursor, entries, silent
+
+
+def _silences(session: Session, tenant_id: int, transcript: Transcript) -> list[dict[str, Any]]:
+    """When the recorders of this stream, of those that send heartbeats, said nothing during it."""
+    headers = [one.header for one in transcript.entries if one.header is not None]
+    if not headers:
+        return []
+    first, last = min(one.at for one in headers), max(one.at for one in headers)
+    found = []
+    for recorder in sorted({one.recorder for one in headers if one.recorder is not None}):
+        beats = recorders.beats(session, tenant_id, recorder, since=first - AROUND, until=last + AROUND)
+        found += [silence for silence in silences(recorder, beats) if silence.until is None or silence.until > first]
+    return [silence_json(silence) for silence in found if silence.since < last]
 
 
 def _stream(session: Session, parts: Services, acting: Acting, name: str) -> StreamRow:

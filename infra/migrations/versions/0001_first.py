@@ -36,6 +36,8 @@ TENANTED = {
     "part_ref": "tenant_id",
     "pending_cone": "tenant_id",
     "recorder": "tenant_id",
+    "recorder_beat": "tenant_id",
+    "recorder_range": "tenant_id",
     "registration_review": "tenant_id",
     "request": "tenant_id",
     "request_event": "tenant_id",
@@ -128,7 +130,14 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sqlite_where=sa.text("status = 'erasing'"),
         postgresql_where=sa.text("status = 'erasing'"),
     )
-    op.create_index("ix_artifact_given", "artifact", ["tenant_id", "given_id"], unique=True)
+    op.create_index(
+        "ix_artifact_given",
+        "artifact",
+        ["tenant_id", "given_id"],
+        unique=True,
+        sqlite_where=sa.text("given_id IS NOT NULL"),
+        postgresql_where=sa.text("given_id IS NOT NULL"),
+    )
     op.create_index("ix_artifact_set", "artifact", ["tenant_id", "set_id"], unique=False)
     op.create_table(
         "certificate",
@@ -405,6 +414,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("part", sa.Integer(), nullable=False),
         sa.Column("key_id", sa.String(length=32), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "idx", "part", "key_id"),
+        sqlite_with_rowid=False,
     )
     op.create_index("ix_part_ref_key", "part_ref", ["tenant_id", "key_id"], unique=False)
     op.create_table(
@@ -422,6 +432,21 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("recorder_id", sa.String(length=32), nullable=False),
         sa.Column("last_seq", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("tenant_id", "lookup"),
+    )
+    op.create_table(
+        "recorder_beat",
+        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
+        sa.Column("recorder_id", sa.String(length=64), nullable=False),
+        sa.Column("stream_no", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant_id", "recorder_id", "stream_no"),
+    )
+    op.create_table(
+        "recorder_range",
+        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
+        sa.Column("recorder_id", sa.String(length=64), nullable=False),
+        sa.Column("first", sa.BigInteger(), nullable=False),
+        sa.Column("last", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant_id", "recorder_id", "first"),
     )
     op.create_table(
         "registration_review",
