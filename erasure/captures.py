@@ -30,6 +30,8 @@ class Wanted:
     artifact_id: int
     store: str
     built: bool
+    goes: bool = True
+    """Whether it is to be erased at once; what stays or waits still shows what it shares with the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +56,7 @@ def capture(parts: Parts, tenant_id: int, wanted: Sequence[Wanted]) -> dict[str,
         details = artifacts.open_details(session, parts.vault, tenant_id, list(items.values()))
         rows = stores.in_force(session, tenant_id)
     found: dict[str, Capture] = {}
-    by_store: dict[str, list[Wanted]] = defaultdict(list)
+    by_store: dict[tuple[str, bool], list[Wanted]] = defaultdict(list)
     places: dict[str, Mapping[str, Any]] = {}
     for copy in wanted:
         known = details.get(copy.artifact_id)
@@ -63,8 +65,8 @@ def capture(parts: Parts, tenant_id: int, wanted: Sequence[Wanted]) -> dict[str,
         places[copy.ref] = known.locator
         found[copy.ref] = Capture(known.locator)
         if copy.built:
-            by_store[copy.store].append(copy)
-    for name, copies in sorted(by_store.items()):
+            by_store[copy.store, copy.goes].append(copy)
+    for (name, _), copies in sorted(by_store.items()):
         if name in rows:
             found |= _canaries(parts, rows[name], copies, places)
     return found

@@ -258,3 +258,13 @@ def test_only_memories_can_be_forgotten(memories: Memories) -> None:
     world = memories.world
     with pytest.raises(NotAMemory):
         memories.forget(world.note("n", "no memory"))
+
+
+def test_a_copy_that_goes_is_told_apart_from_those_of_the_same_person_that_stay(memories: Memories) -> None:
+    """The person's name stands in both rows; the one that stays must not make the other look as if it were there."""
+    world = memories.world
+    gone = memories.add("a", subjects=[ADA])["id"]
+    kept = memories.add("b", subjects=[ADA, BOB], sources=[gone], text="likes tea, wombat-3")["id"]
+    view = memories.forget(gone)
+    world.work()
+    assert world.copy_states(view["request"]) == {gone: "erased_physical", kept: "awaiting_human"}
