@@ -74,7 +74,7 @@ bench: setup ## the measurements behind the numbers in the documentation
 
 lock: setup ## resolve the dependencies anew and write requirements.lock
 	@$(BIN)/uv lock -q --upgrade
-	@$(BIN)/uv export -q --frozen --no-header --no-emit-project --no-emit-package muniment --all-groups -o requirements.lock
+	@$(BIN)/uv export -q --frozen --no-header --no-emit-project --no-emit-package muniment --all-groups --all-extras -o requirements.lock
 
 services: setup ## start PostgreSQL and S3 for development, print their addresses
 	@$(BIN)/python -m infra.services up
