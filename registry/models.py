@@ -196,7 +196,14 @@ class Artifact(SQLModel, table=True):
             postgresql_where=sa.text("status = 'erasing'"),
         ),
         sa.Index("ix_artifact_ends", "tenant_id", "ends_at"),
-        sa.Index("ix_artifact_given", "tenant_id", "given_id", unique=True),
+        sa.Index(
+            "ix_artifact_given",
+            "tenant_id",
+            "given_id",
+            unique=True,
+            sqlite_where=sa.text("given_id IS NOT NULL"),
+            postgresql_where=sa.text("given_id IS NOT NULL"),
+        ),
     )
 
 

@@ -28,10 +28,11 @@ def groups(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> dict
     for chunk in chunks(wanted):
         rows = session.execute(
             sa.select(col(Subject.subject_no), col(Subject.person_no)).where(
-                col(Subject.tenant_id) == tenant_id, col(Subject.subject_no).in_(chunk), col(Subject.person_no) > 0
+                col(Subject.tenant_id) == tenant_id, col(Subject.subject_no).in_(chunk)
             )
         )
-        person_of.update((row.subject_no, row.person_no) for row in rows)
+        # Not a condition of the query: it would tempt PostgreSQL away from the primary key.
+        person_of.update((row.subject_no, row.person_no) for row in rows if row.person_no is not None)
     members: dict[int, set[int]] = {}
     for chunk in chunks(sorted(set(person_of.values()))):
         rows = session.execute(

@@ -169,6 +169,8 @@ class _Registration:
         self.tombs: dict[tuple[str, bytes], str] = {}
         self.new_places: dict[tuple[str, bytes], _Line] = {}
         self.new_given: dict[str, _Line] = {}
+        self.plain_ends: dict[str, datetime | None] = {}
+        """Ends by class of items that bring no date of their own: the same for all of a batch."""
 
     def run(self, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         hold_writer(self.session, self.tenant_id)
@@ -535,10 +537,18 @@ class _Registration:
             "created_at": self.now,
             "observed_at": item.observed_at,
             "expires_at": item.expires_at,
-            "ends_at": self.ends_at(item.data_class, dates),
+            "ends_at": self._end(item, dates),
             "anonymised": item.anonymised,
             "registered_by": self.acting.token_id,
         }
+
+    def _end(self, item: Item, dates: Dates) -> datetime | None:
+        if dates.observed is not None or dates.expires is not None:
+            return self.ends_at(item.data_class, dates)
+        name = item.data_class.name
+        if name not in self.plain_ends:
+            self.plain_ends[name] = self.ends_at(item.data_class, dates)
+        return self.plain_ends[name]
 
     def _scope_rows(self, artifact_id: int, item: Item) -> list[dict[str, Any]]:
         return [

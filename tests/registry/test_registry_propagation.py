@@ -193,6 +193,7 @@ class Registry(RuleBasedStateMachine):
                 identifier = parse_subject(f"user:{person}")
                 found = subjects.find(session, self.house.vault, self.house.alice, [identifier])
                 rows = artifacts.artifacts_of(session, self.tenant, found.values())
+                assert artifacts.ids_of(session, self.tenant, found.values()) == [row.id for row in rows]
                 shown, wanted = {artifacts.public_name(row) for row in rows}, self.closure(person)
                 assert shown <= wanted
                 if shown < wanted:

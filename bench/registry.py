@@ -1,0 +1,306 @@
+"""What registering and finding copies costs, beside the least a database could ask for. Ratios, not absolute figures.
+
+Fills a registry with artifacts (1.3 people and one to three recent sources each, batches of 1,000, one transaction
+each) and prints, from rounds run in turn:
+  registration   artifacts/s through `registry.registration` against a plain batched INSERT of the same artifact rows
+                 into a table with the same indexes, and against the same rows with edges and sets;
+  ids            finding the ids of a person's 1,000 scattered copies against a recursive CTE from their roots;
+  bytes          of the tables and indexes of an artifact, one edge and its people.
+On SQLite times are processor times (all work is in this process), on PostgreSQL they are elapsed times.
+A round whose yardstick is over 1.5 times its own median is dropped.
+Run: `python -m bench.registry [--artifacts N] [--postgres]`; the issue's sizes need `--artifacts 1000000`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import sqlalchemy as sa
+from sqlmodel import Session, SQLModel, col
+
+from api.database import Database
+from infra.services import postgres
+from registry.acting import Acting
+from registry.artifacts import ids_of
+from registry.classes import STARTER_CLASSES, put_class
+from registry.models import Artifact, Derivation
+from registry.registration import register
+from registry.stores import put_store
+from registry.tenants import create_tenant
+from vault.keks import KekStore
+from vault.providers import FileRoot
+from vault.vault import Vault
+
+NOW = datetime(2026, 3, 1, 12, tzinfo=UTC)
+BATCH = 1_000
+ROOTS, COPIES, LEVELS = 20, 1_000, 5
+PLAIN = "plain_artifact"
+SECOND, DERIVED = 0.3, 0.55
+Clock = Callable[[], float]
+
+
+class Bench:
+    """One registry with one tenant."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.folder = folder
+        self.database = Database(url)
+        self.vault = Vault(
+            KekStore(folder / "keys", FileRoot(folder / "root", clock=lambda: datetime.now(UTC))),
+            clock=lambda: datetime.now(UTC),
+        )
+        SQLModel.metadata.create_all(self.database.engine)
+        plain = Artifact.__table__.to_metadata(sa.MetaData(), name=PLAIN)  # type: ignore[attr-defined] # SQLModel types no table
+        for index in plain.indexes:
+            index.name = f"plain_{index.name}"
+        plain.metadata.create_all(self.database.engine)
+        self.plain = plain
+        with Session(self.database.engine) as session:
+            tenant = create_tenant(session, "bench", NOW)
+            self.acting = Acting.system(tenant_id=tenant.id, tenant="bench", log_id=tenant.log_id)
+            put_class(session, self.acting, "memory", STARTER_CLASSES["memory"], NOW)
+            config = {"kind": "sql", "config": {"url": "sqlite:////tmp/none.db"}}
+            put_store(session, self.acting, "app", config, NOW, check_target=lambda *_: None)
+            session.commit()
+        self.random = random.Random(7)
+        # In SQLite all work is this process's, so that its processor time leaves other load on the machine out.
+        self.clock: Clock = time.process_time if self.database.on_sqlite else time.perf_counter
+        self.made = 0
+        self.recent: dict[int, str] = {}
+        self.older: dict[int, str] = {}
+        self.people: list[int | None] = []
+        self.newest: list[str] = []
+
+    @contextmanager
+    def session(self) -> Iterator[Session]:
+        """A transaction that commits at its end."""
+        with Session(self.database.engine, expire_on_commit=False) as session:
+            yield session
+            session.commit()
+
+    def items(self, count: int) -> list[dict[str, Any]]:
+        """The next items: 1.3 people and about one edge each, as the issue has it.
+
+        Half of them are somebody's own; half are made from one to three recent items of the same person, and every
+        third of all is about a second person as well, one of a few whom the first one deals with.
+        """
+        found = []
+        for number in range(self.made, self.made + count):
+            person = self.random.randrange(max(100, (self.made + count) // 20))
+            people = [person]
+            if self.random.random() < SECOND:
+                people.append(person ^ self.random.choice((1, 2)))
+            one: dict[str, Any] = {
+                "data_class": "memory", "store": "app", "locator": {"table": "m", "key": {"id": number}},
+            }  # fmt: skip
+            known = [self.recent[who] for who in people if who in self.recent]
+            if len(known) == len(people) and self.random.random() < DERIVED:
+                wanted = max(len(known), self.random.choice((1, 2, 3)))
+                one["sources"] = [*known, *([self.recent_of(person)] * (wanted - len(known)))]
+            else:
+                one["subjects"] = [f"user:u{who}" for who in people]
+            self.people.append(person if len(people) == 1 else None)
+            found.append(one)
+        self.made += count
+        return found
+
+    def recent_of(self, person: int) -> str:
+        """An older item of a person."""
+        return self.older.get(person, self.recent[person])
+
+    def register(self, items: list[dict[str, Any]]) -> float:
+        """Register a batch; seconds."""
+        started = self.clock()
+        with self.session() as session:
+            results = register(session, self.vault, self.acting, items, NOW)
+        took = self.clock() - started
+        if not all(one["status"] == "created" for one in results):
+            raise SystemExit(f"an item was not created: {results[0]}")
+        for person, one in zip(self.people, results, strict=False):
+            if person is not None:
+                if person in self.recent:
+                    self.older[person] = self.recent[person]
+                self.recent[person] = one["id"]
+        self.people = []
+        self.newest = [one["id"] for one in results]
+        return took
+
+    def insert_plain(self) -> float:
+        """Insert the newest batch's artifact rows again into a table with the same indexes; seconds."""
+        with self.session() as session:
+            numbers = [int(name.removeprefix("art_"), 16) for name in self.newest]
+            rows = session.execute(sa.select(Artifact.__table__).where(col(Artifact.id).in_(numbers)))  # type: ignore[attr-defined] # as above
+            values = [dict(row._mapping) for row in rows]  # noqa: SLF001 - SQLAlchemy's public name for it
+        started = self.clock()
+        with self.session() as session:
+            session.connection().execute(sa.insert(self.plain), values)
+        return self.clock() - started
+
+    def scatter(self, person: str, copies: int) -> None:
+        """A person with roots and copies over several levels, between other people's items."""
+        roots = [f"art_{person}_0_{n}" for n in range(ROOTS)]
+        self._place([{"id": name, "subjects": [f"user:{person}"]} for name in roots])
+        level = roots
+        per_level = (copies - ROOTS) // LEVELS
+        for depth in range(1, LEVELS + 1):
+            names = [f"art_{person}_{depth}_{n}" for n in range(per_level)]
+            self._place([{"id": name, "sources": [self.random.choice(level)]} for name in names])
+            level = names
+
+    def _place(self, items: list[dict[str, Any]]) -> None:
+        for start in range(0, len(items), 50):
+            some = items[start : start + 50]
+            for one in some:
+                one |= {"data_class": "memory", "store": "app", "locator": {"table": "m", "key": {"id": one["id"]}}}
+            self.register(some)  # nobody else is made from this person's copies
+            self.register(self.items(200))
+
+    def ids_by_index(self, session: Session, subject_no: int) -> int:
+        """How many ids the index gives."""
+        return len(ids_of(session, self.acting.tenant_id, (subject_no,)))
+
+    def ids_by_walk(self, session: Session, roots: list[int]) -> int:
+        """How many ids a recursive query from the person's roots gives."""
+        first: sa.Select[Any] = sa.select(col(Artifact.id).label("id")).where(
+            col(Artifact.tenant_id) == self.acting.tenant_id, col(Artifact.id).in_(roots)
+        )
+        seen: sa.CTE = first.cte("seen", recursive=True)
+        step = sa.select(col(Derivation.child)).where(
+            col(Derivation.tenant_id) == self.acting.tenant_id,
+            col(Derivation.parent_kind) == "a",
+            col(Derivation.parent) == seen.c.id,
+        )
+        return len(session.scalars(sa.select(seen.union(step).c.id)).all())
+
+    def settle(self) -> None:
+        """What autovacuum does within minutes; SQLite plans without statistics."""
+        if not self.database.on_sqlite:
+            with self.database.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                connection.execute(sa.text("VACUUM ANALYZE"))
+
+    def bytes_each(self) -> dict[str, float]:
+        """Bytes of an artifact with its people and edges, by table, indexes included."""
+        tables = ("artifact", "derivation", "subject_set", "subject_set_member")
+        with self.session() as session:
+            if self.database.on_sqlite:
+                rows = session.execute(sa.text("SELECT name, SUM(pgsize) AS n FROM dbstat GROUP BY name")).all()
+                owner = {
+                    row.name: row.tbl_name
+                    for row in session.execute(sa.text("SELECT name, tbl_name FROM sqlite_master"))
+                }
+                sizes: dict[str, float] = {}
+                for row in rows:
+                    table = owner.get(row.name, row.name)
+                    sizes[table] = sizes.get(table, 0) + row.n
+            else:
+                sizes = {
+                    name: session.scalar(sa.text("SELECT pg_total_relation_size(:name)"), {"name": name}) or 0
+                    for name in tables
+                }
+            count = session.scalar(sa.select(sa.func.count()).select_from(Artifact)) or 1
+        return {name: sizes[name] / count for name in tables}
+
+
+def timed(clock: Clock, call: Callable[[], int], expected: int) -> float:
+    """The seconds of a call that must find that many."""
+    started = clock()
+    found = call()
+    took = clock() - started
+    if found != expected:
+        raise SystemExit(f"found {found} copies, expected {expected}")
+    return took
+
+
+def ratios(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
+    """Medians of yardstick and ours, and of their ratio, without rounds whose yardstick was disturbed."""
+    middle = statistics.median(yard for yard, _ in pairs)
+    kept = [(yard, ours) for yard, ours in pairs if yard <= 1.5 * middle]
+    return (
+        statistics.median(yard for yard, _ in kept),
+        statistics.median(ours for _, ours in kept),
+        statistics.median(ours / yard for yard, ours in kept),
+    )
+
+
+def measure(bench: Bench, artifacts: int, rounds: int) -> dict[str, float]:
+    """Fill, measure, print; the ratios by name."""
+    while bench.made < artifacts * 0.9:
+        bench.register(bench.items(BATCH))
+    pairs = []
+    for _ in range(rounds):
+        items = bench.items(BATCH)
+        ours = bench.register(items)
+        pairs.append((bench.insert_plain(), ours))
+    yard, ours, share = ratios(pairs)
+    print(
+        f"registration: plain INSERT {BATCH / yard:,.0f}/s, registered {BATCH / ours:,.0f}/s, "
+        f"ratio {1 / share:.2f} (wanted ≥ 0.25)"
+    )
+    bench.scatter("wanted", COPIES)
+    bench.settle()
+    with bench.session() as session:
+        roots = session.execute(
+            sa.select(col(Artifact.id), col(Artifact.set_id)).where(
+                col(Artifact.given_id).like("art\\_wanted\\_0\\_%", escape="\\")
+            )
+        ).all()
+        query = sa.text("SELECT subject_no FROM subject_set_member WHERE set_id = :set")
+        subject_no = session.scalars(query, {"set": roots[0].set_id}).one()
+    expected = ROOTS + (COPIES - ROOTS) // LEVELS * LEVELS
+    numbers = [row.id for row in roots]
+    with bench.session() as session:
+        finds = [
+            (
+                timed(bench.clock, lambda: bench.ids_by_walk(session, numbers), expected),
+                timed(bench.clock, lambda: bench.ids_by_index(session, subject_no), expected),
+            )
+            for _ in range(10 * rounds)
+        ]
+    yard, ours, found = ratios(finds)
+    print(
+        f"ids of {expected} copies among {bench.made:,}: recursive CTE {yard * 1000:.2f} ms, "
+        f"index {ours * 1000:.2f} ms, ratio {found:.2f} (wanted ≤ 0.35)"
+    )
+    sizes = bench.bytes_each()
+    total = sum(sizes.values())
+    listed = ", ".join(f"{name} {size:.0f}" for name, size in sizes.items())
+    print(f"bytes an artifact: {total:.0f} ({listed}; wanted ≤ {360 if bench.database.on_sqlite else 620})")
+    return {"registration": 1 / share, "ids": found, "bytes": total}
+
+
+def main() -> None:
+    """Run on SQLite, or on the PostgreSQL that is named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--artifacts", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--postgres", action="store_true", help="On a PostgreSQL of its own instead of SQLite.")
+    options = parser.parse_args()
+    print(f"{options.artifacts:,} artifacts on {'PostgreSQL' if options.postgres else 'SQLite'}")
+    with tempfile.TemporaryDirectory(prefix="muniment-bench-") as name:
+        folder = Path(name)
+        if not options.postgres:
+            run(folder, f"sqlite:///{folder}/registry.db", options.artifacts, options.rounds)
+            return
+        folder.chmod(0o755)  # PostgreSQL does not run as root, and must get at its files
+        with postgres.running(folder / "server") as url:
+            run(folder, postgres.create_database(url, "bench"), options.artifacts, options.rounds)
+
+
+def run(folder: Path, url: str, artifacts: int, rounds: int) -> None:
+    """Measure on one database."""
+    bench = Bench(folder, url)
+    measure(bench, artifacts, rounds)
+    bench.database.close()
+
+
+if __name__ == "__main__":
+    main()
