@@ -269,6 +269,20 @@ def destroy_due_keks(parts: Parts, tenant_id: int, now: datetime) -> int:
         return len(parts.vault.destroy_due_keks(session, tenant_id, now))
 
 
+def let_go(
+    parts: Parts, session: Session, tenant_id: int, keys: Sequence[str], *, owner: str, now: datetime
+) -> list[int]:
+    """Delete a request's or sweep's own keys and turn their groups, in the transaction of the decision that allows it.
+
+    Returns the groups that turned: once committed, the caller keeps them and evicts the keys.
+    """
+    parts.vault.mark_destroying(session, tenant_id, keys, request=owner)
+    parts.vault.delete_wrapped(session, tenant_id, keys, now=now, request=owner)
+    groups = parts.vault.groups_of(session, tenant_id, keys)
+    report = parts.vault.rotate_groups(session, tenant_id, groups, now, parts.kek_grace)
+    return [group.group_no for group in report.rotated]
+
+
 def pending_work(session: Session, tenant_id: int, owner: str, now: datetime) -> bool:
     """Whether an execution would find something to do now."""
     rows = history.copies_of(session, tenant_id, owner, CopyState.PENDING, CopyState.RUNNING)

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure import history, restrict
-from erasure.execute import destroy_due_keks
+from erasure.execute import let_go
 from erasure.models import CertificateRow, CopyRow, RequestEvent, RequestRow, RequestSubject
 from erasure.parts import Parts
 from erasure.request import DONE, FINAL, Right
@@ -49,7 +49,6 @@ def end_footprints(parts: Parts, tenant_id: int, now: datetime) -> int:
     for owner in (*requests, *sweeps):
         _end(parts, tenant_id, owner, now)
     if requests or sweeps:
-        destroy_due_keks(parts, tenant_id, now)
         parts.truncate_log()
     return len(requests) + len(sweeps)
 
@@ -123,8 +122,7 @@ def _end(parts: Parts, tenant_id: int, owner: str, now: datetime) -> None:
         row = _still_due(session, tenant_id, owner, now)
         if row is None:
             return  # a hold came, or the request was reopened
-        parts.vault.mark_destroying(session, tenant_id, keys, request=owner)
-        parts.vault.delete_wrapped(session, tenant_id, keys, now=now, request=owner)
+        turned = let_go(parts, session, tenant_id, keys, owner=owner, now=now)
         mine = (col(CopyRow.tenant_id) == tenant_id, col(CopyRow.owner) == owner)
         session.connection().execute(sa.update(CopyRow).where(*mine).values(sealed=None))
         entry_id = parts.record.announce(session, tenant_id, Kind.KEY_DESTROYED, {"owner": owner, "keys": keys}, now)
@@ -134,11 +132,10 @@ def _end(parts: Parts, tenant_id: int, owner: str, now: datetime) -> None:
         else:
             _empty(session, row, now)
             history.add_event(session, row, event=_EVENT, actor=_WORKER, now=now, entry_id=entry_id)
-        groups = parts.vault.groups_of(session, tenant_id, keys)
-        report = parts.vault.rotate_groups(session, tenant_id, groups, now, parts.kek_grace)
     parts.vault.evict(keys)
-    # A crash here is healed when the old epoch is due: `destroy_due_keks` keeps the groups again before it destroys.
-    parts.keep_groups(tenant_id, [group.group_no for group in report.rotated], now)  # 3
+    # The worker destroys the old epoch when its grace is over, and keeps the groups again before it does: a crash here
+    # is healed then.
+    parts.keep_groups(tenant_id, turned, now)  # 3
 
 
 def _still_due(session: Session, tenant_id: int, owner: str, now: datetime) -> RequestRow | SweepRow | None:

@@ -198,9 +198,9 @@ REPLAY = {"registry/rebuild.py"}
 DOORS = {
     "erase": {"erasure/dispatch.py"},
     "reclaim": {"erasure/dispatch.py"},
-    "delete_wrapped": {"erasure/execute.py", "erasure/footprint.py", *REPLAY},
-    "mark_destroying": {"erasure/execute.py", "erasure/footprint.py", *REPLAY},
-    "destroy_due_keks": {"erasure/execute.py", "erasure/footprint.py", "erasure/worker.py"},
+    "delete_wrapped": {"erasure/execute.py", *REPLAY},
+    "mark_destroying": {"erasure/execute.py", *REPLAY},
+    "destroy_due_keks": {"erasure/execute.py", "erasure/worker.py"},
     "bury": {"erasure/execute.py", *REPLAY},
 }
 """What destroys, and the only files that may call it: all of them behind `retention.decide`."""
