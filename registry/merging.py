@@ -187,6 +187,14 @@ def list_merges(
     return [_view(session, row) for row in rows]
 
 
+def replay(session: Session, tenant_id: int, people: Iterable[int], apart: Iterable[int]) -> None:
+    """Make a person, or two of them, as an event of the record says it was decided: for a rebuild. Idempotent."""
+    one = frozenset(people) - frozenset(apart)
+    for part in (one, frozenset(apart)):
+        if part:
+            _write(session, tenant_id, part, min(part) if len(part) > 1 else None)
+
+
 def check_unambiguous(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> None:
     """Nothing may be erased while a human must still say whose a shared name is. Raises: AmbiguousSubject."""
     wanted = set(subject_nos)

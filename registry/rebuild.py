@@ -33,7 +33,7 @@ from ledger.head import Transactions, save
 from ledger.log import Log
 from ledger.models import EntryRow, LogState, PartRef
 from ledger.objects import HotStore
-from registry import artifacts, streams, subjects
+from registry import artifacts, merging, streams, subjects
 from registry.errors import JournalUnreadable, NothingToRebuild
 from registry.journal import (
     END,
@@ -60,6 +60,7 @@ _EVENTS = 500
 _REPLAYED = (
     Kind.FENCE_SET, Kind.FENCE_LIFTED, Kind.KEY_DESTROYING, Kind.KEY_DESTROYED, Kind.KEK_DESTROYED, Kind.HOLD_PLACED,
     Kind.HOLD_RELEASED, Kind.TOKEN_MINTED, Kind.TOKEN_REVOKED, Kind.REQUEST_RECEIVED, Kind.COPY_ERASED,
+    Kind.SUBJECT_MERGED, Kind.SUBJECT_SPLIT,
 )  # fmt: skip
 _GONE = frozenset({"erased_logical", "erased_physical", "already_absent", "regenerated"})
 
@@ -351,6 +352,10 @@ class _Replay:
                 self._hold(session, event)
             case Kind.REQUEST_RECEIVED:
                 self._known(session, "request", "request_id", body["request"], "requests that must be filed again")
+            case Kind.SUBJECT_MERGED | Kind.SUBJECT_SPLIT:
+                people = _numbers_of(session, self._made.tenant_id, body["people"])
+                apart = _numbers_of(session, self._made.tenant_id, body.get("subjects", ()))
+                merging.replay(session, self._made.tenant_id, people, apart)
             case Kind.COPY_ERASED:
                 self._bury(session, body, event.at)
             case _:
