@@ -259,6 +259,23 @@ def _check_components(house: Any, pairs: list[tuple[int, int]]) -> None:
             assert found[one] == {numbers[other] for other in range(8) if root(other) == root(place)}
 
 
+def test_a_rebuild_makes_the_same_people_from_what_the_record_says(house: Any) -> None:
+    known(house, "user:a", "email:a@example.org", "user:b")
+    tenant = house.alice.tenant_id
+    with house.session() as session:
+        first = join(house, session, "user:a", "email:a@example.org")
+        second_one = join(house, session, "user:a", "user:b")
+        apart = merging.split(session, house.vault, house.alice, names("user:b"), reason="r", now=house.now)
+        numbers = [number(house, session, text) for text in ("user:a", "email:a@example.org", "user:b")]
+        wanted = groups(session, tenant, numbers)
+        for row in session.exec(select(Subject)):
+            row.person_no = None
+        session.flush()
+        for people, split_off in ((first.numbers, ()), (second_one.numbers, ()), (apart.numbers, numbers[2:])):
+            merging.replay(session, tenant, people, split_off)
+        assert groups(session, tenant, numbers) == wanted
+
+
 def test_a_scope_change_opens_a_review_with_owner_deadline_and_list(house: Any) -> None:
     house.register([house.item(1), house.item(2, data_class="export"), house.item(3)])
     with house.session() as session:
