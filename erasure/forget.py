@@ -122,7 +122,10 @@ class Forgetting:
         for copy in plan.copies:
             states[copy.state] = states.get(copy.state, 0) + 1
         planned = {"request": request, "plan_hash": plan.hash, "copies": len(plan.copies), "states": states}
-        fence = {"request": request, "artifacts": sorted(copy.ref for copy in plan.copies)}
+        going = sorted(
+            copy.ref for copy in plan.copies if copy.state in (CopyState.PENDING, CopyState.AWAITING_EXTERNAL)
+        )
+        fence = {"request": request, "artifacts": going}
         approval = {
             "request": request,
             "plan_hash": plan.hash,

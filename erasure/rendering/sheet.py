@@ -284,6 +284,7 @@ def _approvals(certificate: Mapping[str, Any]) -> list[Block]:
     rule = {
         "dual": "Approval by a second person: who filed the request or checked the identity could not approve it.",
         "single": "Approval by one person: the operator allows that one person files and approves a request.",
+        "subject": "Approval by the person: they asked to forget this memory; their word reaches nothing of others.",
     }[certificate["approval"]]
     return [table(columns, rows), text(rule)]
 

@@ -216,6 +216,11 @@ def test_forget_this_is_one_call_that_ends_the_memory_and_what_was_made_from_it(
     certificate = json.loads(report.body)["certificate"]
     assert {copy["id"] for copy in certificate["copies"]} == {memory, derived}
     assert certificate["approval"] == "subject"
+    for kind, begins in (("text/html", b"<!"), ("application/pdf", b"%PDF")):
+        page = desk.client("legal").send("GET", f"/v1/requests/{request}/report", None, {"Accept": kind}).body
+        assert page.lower().startswith(begins.lower())
+    letter = desk.client("legal").send("GET", f"/v1/requests/{request}/letter", None, {"Accept": "text/plain"})
+    assert letter.status == 200
     examined = {line["name"]: line["examined"] for line in certificate["coverage"]}
     assert examined["agent"] == "yes"
     assert examined["transcript"] == "no"
