@@ -116,3 +116,43 @@ def test_damage_in_the_bucket_is_named_by_entry(desk: Any, running: Any) -> None
     found = replay(desk, stream="conv")
     assert [entry["integrity"] for entry in found["entries"]] == ["altered", "missing"]
     assert found["complete"] is False
+
+
+def test_a_hole_in_a_recorders_numbers_is_a_gap_only_if_no_stream_holds_them(desk: Any) -> None:
+    numbers = {"conv": (1, 2, 5, 6, 9), "other": (3, 4)}
+    for stream, found in numbers.items():
+        for seq in found:
+            say(desk, stream, {"n": seq}, recorder="r1", seq=seq)
+    found = replay(desk, stream="conv")
+    assert [(gap["kind"], gap["from"], gap["to"]) for gap in found["gaps"]] == [("recorder", 7, 8)]
+    assert [(hole["from"], hole["to"]) for hole in found["seq_holes"]] == [(3, 4)]
+    assert found["complete"] is False
+    # Spooled entries that arrive late close the gap.
+    say(desk, "other", {"n": 8}, recorder="r1", seq=8)
+    assert [(gap["from"], gap["to"]) for gap in replay(desk, stream="conv")["gaps"]] == [(7, 8)]
+    say(desk, "third", {"n": 7}, recorder="r1", seq=7)
+    found = replay(desk, stream="conv")
+    assert (found["gaps"], found["complete"]) == ([], True)
+    assert replay(desk, stream="other")["complete"] is True
+
+
+def test_a_recorder_that_used_to_send_heartbeats_and_stopped_is_told_as_silent(desk: Any) -> None:
+    beats = [0, 10, 20, 30, 40, 50, 600, 610]
+    say(desk, "conv", {"n": 0}, recorder="r1", seq=100, at="2026-11-29T12:00:01Z")
+    for seq, second in enumerate(beats):
+        at = f"2026-11-29T12:{second // 60:02}:{second % 60:02}Z"
+        say(
+            desk, "recorder:r1", {"recorded": seq}, kind="recorder.heartbeat", data_class="skeleton", recorder="r1",
+            seq=101 + seq, at=at, subjects=[],
+        )  # fmt: skip
+    say(desk, "conv", {"n": 1}, recorder="r1", seq=109, at="2026-11-29T12:11:00Z")
+    found = replay(desk, stream="conv")
+    assert found["complete"] is True
+    (silence,) = found["silences"]
+    assert (silence["since"], silence["until"], silence["usual_seconds"]) == (
+        "2026-11-29T12:00:50.000000Z",
+        "2026-11-29T12:10:00.000000Z",
+        10.0,
+    )
+    say(desk, "quiet", {"n": 2}, recorder="r2", seq=1)
+    assert replay(desk, stream="quiet")["silences"] == []
