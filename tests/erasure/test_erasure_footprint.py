@@ -80,9 +80,15 @@ def test_the_words_go_thirty_days_after_the_final_certificate_and_not_before(wor
             world.parts.vault.key_for(session, world.tenant.tenant_id, row.request_no, REQUEST_CLASS, "0000-00")
 
 
-def test_the_skeleton_stays_for_two_years_and_names_nobody(world: Any) -> None:
-    world.note("n1", "Ada wrote about her rash")
-    request = world.erase()
+@pytest.mark.scenario("C9")
+def test_the_skeleton_stays_for_two_years_names_nobody_and_lists_every_copy_with_its_proof(world: Any) -> None:
+    source = world.note("n1", "Ada wrote about her rash")
+    world.file("ada.txt", "Ada's summary", subjects=(), sources=(source,))
+    request = world.ask()
+    world.plan(request)
+    planned = {copy.ref for copy in world.rows(request)}
+    world.approve(request)
+    world.work()
     to_final(world, request)
     before = world.reader.certificate(world.acting(), request)
     world.now += timedelta(days=31)
@@ -95,6 +101,10 @@ def test_the_skeleton_stays_for_two_years_and_names_nobody(world: Any) -> None:
     assert "ada" not in json.dumps(view).lower()
     assert world.reader.certificate(world.acting(), request) == before
     assert world.reader.search(world.acting(), "email:ada@example.org") == []
+    copies = world.reader.copies(world.acting(), request)
+    assert {copy.ref for copy in world.rows(request)} == planned
+    assert len(copies) == len(planned)
+    assert all(copy["verified_at"] and len(copy["evidence"]) == 2 for copy in copies)
 
 
 def test_refused_cancelled_and_unmatched_requests_end_as_well(world: Any) -> None:

@@ -153,6 +153,20 @@ def test_html_shows_every_word_of_the_model_and_the_pdf_is_set_from_the_same_one
         assert needle in shown
 
 
+@pytest.mark.scenario("S18")
+def test_every_deletion_says_when_it_was_asked_for_begun_ended_and_looked_for(issued: Any) -> None:
+    certificate = issued.document["certificate"]
+    assert certificate["received_at"]
+    assert certificate["approvals"][0]["at"]
+    times = ("started_at", "finished_at", "verified_at")
+    assert [copy["copy"] for copy in certificate["copies"] if not all(copy[name] for name in times)] == []
+    rows = sheet_of(issued.report)["sections"][-2]["blocks"][-1]["rows"]
+    assert len(rows) == len(certificate["copies"])
+    for row, copy in zip(rows, certificate["copies"], strict=True):
+        for name, cell in (("finished_at", row[4]), ("verified_at", row[5])):
+            assert cell.startswith(copy[name][:19].replace("T", " "))
+
+
 def test_the_same_certificate_gives_the_same_bytes(issued: Any) -> None:
     assert paper.certificate_pdf(issued.report) == paper.certificate_pdf(issued.report)
     assert paper.certificate_html(issued.report) == paper.certificate_html(issued.report)
