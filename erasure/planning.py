@@ -132,7 +132,12 @@ class Planner:
             row.fence_at = now
             line = {"by": acting.principal, "at": instant_text(now), "plan_hash": plan_hash, "entry": entry_id}
             row.approvals = [*row.approvals, line]
-            row.details = {**row.details, "fence_entry": fence_entry, "approved_entry": entry_id}
+            row.details = {
+                **row.details,
+                "fence_entry": fence_entry,
+                "approved_entry": entry_id,
+                "approval": self._parts.approval,
+            }
             session.add(row)
             detail = {"state": row.state, "plan_hash": plan_hash, "addendum": len(added)}
             history.add_event(
