@@ -210,7 +210,9 @@ def _judge(data_class: DataClass, placed: Mapping[str, StoreRow], found: _Seen) 
 
 
 def _has_eraser(store: StoreRow) -> bool:
-    return store.kind in built_kinds() or store.kind == _ERASED_IN_PROCESS
+    return store.config.get("enabled") is not False and (
+        store.kind in built_kinds() or store.kind == _ERASED_IN_PROCESS
+    )
 
 
 def _keeps_longer(store: StoreRow, data_class: DataClass) -> bool:

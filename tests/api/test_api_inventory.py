@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from api.commands.inventory import inventory
+from registry.models import StoreRow
 
 NUMBERS = itertools.count(1)
 CLASS: dict[str, Any] = {
@@ -89,19 +90,32 @@ def test_a_store_that_cannot_be_read_is_named(service: Any, root: Path) -> None:
     assert [one["store"] for one in looked["not_looked_at"]] == ["states"]
 
 
-def test_coverage_names_every_store_and_why_one_is_not_covered(service: Any, root: Path) -> None:
+@pytest.mark.scenario("A22")
+def test_a_class_in_a_store_that_nothing_erases_fails_the_check_and_is_not_covered(service: Any, root: Path) -> None:
     platform = service.role("platform")
     put(service, root, {})
-    declared = {"kind": "files", "config": {"root": str(root), "enabled": False}}
-    answer = platform.put("/v1/stores/off", json=declared)
+    # A row that a newer version wrote: no version refuses to declare only what it has not.
+    tenants = {one.tenant: one.tenant_id for one in service.services.tenants()}
+    with service.services.database.transaction(tenants["default"]) as session:
+        session.merge(
+            StoreRow(
+                tenant_id=tenants["default"], name="scrolls", version=1, kind="parchment", config={}, about={},
+                created_at=service.services.clock.now(), created_by="newer",
+            )
+        )  # fmt: skip
+    put(service, root, {}, store="scrolls", locator={"shelf": "7"})
     found = service.role("auditor").get("/v1/audit/coverage").json()
     stores = {one["name"]: one for one in found["stores"]}
     assert (stores["states"]["examined"], stores["states"]["level"]) == (True, "L2")
     assert stores["states"]["residual"]["backup_retention"] == "not stated"
-    if answer.status_code in (200, 201):
-        assert {"store": "off", "because": "the store is disabled"} in found["not_covered"]
-    assert class_view(found)["items"] >= 1
+    assert (stores["scrolls"]["examined"], stores["scrolls"]["items"]) == (False, 1)
+    why = "stores of kind parchment are not built in this version"
+    assert {"store": "scrolls", "because": why} in found["not_covered"]
+    assert class_view(found)["items"] >= 2
     assert found["subjects"]["propagation_pending"] == 0
+    assert "no_eraser" in class_view(platform.get("/v1/inventory").json())["gaps"]
+    arguments = ["--url", service.url, "--token", service.tokens["platform"]]
+    assert CliRunner().invoke(inventory, arguments, standalone_mode=False).return_value == 1
 
 
 def test_a_declared_anonymisation_is_a_statement_in_the_coverage(service: Any, root: Path) -> None:

@@ -11,13 +11,14 @@ import pytest
 import sqlalchemy as sa
 
 from ledger.models import EntryRow
-from registry import artifacts, subjects
+from registry import artifacts, origins, subjects
 from registry.classes import STARTER_CLASSES, put_class
 from registry.errors import Conflict, InvalidDeclaration, MalformedSubject, RejectedSources, UnknownArtifact
 from registry.identifiers import parse_subject
 from registry.keyed import Lookups
 from registry.models import Artifact, Derivation, ReviewRow, ScopeKey, Tombstone
 from registry.sets import intern_set
+from vault.errors import VaultError
 
 ENTRY = "0198c0de-0000-7000-8000-000000000001"
 
@@ -506,6 +507,59 @@ def test_more_than_a_thousand_people_behind_an_item_are_refused_by_name(house: A
     )
     assert problem_of(bad) == "too-many-subjects"
     assert good["status"] == "created"
+
+
+AGGREGATE: dict[str, Any] = {
+    "state": "file", "personal": True, "owner": "team-ml", "description": "model weights", "legal_basis": "contract",
+    "retention": {"keep": "P2Y", "from": "created", "then": "review"}, "erasure": {"on_request": "erase"},
+    "aggregate": True, "derived": {"default": "review"},
+}  # fmt: skip
+
+
+def test_an_aggregate_is_declared_and_every_person_behind_it_is_found(house: Any) -> None:
+    with house.session() as session:
+        put_class(session, house.alice, "weights", AGGREGATE, house.now)
+        session.commit()
+    house.register([house.item(n, subjects=[f"user:u{n}"]) for n in range(1500)])
+    every = [place(n) for n in range(1500)]
+    [made] = house.register([house.item(2000, data_class="weights", subjects=None, sources=every)])
+    assert made["status"] == "created"
+    with house.session() as session:
+        for number in (0, 750, 1499):
+            people = subjects.find(session, house.vault, house.alice, [parse_subject(f"user:u{number}")])
+            assert len(artifacts.artifacts_of(session, house.alice.tenant_id, people.values())) == 2
+
+
+def test_a_crowd_that_grew_behind_an_item_of_another_class_is_a_gap(house: Any) -> None:
+    house.register([house.item(n, subjects=[f"user:u{n}"]) for n in range(1100)])
+    first, second = house.register(
+        [
+            house.item(2000, subjects=None, sources=[place(n) for n in range(600)]),
+            house.item(2001, subjects=None, sources=[place(2000)]),
+        ]
+    )
+    assert first["status"] == "created"
+    house.register([house.item(2002, subjects=None, sources=[place(n) for n in range(600, 1100)])])
+    with house.session() as session:
+        with pytest.raises(RejectedSources):
+            origins.add_sources(session, house.vault, house.alice, second["id"], [place(2002)], now=house.now)
+        with pytest.raises(RejectedSources):
+            origins.add_sources(session, house.vault, house.alice, first["id"], [place(2002)], now=house.now)
+
+
+@pytest.mark.scenario("S7")
+def test_a_sealed_row_that_was_moved_or_replaced_fails_loudly(house: Any) -> None:
+    first, second = house.register([house.item(1), house.item(2)])
+    tenant = house.alice.tenant_id
+    with house.session() as session:
+        rows = artifacts.find_artifacts(session, tenant, [first["id"], second["id"]])
+        moved, other = rows[first["id"]], rows[second["id"]]
+        moved.sealed = other.sealed
+        with pytest.raises(VaultError):
+            artifacts.open_details(session, house.vault, tenant, [moved])
+        moved.sealed = b'{"locator": {"table": "memories", "key": {"id": 1}}}'
+        with pytest.raises(VaultError):
+            artifacts.open_details(session, house.vault, tenant, [moved])
 
 
 def test_ten_thousand_sources_of_one_person_are_one_item(house: Any) -> None:

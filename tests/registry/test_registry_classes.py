@@ -108,16 +108,24 @@ def test_what_is_no_object_is_refused(junk: Any) -> None:
     ("path", "value"),
     [
         ("masking", {"fields": ["email"]}), ("anonymise", True), ("redact", ["email"]), ("joint", "all"),
-        ("aggregate", True), ("key_scope", "conversation"), ("schema", {"pattern": "a+"}),
+        ("key_scope", "conversation"), ("schema", {"pattern": "a+"}),
         ("erasure.redact", ["a"]), ("erasure.masking", "hash"), ("erasure.on_request", "anonymise"),
         ("erasure.on_request", "redact"), ("derived.joint", "any"),
     ],
 )  # fmt: skip
+@pytest.mark.scenario("C3")
 def test_what_is_not_built_is_refused_by_name(path: str, value: Any) -> None:
     with pytest.raises(NotBuilt) as refused:
         parse_class("support", changed(path, value))
     assert refused.value.problem == "not-built"
     assert refused.value.faults[0].pointer == "/" + path.replace(".", "/")
+
+
+def test_an_aggregate_ends_by_a_humans_decision_only() -> None:
+    with pytest.raises(InvalidDeclaration) as refused:
+        parse_class("weights", changed("aggregate", True))
+    assert [fault.pointer for fault in refused.value.faults] == ["/derived/default"]
+    assert parse_class("weights", {**changed("aggregate", True), "derived": {"default": "review"}}).aggregate
 
 
 def test_all_faults_are_named_at_once() -> None:
