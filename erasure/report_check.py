@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import binascii
 import json
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from vault.envelope import unseal_with_part_key
 from vault.errors import VaultError
 from vault.packing import unpack
 
+_WINDOW = re.compile(r"([0-9]{1,19})-([0-9]{1,19})?")
 MAX_BYTES = 256 * 1024 * 1024
 
 
@@ -48,13 +50,19 @@ class _Event:
     body: Mapping[str, Any]
 
 
-def check(report: bytes, certificate_vkey: str, log_vkey: str | None = None) -> list[str]:
-    """What was proven, a sentence each. Raises: ReportError naming the place that does not hold."""
+def check(report: bytes, certificate_vkey: str | Sequence[str], log_vkey: str | None = None) -> list[str]:
+    """What was proven, a sentence each. Raises: ReportError naming the place that does not hold.
+
+    Of several certificate keys the one that the certificate names counts. A key that was rotated or revoked is written
+    with its window, `VKEY 0-40` (the list of keys shows it): it signs only certificates whose checkpoint lies in it.
+    """
     document = _parse(report)  # 1
     certificate = _member(document, "certificate", dict, "")
-    _check_signature(document, certificate, certificate_vkey)  # 2
+    pins = [certificate_vkey] if isinstance(certificate_vkey, str) else list(certificate_vkey)
+    window = _check_signature(document, certificate, pins)  # 2
     log = _member(certificate, "log", dict, "/certificate")
     checkpoint, pinned = _checkpoint(log, log_vkey)  # 3
+    _check_window(window, checkpoint.size)
     proofs = _member(log, "proofs", list, "/certificate/log")
     place = "/certificate/log/proofs"
     events = [_event(proof, checkpoint, f"{place}/{number}") for number, proof in enumerate(proofs)]  # 4
@@ -99,20 +107,47 @@ def _parse(report: bytes) -> dict[str, Any]:
     return document
 
 
-def _check_signature(document: Mapping[str, Any], certificate: Mapping[str, Any], vkey: str) -> None:
+_Window = tuple[int, int | None]
+
+
+def _pinned(pin: str) -> tuple[Ed25519Verifier, _Window]:
+    """A vkey, with the window of tree sizes behind it if there is one."""
+    text, _, shown = pin.strip().partition(" ")
+    window = _WINDOW.fullmatch(shown)
+    if shown and window is None:
+        raise ReportError("/signature/key", "behind the key stands no window of sizes such as 0-40")
+    span = (int(window[1]), int(window[2]) if window[2] else None) if window else (0, None)
+    return Ed25519Verifier.from_vkey(text), span
+
+
+def _check_window(window: _Window, size: int) -> None:
+    """A stolen key that was revoked signs nothing new: what it signs needs a checkpoint of its time."""
+    first, last = window
+    if size < first or (last is not None and size > last):
+        end = "now" if last is None else str(last)
+        detail = (
+            f"this key signs certificates of tree sizes {first} to {end}, this one is of size {size}: it was revoked"
+        )
+        raise ReportError("/signature/key", detail)
+
+
+def _check_signature(document: Mapping[str, Any], certificate: Mapping[str, Any], pins: Sequence[str]) -> _Window:
     signature = _member(document, "signature", dict, "")
     if set(signature) != {"key", "ed25519"}:
         raise ReportError("/signature", "expected key and ed25519")
     try:
-        verifier = Ed25519Verifier.from_vkey(vkey)
-        shown = f"{verifier.name}+{verifier.key_id.hex()}"
-        if signature["key"] != shown:
-            raise ReportError("/signature/key", f"expected {shown}, got another")
+        known = {
+            f"{verifier.name}+{verifier.key_id.hex()}": (verifier, window) for verifier, window in map(_pinned, pins)
+        }
+        if signature["key"] not in known:
+            raise ReportError("/signature/key", f"expected {' or '.join(known)}, got another")
+        verifier, window = known[signature["key"]]
         verifier.verify(PREFIX + rfc8785.dumps(dict(certificate)), _bytes(signature["ed25519"], "/signature/ed25519"))
     except LedgerError as error:
         raise ReportError("/signature", str(error)) from error
     if certificate.get("schema") != SCHEMA:
         raise ReportError("/certificate/schema", f"expected {SCHEMA}")
+    return window
 
 
 def _checkpoint(log: Mapping[str, Any], pinned: str | None) -> tuple[Checkpoint, bool]:
@@ -208,6 +243,8 @@ def _check_approval(certificate: Mapping[str, Any], events: Sequence[_Event]) ->
                 raise ReportError(f"{place}/{name}", "the record says otherwise")
         if event.body.get("plan_hash") != certificate["plan_hash"]:
             raise ReportError(place, "another plan was approved")
+        if event.body.get("approval") != certificate["approval"]:
+            raise ReportError("/certificate/approval", "the record says otherwise")
     if not any(event.kind == Kind.FENCE_SET for event in events):
         raise ReportError("/certificate/log/proofs", "no fence is in the record")
 
