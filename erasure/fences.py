@@ -6,7 +6,9 @@ only what was said before, within the limit, so that the person's next words fin
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
+from typing import Any
 
 import sqlalchemy as sa
 from sqlmodel import Session, col
@@ -19,6 +21,16 @@ from registry.models import Artifact
 def is_limited(row: RequestRow) -> bool:
     """Whether a request asks for less than everything of its persons."""
     return not row.details.keys().isdisjoint(("data_classes", "scopes", "artifacts"))
+
+
+def fence_body(row: RequestRow, people: Sequence[str]) -> dict[str, Any]:
+    """What the record is told before the fence takes effect: `subjects` are closed whole, `persons` within limits."""
+    if not is_limited(row):
+        return {"request": row.request_id, "subjects": list(people)}
+    told: dict[str, Any] = {"request": row.request_id, "persons": list(people)}
+    if "data_classes" in row.details:
+        told["data_classes"] = row.details["data_classes"]
+    return told
 
 
 def set_fence(session: Session, row: RequestRow, now: datetime) -> None:

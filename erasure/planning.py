@@ -27,11 +27,11 @@ from erasure import answer_plans, captures, history, restrict
 from erasure.captures import Wanted
 from erasure.desk import Desk, facts_of
 from erasure.errors import IllegalMove, StalePlan
-from erasure.fences import lift_fence, set_fence
+from erasure.fences import fence_body, lift_fence, set_fence
 from erasure.models import RequestRow
 from erasure.parts import Parts
 from erasure.plan import Plan, PlanCopy, PlanInput, addendum, build, instant_text
-from erasure.request import Facts, Move, Right, State, move
+from erasure.request import CopyState, Facts, Move, Right, State, move
 from erasure.sealed import Capture, RequestSeal
 from erasure.selector import select_subjects
 from erasure.standing import claim_of
@@ -108,7 +108,7 @@ class Planner:
             ids = subjects.opaque_ids(session, acting.tenant_id, row.subjects)
         if right != Right.ERASURE:
             return self._approve_answer(acting, request_id, plan_hash, now)
-        fence = {"request": request_id, "subjects": sorted(ids.values())}
+        fence = fence_body(row, sorted(ids.values()))
         fence_entry = self._parts.record.event(acting.tenant_id, Kind.FENCE_SET, fence, now)  # 2
         approval = {
             "request": request_id,
@@ -276,7 +276,13 @@ class Planner:
 def wanted_of(copies: Sequence[PlanCopy]) -> list[Wanted]:
     """The artifacts of a plan whose places are to be captured."""
     return [
-        Wanted(ref=copy.ref, artifact_id=copy.artifact_id, store=copy.store, built=copy.state != "not_covered")
+        Wanted(
+            ref=copy.ref,
+            artifact_id=copy.artifact_id,
+            store=copy.store,
+            built=copy.state != "not_covered",
+            goes=copy.state == CopyState.PENDING,
+        )
         for copy in copies
         if copy.artifact_id is not None
     ]

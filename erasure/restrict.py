@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure.errors import LiftingNotTold
@@ -22,7 +21,8 @@ from erasure.models import RequestRow
 from erasure.plan import IDENTITY, VAULT, Plan, PlanCopy, PlanInput, framed, instant_text
 from erasure.request import CopyState, Right
 from registry import subjects
-from registry.models import RestrictionRow, Subject
+from registry.models import RestrictionRow
+from registry.restricted import mark
 from retention.decide import Because, Claim, concerns
 
 _OBJECTIONABLE = ("legitimate", "public interest", "6(1)(e)", "6(1)(f)", "marketing")
@@ -106,7 +106,7 @@ def begin(session: Session, row: RequestRow) -> int:
         )
         begun += 1
     session.flush()
-    _mark(session, row.tenant_id, row.subjects)
+    mark(session, row.tenant_id, row.subjects)
     return begun
 
 
@@ -123,44 +123,6 @@ def body_of(session: Session, row: RequestRow) -> dict[str, Any]:
         "since": instant_text(row.received_at),
         "limited": is_limited(row),
     }
-
-
-def set_again(session: Session, tenant_id: int, body: Mapping[str, Any]) -> int:
-    """Put a restriction in force from its event in the record, where a restored database lacks it; how many people."""
-    wanted = list(body["subjects"])
-    numbers = session.scalars(
-        sa.select(col(Subject.subject_no)).where(
-            col(Subject.tenant_id) == tenant_id, col(Subject.subject_id).in_(wanted)
-        )
-    ).all()
-    made = 0
-    for subject_no in sorted(numbers):
-        if session.get(RestrictionRow, (tenant_id, body["request"], subject_no)) is None:
-            since = datetime.fromisoformat(body["since"])
-            session.add(
-                RestrictionRow(tenant_id=tenant_id, request_id=body["request"], subject_no=subject_no, since=since)
-            )
-            made += 1
-    session.flush()
-    _mark(session, tenant_id, list(numbers))
-    return made
-
-
-def lifted_again(session: Session, tenant_id: int, body: Mapping[str, Any], at: datetime) -> int:
-    """Lift what a later event of the record lifted; how many people."""
-    rows = session.exec(
-        select(RestrictionRow).where(
-            RestrictionRow.tenant_id == tenant_id,
-            RestrictionRow.request_id == body["request"],
-            col(RestrictionRow.ended_at).is_(None),
-        )
-    ).all()
-    for one in rows:
-        one.ended_at = at
-        session.add(one)
-    session.flush()
-    _mark(session, tenant_id, [one.subject_no for one in rows])
-    return len(rows)
 
 
 def has_begun(session: Session, row: RequestRow) -> bool:
@@ -187,7 +149,7 @@ def end(session: Session, row: RequestRow, now: datetime) -> int:
         one.ended_at = now
         session.add(one)
     session.flush()
-    _mark(session, row.tenant_id, [one.subject_no for one in rows])
+    mark(session, row.tenant_id, [one.subject_no for one in rows])
     return len(rows)
 
 
@@ -201,21 +163,3 @@ def _open_rows(session: Session, row: RequestRow) -> list[RestrictionRow]:
             )
         )
     )
-
-
-def _mark(session: Session, tenant_id: int, subject_nos: list[int]) -> None:
-    """Keep on each person which request restricts them: any one in force, so that readers need one look."""
-    for subject_no in sorted(set(subject_nos)):
-        name = session.scalar(
-            sa.select(sa.func.min(col(RestrictionRow.request_id))).where(
-                col(RestrictionRow.tenant_id) == tenant_id,
-                col(RestrictionRow.subject_no) == subject_no,
-                col(RestrictionRow.ended_at).is_(None),
-            )
-        )
-        session.connection().execute(
-            sa.update(Subject)
-            .where(col(Subject.tenant_id) == tenant_id, col(Subject.subject_no) == subject_no)
-            .values(restricted_by=name)
-        )
-    session.expire_all()

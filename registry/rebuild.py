@@ -33,8 +33,9 @@ from ledger.head import Transactions, save
 from ledger.log import Log
 from ledger.models import EntryRow, LogState, PartRef
 from ledger.objects import HotStore
-from registry import artifacts, merging, streams, subjects
+from registry import artifacts, limited, merging, restricted, streams, subjects
 from registry.errors import JournalUnreadable, NothingToRebuild
+from registry.graph import mark_erasing
 from registry.journal import (
     END,
     VAULT_ROWS,
@@ -60,7 +61,7 @@ _EVENTS = 500
 _REPLAYED = (
     Kind.FENCE_SET, Kind.FENCE_LIFTED, Kind.KEY_DESTROYING, Kind.KEY_DESTROYED, Kind.KEK_DESTROYED, Kind.HOLD_PLACED,
     Kind.HOLD_RELEASED, Kind.TOKEN_MINTED, Kind.TOKEN_REVOKED, Kind.REQUEST_RECEIVED, Kind.COPY_ERASED,
-    Kind.SUBJECT_MERGED, Kind.SUBJECT_SPLIT,
+    Kind.RESTRICTION_SET, Kind.RESTRICTION_LIFTED, Kind.SUBJECT_MERGED, Kind.SUBJECT_SPLIT,
 )  # fmt: skip
 _GONE = frozenset({"erased_logical", "erased_physical", "already_absent", "regenerated"})
 
@@ -332,13 +333,13 @@ class _Replay:
     def _take(self, session: Session, event: _Event) -> None:
         body = event.body
         match event.kind:
-            case Kind.FENCE_SET:
-                numbers = _numbers_of(session, self._made.tenant_id, body["subjects"])
-                self._fences[body["request"]] = numbers
-                self._made.fenced += subjects.fence(session, self._made.tenant_id, numbers, body["request"], event.at)
-            case Kind.FENCE_LIFTED:
-                numbers = self._fences.get(body["request"], [])
-                subjects.lift_fence(session, self._made.tenant_id, numbers, body["request"])
+            case Kind.FENCE_SET | Kind.FENCE_LIFTED:
+                self._fence(session, event)
+            case Kind.RESTRICTION_SET | Kind.RESTRICTION_LIFTED:
+                again = event.kind is Kind.RESTRICTION_SET
+                (restricted.set_again if again else restricted.lifted_again)(
+                    session, self._made.tenant_id, body, event.at
+                )
             case Kind.KEY_DESTROYING:
                 self._going.append((body["owner"], frozenset(body["keys"]), event.at))
             case Kind.KEY_DESTROYED:
@@ -360,6 +361,28 @@ class _Replay:
                 self._bury(session, body, event.at)
             case _:
                 pass
+
+    def _fence(self, session: Session, event: _Event) -> None:
+        """Close or open whole persons, and what an erasure limited to classes closed.
+
+        What a conversation's erasure closed is told by keyed look-ups, which are in no event.
+        """
+        body, tenant_id = event.body, self._made.tenant_id
+        if event.kind is Kind.FENCE_LIFTED:
+            subjects.lift_fence(session, tenant_id, self._fences.get(body["request"], []), body["request"])
+            limited.open_again(session, tenant_id, body["request"])
+            return
+        # What was to be forgotten is used by nobody, whether or not the request is known.
+        going = artifacts.find_artifacts(session, tenant_id, body.get("artifacts", ()))
+        mark_erasing(session, tenant_id, {row.id: body["request"] for row in going.values()})
+        numbers = _numbers_of(session, tenant_id, body.get("subjects", ()))
+        self._fences[body["request"]] = numbers
+        self._made.fenced += subjects.fence(session, tenant_id, numbers, body["request"], event.at)
+        if "data_classes" in body:
+            persons = _numbers_of(session, tenant_id, body["persons"])
+            limited.close(
+                session, tenant_id, persons, body["request"], event.at, data_classes=body["data_classes"], scopes=None
+            )
 
     def _settle(self, session: Session, owner: str, keys: frozenset[str], at: datetime) -> None:
         # One announcement follows each event of a chunk of keys; those it leaves out were kept.

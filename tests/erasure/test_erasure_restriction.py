@@ -11,6 +11,7 @@ from erasure.errors import IllegalMove, LiftingNotTold, UnknownGround
 from erasure.standing import standing
 from erasure.sweep_copies import Sweeps
 from ledger.entry import Kind
+from registry import restricted as restricted_rows
 from registry import subjects
 from registry.identifiers import parse_subject
 from registry.models import Subject
@@ -197,7 +198,6 @@ def test_setting_and_lifting_are_entries_of_the_record(world: World) -> None:
 def test_a_restored_database_is_told_of_its_restrictions_again_by_the_record(world: World) -> None:
     from sqlmodel import delete, select
 
-    from erasure import restrict
     from ledger.models import EntryRow
     from registry.models import RestrictionRow
 
@@ -212,10 +212,10 @@ def test_a_restored_database_is_told_of_its_restrictions_again_by_the_record(wor
     assert "ada" not in json.dumps({name: value for name, value in body.items() if name != "subjects"})
     assert in_force(world) == ()
     with world.parts.transactions(world.tenant.tenant_id) as session:
-        assert restrict.set_again(session, world.tenant.tenant_id, body) == 1
-        assert restrict.set_again(session, world.tenant.tenant_id, body) == 0
+        assert restricted_rows.set_again(session, world.tenant.tenant_id, body, world.now) == 1
+        assert restricted_rows.set_again(session, world.tenant.tenant_id, body, world.now) == 0
     assert [one.request_id for one in in_force(world)] == [request]
     assert marked(world) == request
     with world.parts.transactions(world.tenant.tenant_id) as session:
-        assert restrict.lifted_again(session, world.tenant.tenant_id, {"request": request}, world.now) == 1
+        assert restricted_rows.lifted_again(session, world.tenant.tenant_id, {"request": request}, world.now) == 1
     assert in_force(world) == ()
