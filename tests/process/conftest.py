@@ -106,7 +106,7 @@ def wait_for(read: Callable[[], Any], seconds: float = 30.0) -> Any:
 
 
 def _embedded(base: Path) -> Settings:
-    return load(base / "data", allow_targets=f"file:{base}/stores/**,sqlite:{base}/stores/**")
+    return load(base / "data", allow_targets=f"file:{base}/stores/**,sqlite:{base}/stores/**,127.0.0.1:*,localhost:*")
 
 
 def _on_servers(base: Path, request: pytest.FixtureRequest, patch: pytest.MonkeyPatch) -> Settings:
