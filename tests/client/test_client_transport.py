@@ -1,31 +1,55 @@
-"""Answers that a dying server cut short are no answers."""
+"""A connection is used again while it is warm, and not after a silence in which the server may have ended it."""
 
 from __future__ import annotations
 
-import socket
 import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from muniment.errors import TransportError
+from muniment import transport
 from muniment.transport import Transport
 
 
-@pytest.mark.parametrize("sent", [b"", b'{"res'])
-def test_an_answer_that_was_cut_short_is_a_lost_answer(sent: bytes) -> None:
-    """A server killed in the middle of a response: what came must not be read as all of it."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
+class Impatient(BaseHTTPRequestHandler):
+    """Keeps a connection open, and ends it as soon as it is silent for a moment, as servers do."""
 
-        def die() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 30\r\n\r\n" + sent)
+    protocol_version = "HTTP/1.1"
+    timeout = 0.3
 
-        thread = threading.Thread(target=die)
-        thread.start()
-        transport = Transport(f"http://127.0.0.1:{server.getsockname()[1]}", None, timeout_seconds=5)
-        with pytest.raises(TransportError):
-            transport.request("GET", "/")
-        thread.join()
-        transport.close()
+    def do_GET(self) -> None:
+        body = str(self.client_address[1]).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
+        pass
+
+
+@pytest.fixture
+def address() -> Iterator[str]:
+    server = HTTPServer(("127.0.0.1", 0), Impatient)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_silent_connection_is_opened_anew_before_the_server_is_asked(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = Transport(address, None)
+    first, second = (client.request("GET", "/").body for _ in range(2))
+    assert first == second
+    monkeypatch.setattr(transport, "_IDLE_SECONDS", 0.1)
+    for _ in range(3):
+        time.sleep(0.5)  # longer than the server waits: a request into the old connection would be lost
+        third = client.request("GET", "/").body
+        assert third != second
+        second = third
+    client.close()

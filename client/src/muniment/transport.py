@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 _MAX_ANSWER_BYTES = 64 << 20
 _REOPEN_REQUESTS = 100
 _REOPEN_SECONDS = 60.0
+_IDLE_SECONDS = 2.0
+"""Servers end connections that are silent for some seconds (uvicorn after 5); a request into one of those is lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,7 @@ class Transport:
         self._connection: HTTPConnection | None = None
         self._requests = 0
         self._opened = 0.0
+        self._used = 0.0
 
     def request(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
@@ -99,12 +102,13 @@ class Transport:
         from http.client import HTTPConnection, HTTPSConnection
 
         now = time.monotonic()
-        if self._requests >= _REOPEN_REQUESTS or now - self._opened > _REOPEN_SECONDS:
+        aged = self._requests >= _REOPEN_REQUESTS or now - self._opened > _REOPEN_SECONDS
+        if aged or now - self._used > _IDLE_SECONDS:
             self.close()
         if self._connection is None:
             kind = HTTPSConnection if self._secure else HTTPConnection
             self._connection = kind(self._host, self._port, timeout=self._timeout)
-            self._opened = now
+            self._opened = self._used = now
             self._requests = 0
         self._requests += 1
         return self._connection
@@ -118,6 +122,7 @@ class Transport:
             # Asked for so many bytes at most, the library takes a broken connection for the end of the answer.
             message = "answer cut short"
             raise ValueError(message)
+        self._used = time.monotonic()
         headers = {name.lower(): value for name, value in response.getheaders()}
         if response.will_close:
             self.close()
