@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from connectors.memory import Faults
 from erasure.certificate import sign
 from erasure.errors import InvalidRequest, LetterNotReady, ReportError, RequestDataGone, UnknownRequest
 from erasure.footprint import end_footprints
 from erasure.letters import Asked, write
 from erasure.rendering import paper
 from erasure.rendering.blocks import day_text
-from erasure.rendering.carrier import opening_in
+from erasure.rendering.carrier import certificate_in, opening_in
+from erasure.rendering.compare import Pages, compare
 from erasure.rendering.letter import KINDS, LetterFacts, letter_of, plain
 from erasure.rendering.sheet import sheet_of
 from erasure.rendering.wording import LANGUAGES, WORDS
@@ -145,6 +147,35 @@ def test_certificate_and_letter_say_what_a_request_was_limited_to_and_nobody_can
     assert "these classes of data: note, and nothing else" in sheet_of(report)["verdict"]
     assert "Er war auf diese Datenarten beschränkt: note." in plain(letter(world, request))
     assert (world.files / "kept.txt").exists()
+
+
+def test_what_stays_and_what_failed_stand_on_paper_and_letter_with_ground_and_approver(world: Any) -> None:
+    world.classes(
+        {"invoice": {"erasure": {"on_request": "retain", "basis": "tax law", "until": "P8Y", "required": "L2"}}}
+    )
+    (world.files / "bill.txt").write_text("bill of Ada")
+    world.register({"data_class": "invoice", "store": "cvs", "locator": {"path": "bill.txt"}, "subjects": [ADA]})
+    world.memory_store("odd", Faults(unreachable=True))
+    world.keep_in_memory("odd", "a", "Ada wrote about her rash")
+    world.note("n1", "Ada wrote about her rash")
+    request = world.erase()
+    assert world.state(request) == "partially_failed"
+    with pytest.raises(LetterNotReady):
+        letter(world, request, kind="answer")
+    world.desk.accept_exceptions(world.acting("dan"), request, reason="the vendor is gone", now=world.now)
+    world.work()
+    report = world.reader.certificate(world.acting(), request)
+    shown = paper.certificate_html(report).decode()
+    for needle in ("Ended with exceptions", "store not reached", "dan, ", "tax law", "invoice"):
+        assert needle in shown, needle
+    assert "vendor is gone" not in shown, "the reason is sealed"
+    pdf = paper.certificate_pdf(report)
+    assert compare(pdf, certificate_in(pdf)) is Pages.SAME
+    check(report, world.certificate_key, world.log_key)
+    text = plain(letter(world, request, language="en"))
+    assert "could not be erased, see below" in text
+    assert "- note in odd" in text
+    assert "tax law" in text
 
 
 def test_the_state_decides_which_letter_is_written(world: Any) -> None:
