@@ -1,7 +1,8 @@
 """Limited fences: what was said before an erasure that was limited to a class or a conversation stays out.
 
 Guarantees: the person's later words pass; words from before the approval, sent late, are dropped within the limit and
-nowhere else. Not here: the fence of a whole person (`registry.subjects`), and artifacts, whose sources tell.
+nowhere else. An artifact is late by the time at which it was observed, or by an entry that it was made of. Not here:
+the fence of a whole person (`registry.subjects`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from ledger.models import EntryRow
 from registry.keyed import chunks
 from registry.models import LimitedFence, ScopeKey, StreamRow
 
@@ -21,9 +23,18 @@ from registry.models import LimitedFence, ScopeKey, StreamRow
 class Limit:
     """A limited fence: until when, and within which classes or scopes (None: not limited by this)."""
 
+    request_id: str
     at: datetime
     data_classes: frozenset[str] | None
     scopes: frozenset[str] | None
+
+    def covers(self, at: datetime, data_class: str, scopes: frozenset[str]) -> bool:
+        """Whether something of that time, class and scope belongs to what was erased."""
+        return (
+            at <= self.at
+            and (self.data_classes is None or data_class in self.data_classes)
+            and (self.scopes is None or not self.scopes.isdisjoint(scopes))
+        )
 
 
 def of_people(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> dict[int, list[Limit]]:
@@ -35,6 +46,7 @@ def of_people(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> d
         )
         for row in rows:
             limit = Limit(
+                request_id=row.request_id,
                 at=row.at,
                 data_classes=None if row.data_classes is None else frozenset(row.data_classes),
                 scopes=None if row.scopes is None else frozenset(row.scopes),
@@ -61,12 +73,24 @@ def scopes_of(session: Session, tenant_id: int, stream_nos: Iterable[int]) -> di
 
 def closes(limits: Sequence[Limit], at: datetime, data_class: str, scopes: frozenset[str]) -> bool:
     """Whether words of that time and class, in a stream of these scopes, belong to what was erased."""
-    return any(
-        at <= limit.at
-        and (limit.data_classes is None or data_class in limit.data_classes)
-        and (limit.scopes is None or not limit.scopes.isdisjoint(scopes))
-        for limit in limits
-    )
+    return any(limit.covers(at, data_class, scopes) for limit in limits)
+
+
+def late_entries(session: Session, tenant_id: int, indexes: Iterable[int], limits: Sequence[Limit]) -> dict[int, str]:
+    """Those of these entries that a limited erasure took, each with its request: what is made of them goes too."""
+    found: dict[int, str] = {}
+    for chunk in chunks(sorted(set(indexes)) if limits else []):
+        rows = session.execute(
+            sa.select(col(EntryRow.idx), col(EntryRow.at), col(EntryRow.data_class), col(EntryRow.stream_no)).where(
+                col(EntryRow.tenant_id) == tenant_id, col(EntryRow.idx).in_(chunk)
+            )
+        ).all()
+        scopes = scopes_of(session, tenant_id, [row.stream_no for row in rows])
+        for row in rows:
+            for limit in limits:
+                if limit.covers(row.at, row.data_class, scopes.get(row.stream_no, frozenset())):
+                    found[row.idx] = limit.request_id
+    return found
 
 
 def close(

@@ -23,7 +23,7 @@ from sqlmodel import Session, col
 
 from ledger.actions import ActionState
 from ledger.models import ActionRow, EntryRow
-from registry import classes, memory_log, stores
+from registry import classes, limited, memory_log, stores
 from registry.acting import Acting
 from registry.declaration import DataClass
 from registry.errors import Fault, InvalidDeclaration
@@ -456,10 +456,31 @@ class _Registration:
 
     # ── 5. fences ─────────────────────────────────────────────────────────────────────────────────────────────
 
+    def _mark_late(self, full: Mapping[int, Members], everyone: Members) -> None:
+        """Note the limited erasure that an item belongs to: by when it was observed, or by an entry it was made of."""
+        people = limited.of_people(self.session, self.tenant_id, everyone)
+        if not people:
+            return
+        limits = [limit for found in people.values() for limit in found]
+        wanted = {parent.number for line, _ in self._open() for parent in line.parents if parent.kind == ENTRY}
+        taken = limited.late_entries(self.session, self.tenant_id, wanted, limits)
+        for line, item in self._open():
+            line.requests |= {taken[one.number] for one in line.parents if one.kind == ENTRY and one.number in taken}
+            if line.known is not None or item.observed_at is None:
+                continue
+            scopes = frozenset(self.lookups.scope(name, value).hex() for name, value in item.scope.items())
+            line.requests |= {
+                limit.request_id
+                for number in full[line.node] & people.keys()
+                for limit in people[number]
+                if limit.covers(item.observed_at, item.data_class.name, scopes)
+            }
+
     def _requests(self, full: Mapping[int, Members]) -> dict[int, str]:
         """The artifacts that must go at once, each with the request behind it; carried along edges of the batch."""
         everyone = frozenset[int]().union(*full.values())
         self.closed: dict[int, Fence] = fenced(self.session, self.tenant_id, everyone) if everyone else {}
+        self._mark_late(full, everyone)
         found = {known.id: known.request_id or "" for known in self.by_id.values() if known.status in GONE}
         edges: dict[int, set[int]] = {}
         for line, item in self._open():

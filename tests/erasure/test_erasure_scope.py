@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sqlite3
 from datetime import timedelta
 from typing import Any
 
@@ -160,3 +161,36 @@ def test_a_limited_request_of_one_person_leaves_a_shared_item_of_another_scope(w
     request = erased(world, data_classes=["note"])
     assert world.copy_states(request) == {gone: "erased_physical"}
     assert shared not in world.copy_states(request)
+
+
+def test_a_late_artifact_joins_the_limited_erasure_it_belongs_to_and_a_new_one_is_welcome(world: World) -> None:
+    world.note("n1", "the first note")
+    before = world.now
+    request = erased(world, data_classes=["note"])
+    with sqlite3.connect(world.database_file) as db:
+        db.executemany("INSERT INTO note VALUES (?, ?, ?)", [("n2", ADA, "a late note"), ("n3", ADA, "a new note")])
+    item = {"data_class": "note", "store": "db", "subjects": [ADA]}
+    late, new = world.register(
+        {**item, "locator": {"table": "note", "key": {"id": "n2"}}, "observed_at": before.isoformat()},
+        {**item, "locator": {"table": "note", "key": {"id": "n3"}}, "observed_at": world.now.isoformat()},
+    )
+    world.work()
+    assert world.state(request) == "completed"
+    assert world.copy_states(request)[late] == "erased_physical"
+    assert new not in world.copy_states(request)
+    assert world.bytes_left("a late note") == []
+    assert world.bytes_left("a new note")
+
+
+def test_what_is_made_of_an_erased_conversation_later_joins_its_erasure(world: World) -> None:
+    entry = {
+        "id": uuid7(world.now), "stream": "conv_1", "kind": "turn.user", "at": world.now.isoformat(),
+        "data_class": "transcript", "subjects": [ADA], "body": {"content": "the words"},
+    }  # fmt: skip
+    world.services.record.append(world.acting("writer"), [json.dumps(entry).encode()], world.now)
+    request = erased(world, conversation="conv_1")
+    assert world.state(request) == "completed"
+    summary = world.file("late.txt", "a summary of the words", subjects=[], sources=[f"entry:{entry['id']}"])
+    world.work()
+    assert world.copy_states(request)[summary] == "erased_physical"
+    assert not (world.files / "late.txt").exists()
