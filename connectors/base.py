@@ -340,6 +340,7 @@ _BUILT = {
     "langgraph": ("connectors.langgraph", "psycopg[binary]"),
     "langgraph_store": ("connectors.langgraph_store", "psycopg[binary]"),
     "s3": ("connectors.s3", ""),
+    "redis": ("connectors.redis", "muniment-server[redis]"),
 }
 """Kind → module with `open_store(config, read_only=…)`, and what to install where its import fails."""
 
