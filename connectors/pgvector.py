@@ -23,7 +23,7 @@ from connectors.errors import BadConfig, BadLocator, StoreUnreachable
 from connectors.sql import SqlConnector, open_database, owner_of
 from connectors.sql_catalog import key_of
 from connectors.sql_postgres import PostgresDatabase
-from connectors.vectors import HalfVectorType, forms, is_vector, numbers_of
+from connectors.vectors import PROBE, HalfVectorType, forms, is_vector, numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from connectors.sql import Candidate, _Open
     from connectors.sql_catalog import Catalog, Table
     from connectors.sql_rows import Batch
-
-_PROBE = 400
-"""Characters of a vector's text by which another row's equal vector is told; as good as all of it."""
 
 _INDEXES = (
     "SELECT count(*) FROM pg_catalog.pg_index i JOIN pg_catalog.pg_class c ON c.oid = i.indexrelid"
@@ -104,7 +101,7 @@ class PgvectorConnector(SqlConnector):
             yield from super()._pieces(table, column, value)
             return
         if found := forms(numbers_of(value), half=isinstance(kind, HalfVectorType)):
-            yield str(value)[:_PROBE].encode(), tuple(found)
+            yield str(value)[:PROBE].encode(), tuple(found)
 
     @override
     def reclaim(self, level: Level, *, now: datetime, deadline: float) -> ReclaimReport:

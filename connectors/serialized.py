@@ -48,7 +48,7 @@ def plain(value: object, kind: str | None = None) -> Any:
             return json.loads(value)
         if isinstance(value, str) and value[:1] in {"{", "["}:
             return json.loads(value)
-    except (msgspec.MsgspecError, ValueError, RecursionError):
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
         return value
     return value
 
@@ -71,28 +71,31 @@ def _opened(value: Any, depth: int) -> Any:
 
 def texts(value: Any) -> Iterator[str | bytes]:
     """Yield the texts of a plain value, without names of members and classes; of bytes, the readable runs."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, bytes):
-        yield from _RUN.findall(value)
-    elif isinstance(value, Made):
-        yield from texts(value.content)
-    elif isinstance(value, Mapping):
-        for each in value.values():
-            yield from texts(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from texts(each)
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, str):
+            yield each
+        elif isinstance(each, bytes):
+            yield from _RUN.findall(each)
+        elif isinstance(each, Made):
+            waiting.append(each.content)
+        elif isinstance(each, Mapping):
+            waiting += each.values()
+        elif isinstance(each, list | tuple):
+            waiting += each
 
 
-def shown(value: Any) -> Any:
-    """Return a plain value as JSON can hold it, for an export that a person reads."""
+def shown(value: Any, depth: int = 0) -> Any:
+    """Return a plain value as JSON can hold it, for an export that a person reads; the deepest levels as one text."""
+    if depth > _DEPTH and not isinstance(value, bytes | memoryview):
+        return str(value)
     if isinstance(value, Made):
-        return {"type": value.name, "content": shown(value.content)}
+        return {"type": value.name, "content": shown(value.content, depth + 1)}
     if isinstance(value, Mapping):
-        return {str(name): shown(each) for name, each in value.items()}
+        return {str(name): shown(each, depth + 1) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [shown(each) for each in value]
+        return [shown(each, depth + 1) for each in value]
     if isinstance(value, bytes | memoryview):
         return {"base64": base64.b64encode(bytes(value)).decode()}
     if value is None or isinstance(value, str | int | float | bool):

@@ -27,7 +27,7 @@ from connectors.serialized import plain, shown, texts
 from connectors.sql import Answer, SqlConnector, _Open, check_report
 from connectors.sql_database import Database, Refused
 from connectors.sql_rows import Batch
-from connectors.vectors import forms, is_vector, numbers_of
+from connectors.vectors import PROBE, HalfVectorType, forms, is_vector, numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -241,7 +241,7 @@ class UnitConnector(SqlConnector):
             answers[number] = self._judge(seen, forms)  # 2
             wanted += [number] if answers[number][0] is Outcome.ERASED else []
         for _, table in tables:
-            self._touch(now_open, table, with_children=False)
+            self._touch(now_open, table, with_children=True)
             if wanted:
                 now_open.rows.delete(replace(batch.only(wanted), table=table))  # 3
         run("COMMIT")  # 4
@@ -276,9 +276,9 @@ class UnitConnector(SqlConnector):
             batches = [each for group in self._by_table(now_open, items, refuse=True) for each in group]
             found: list[dict[Candidate, None]] = [{} for _ in items]
             for numbers, batch in batches:
-                self._database.arm(now_open.connection, limit)
-                for place, pieces in enumerate(self._candidates(now_open, batch)):
-                    found[numbers[place]] = pieces
+                for place, number in enumerate(numbers):
+                    self._database.arm(now_open.connection, limit)
+                    found[number] = self._candidates(now_open, batch.only([place]))
             every = [(number, piece) for number, pieces in enumerate(found) for piece in pieces]
             probes = [probe for _, (probe, _) in every]
             shared: set[int] = set()
@@ -292,28 +292,25 @@ class UnitConnector(SqlConnector):
                 kept += canaries
         return held
 
-    def _candidates(self, now_open: _Open, batch: Batch) -> list[dict[Candidate, None]]:
-        """Return what to look for later of each item of a batch: vectors, then its longest texts."""
-        told: list[dict[Candidate, None]] = [{} for _ in batch.keys]
-        said: list[set[bytes]] = [set() for _ in batch.keys]
+    def _candidates(self, now_open: _Open, batch: Batch) -> dict[Candidate, None]:
+        """Return what to look for later of one item: its vectors, then its longest texts."""
+        told: dict[Candidate, None] = {}
+        said: set[bytes] = set()
         for part, table in self._tables(now_open):
             written = [part.written] if part.written else []
-            for number, row in now_open.rows.select(replace(batch, table=table), [*part.content, *written]):
+            for _, row in now_open.rows.select(replace(batch, table=table), [*part.content, *written]):
                 for name, value in zip(part.content, row, strict=False):
                     if is_vector(table.columns[name]):
-                        found = forms(numbers_of(value))
-                        told[number] |= {(str(value)[:400].encode(), tuple(found)): None} if found else {}
+                        found = forms(numbers_of(value), half=isinstance(table.columns[name], HalfVectorType))
+                        told |= {(str(value)[:PROBE].encode(), tuple(found)): None} if found else {}
                         continue
                     read = plain(value, str(row[-1]) if written and name != self._shape.owner else None)
                     if isinstance(read, dict) and name == self._shape.owner:
                         read = {each: content for each, content in read.items() if each != self._owner_field}
-                    said[number] |= {each if isinstance(each, bytes) else _encoded(each) for each in _contents(read)}
-        for number, key in enumerate(batch.keys):
-            own = {_encoded(str(value)) for value in key}
-            longest = sorted((text for text in said[number] - own if len(text) >= MIN_CANARY), key=len, reverse=True)
-            pieces = [piece for text in longest[:_CANDIDATES] for piece in samples(text)]
-            told[number] |= {(piece, (piece,)): None for piece in pieces}
-        return told
+                    said |= {each if isinstance(each, bytes) else _encoded(each) for each in _contents(read)}
+        said -= {_encoded(str(value)) for value in batch.keys[0]}
+        longest = sorted((text for text in said if len(text) >= MIN_CANARY), key=len, reverse=True)
+        return told | {(piece, (piece,)): None for text in longest[:_CANDIDATES] for piece in samples(text)}
 
     @override
     def export(self, items: Sequence[Item], *, deadline: float) -> Iterator[tuple[str, bytes | None]]:

@@ -20,6 +20,9 @@ from sqlalchemy.dialects.postgresql.base import ischema_names
 KINDS = ("vector", "halfvec", "sparsevec")
 """The column types of pgvector that hold numbers."""
 
+PROBE = 400
+"""Characters of a vector's text by which another row's equal vector is told; as good as all of it."""
+
 _WINDOW = 12
 _DISTINCT = 3
 """A window with fewer different numbers, zero not counted, is found by chance."""
