@@ -40,7 +40,7 @@ from erasure.footprint import end_footprints
 from erasure.parts import Parts as ErasureParts
 from erasure.parts import Tenant as ErasureTenant
 from erasure.worker import run_due
-from ledger.anchors import Anchoring, parse_anchors
+from ledger.anchors import Anchoring, parse_anchors, told
 from ledger.errors import LockNotEnforced, MalformedAnchor, NotLeader, StoreDenied, StoreUnavailable
 from ledger.files import FileStore
 from ledger.head import LogParts
@@ -128,6 +128,7 @@ class Services:
             truncate_log=self.database.truncate_wal,
             keep_groups=self.journal.snapshot_groups,
             cleared=self.watch.cleared,
+            anchored=lambda log_id: told(self.anchoring.states(log_id)),
             read=self._read_entries,
             append=self.record.append,
             exports=self.exports_folder,

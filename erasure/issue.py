@@ -157,7 +157,11 @@ def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, n
         "recipients": _recipients(copies, known),
         "residuals": _residuals(copies, known, details, now),
         "exceptions": _exceptions(copies, details),
-        "verifier": {"independence": INDEPENDENCE, "key_store": "file"},
+        "verifier": {
+            "independence": INDEPENDENCE,
+            "key_store": parts.vault.keks.root.kind,
+            "anchor": parts.anchored(tenant.log_id),
+        },
     }
     entries = certificate.evidence_ids(
         lines,
@@ -279,7 +283,9 @@ def _line(copy: CopyRow) -> dict[str, Any]:
 
 
 def _retained(copy: CopyRow) -> dict[str, Any]:
-    grounds = [reason.detail for reason in history.becauses_of(copy) if reason.detail]
+    reasons = [reason for reason in history.becauses_of(copy) if reason.detail]
+    # The rule that keeps it is the ground; what it is kept against stands in the plan.
+    grounds = [reason.detail for reason in reasons if reason.rule == copy.rule] or [one.detail for one in reasons]
     return {"copy": copy.copy_no, "rule": copy.rule, "ground": grounds, "until": _text(copy.until)}
 
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from sqlmodel import Session
 
 from connectors.base import Connector
+from ledger.anchors import UNANCHORED
 from ledger.checkpoint import Signer
 from ledger.entry import Kind
 from ledger.head import Transactions
@@ -97,6 +98,8 @@ class Parts:
     keep_groups: Callable[[int, Sequence[int], datetime], int] = lambda _tenant_id, groups, _now: len(groups)
     """Writes key groups that were wrapped anew to the unlocked store and reads them back (`registry.journal`)."""
 
+    anchored: Callable[[str], str] = lambda _log_id: UNANCHORED
+    """Which parties outside the operator's reach have seen the log of that id, in words (`ledger.anchors`)."""
     cleared: Callable[[Fence], bool] = lambda _fence: True
     """Whether no live process can hold a key from before that destruction (`vault.watch`); asked again until it is."""
     raise_fence: Callable[[Session, datetime], Fence] = raise_fence

@@ -113,6 +113,13 @@ def statement(states: Sequence[AnchorState]) -> str:
     return ""
 
 
+def told(states: Sequence[AnchorState]) -> str:
+    """Return who outside has seen the log, and how much of it, as a certificate prints it; else that nobody has."""
+    seen = [f"{state.anchor} has the first {state.size} entries since {state.at}" for state in states if state.size]
+    refused = [f"{state.anchor} refuses: {state.detail}" for state in states if state.state == REFUSED]
+    return "; ".join([statement(states) or f"anchored: {', '.join(seen)}", *refused])
+
+
 class Anchoring:
     """Offers checkpoints to the anchors of one deployment, and knows what each has."""
 

@@ -25,7 +25,14 @@ _PAGES = {
 
 @click.command("verify-report")
 @click.argument("file", type=click.Path(path_type=Path))
-@click.option("--key", required=True, help="The tenant's certificate key (C2SP vkey), from a source you trust.")
+@click.option(
+    "--key",
+    "keys",
+    required=True,
+    multiple=True,
+    help="The tenant's certificate key (C2SP vkey), from a source you trust; earlier ones too, each with its window of "
+    "sizes: 'VKEY 0-40'.",
+)
 @click.option("--log-key", default=None, help="The key of the tenant's log; pins the record too.")
 @click.option("--letter", type=click.Path(path_type=Path), default=None, help="The person's letter: is it about them?")
 @click.option("--extract", type=click.Path(path_type=Path), default=None, help="Write the certificate inside here.")
@@ -35,7 +42,7 @@ _PAGES = {
 def verify_report(
     *,
     file: Path,
-    key: str,
+    keys: tuple[str, ...],
     log_key: str | None,
     letter: Path | None,
     extract: Path | None,
@@ -48,7 +55,7 @@ def verify_report(
     paper = _read(file)
     try:
         report = certificate_in(paper)
-        proven = check(report, key, log_vkey=log_key)
+        proven = check(report, keys, log_vkey=log_key)
         if letter is not None:
             proven.append(check_opening(report, opening_in(_read(letter))))
         if extract is not None:

@@ -163,14 +163,14 @@ def _done(copies: Sequence[Mapping[str, Any]]) -> list[Block]:
         if copy["state"] != "retained":
             groups.setdefault((copy["store"], copy["data_class"], copy["state"], _reached(copy)), []).append(copy)
     rows = [
-        [store, data_class, str(len(some)), words.STATES.get(state, state), reached, _ways(some, "method"),
+        [store, data_class, str(len(some)), _outcome(state), reached, _ways(some, "method"),
          _ways(some, "verified_how")]
         for (store, data_class, state, reached), some in sorted(groups.items())
     ]  # fmt: skip
     columns = [
         column("Store", 14, STATED),
         column("Class of data", 17, STATED),
-        column("Copies", 7, PROVEN),
+        column("Copies", 7, STATED),
         column("Outcome", 15, PROVEN),
         column("Level", 12, PROVEN),
         column("How it was erased", 18, STATED),
@@ -178,6 +178,11 @@ def _done(copies: Sequence[Mapping[str, Any]]) -> list[Block]:
     ]
     levels = "; ".join(f"{name}: {meaning}" for name, meaning in words.LEVELS)
     return [table(columns, rows), note(f"Levels. {levels}.")]
+
+
+def _outcome(state: str) -> str:
+    """In words; of copies that are not gone it is stated, whatever the head of the column says."""
+    return words.STATES.get(state, state) + ("" if state in GONE else " ○")
 
 
 def _reached(copy: Mapping[str, Any]) -> str:
@@ -305,7 +310,8 @@ def _independence(certificate: Mapping[str, Any]) -> Block:
     verifier = certificate["verifier"]
     names = {"code": "Code", "credentials": "Credentials", "process": "Process", "party": "Party"}
     lines = [field(names.get(name, name), value, STATED) for name, value in verifier["independence"].items()]
-    return fields(*lines, field("Keys are kept in", verifier["key_store"], STATED))
+    kept = field("Keys are kept in", verifier["key_store"], STATED)
+    return fields(*lines, kept, field("The record is seen by", verifier["anchor"], STATED))
 
 
 def _how_to_check(document: Mapping[str, Any], report: bytes) -> list[Block]:
@@ -353,7 +359,7 @@ def _annex(copies: Sequence[Mapping[str, Any]], certificate: Mapping[str, Any]) 
                 str(copy["copy"]),
                 copy["id"] + (f"\n{came}" if came else ""),
                 f"{copy['data_class']}\nin {copy['store']}",
-                f"{words.STATES.get(copy['state'], copy['state'])}\n{_reached(copy)}",
+                f"{_outcome(copy['state'])}\n{_reached(copy)}",
                 _times_of(copy, methods),
                 f"{short_moment(copy['verified_at'])} {ways.get(copy['verified_how'], '')}".strip(),
                 ", ".join(index.get(entry, "?") for entry in copy["evidence"]) or "–",
@@ -371,7 +377,7 @@ def _annex(copies: Sequence[Mapping[str, Any]], certificate: Mapping[str, Any]) 
     legend = [field(short, way, STATED) for way, short in {**methods, **ways}.items()]
     about = note(
         "Times are UTC. Outcome and level are proven for copies that are gone, and so are the ids of keys; of copies "
-        "that stay or failed they are stated. «Events» are positions in the log, see Annex B."
+        "that stay or failed they are stated (○). «Events» are positions in the log, see Annex B."
     )
     return [about, *([fields(*legend)] if legend else []), table(columns, rows, dense=True)]
 

@@ -230,3 +230,23 @@ def test_nothing_but_execution_calls_what_destroys() -> None:
 def test_the_search_for_such_calls_finds_them() -> None:
     assert "erase" in calls("connector.erase(items)")
     assert "delete_wrapped" in calls("self._vault.delete_wrapped(session, 1, ids, now=now, request=r)")
+
+
+def test_an_earlier_certificate_key_counts_up_to_the_size_at_which_it_ended(issued: Any) -> None:
+    size = int(issued.document["certificate"]["log"]["checkpoint"].split("\n")[1])
+    newer = Ed25519Signer.from_seed("someone/else", b"\x07" * 32).vkey
+    for window in ("", f" 0-{size}", f" {size}-", " 0-"):
+        assert check(issued.report, [newer, issued.certificate_key + window], issued.log_key)
+    for window in (f" 0-{size - 1}", f" {size + 1}-"):
+        with pytest.raises(ReportError, match="it was revoked"):
+            check(issued.report, [newer, issued.certificate_key + window], issued.log_key)
+    with pytest.raises(ReportError, match="/signature/key"):
+        check(issued.report, [newer], issued.log_key)
+    with pytest.raises(ReportError, match="window"):
+        check(issued.report, [f"{issued.certificate_key} forever"], issued.log_key)
+
+
+def test_a_certificate_says_where_keys_are_kept_and_who_outside_has_seen_the_log(issued: Any) -> None:
+    verifier = issued.document["certificate"]["verifier"]
+    assert verifier["key_store"] == issued.services.keks.root.kind
+    assert verifier["anchor"] == "unanchored: trusts the operator"
