@@ -38,7 +38,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "anchor": ("anchors", "Offer the checkpoint to the anchors."),
     "witness": ("anchors", "Witness somebody else's log."),
     "rebuild": ("rebuild", "Rebuild the database from object store, unlocked store and keys."),
-    "restore-check": ("later", "Re-apply erasures after a restore."),
+    "restore-check": ("restore_check", "Re-apply erasures after a restore."),
     "doctor": ("doctor", "Check configuration, schema, stores, locks and keys."),
 }
 """Command → (module below `api.commands`, help). Each module lists its commands in `COMMANDS`."""

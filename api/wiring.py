@@ -35,13 +35,25 @@ from api.settings import SettingRefused, Settings, environment_secret
 from api.sweeping import register_sweeps
 from api.telemetry import Telemetry
 from connectors.base import Connector, open_connector
+from erasure.errors import LogMissing
 from erasure.exporting import STORE as EXPORTS
 from erasure.footprint import end_footprints
+from erasure.leases import free_all
 from erasure.parts import Parts as ErasureParts
 from erasure.parts import Tenant as ErasureTenant
+from erasure.recover import Healed, Recovery, heal
+from erasure.timeline import Timeline
 from erasure.worker import run_due
 from ledger.anchors import Anchoring, parse_anchors, told
-from ledger.errors import LockNotEnforced, MalformedAnchor, NotLeader, StoreDenied, StoreUnavailable
+from ledger.errors import (
+    LockNotEnforced,
+    LogForked,
+    LogRolledBack,
+    MalformedAnchor,
+    NotLeader,
+    StoreDenied,
+    StoreUnavailable,
+)
 from ledger.files import FileStore
 from ledger.head import LogParts
 from ledger.keyring import CERTIFICATE, KeyWindow, read_windows, signers
@@ -59,6 +71,7 @@ from registry.ids import random_hex
 from registry.journal import Journal
 from registry.models import StoreRow
 from registry.playback import ReadEntry, read_entries
+from registry.rebuild import Rebuild
 from registry.record import Record
 from registry.targets import Targets
 from registry.tenants import list_tenants
@@ -112,6 +125,7 @@ class Services:
     secrets: Secrets
     targets: Targets
     jobs: Jobs
+    timeline: Timeline
 
     @property
     def erasure(self) -> ErasureParts:
@@ -119,7 +133,8 @@ class Services:
         return ErasureParts(
             vault=self.vault,
             record=self.record,
-            transactions=self.database.transaction,
+            transactions=self.timeline.transaction,
+            clock=self.clock.now,
             connect=self.connect,
             signer=self.certificate_signer,
             approval=self.settings.approval,
@@ -136,12 +151,63 @@ class Services:
 
     @property
     def leads(self) -> bool:
-        """Whether this process leads the log now; only who does can store the events that come before each step."""
+        """Whether this process leads the log now, on a database to which all of the record was applied."""
         try:
             self.lease.check()
         except NotLeader:
             return False
-        return True
+        return self.timeline.is_sound
+
+    @property
+    def may_work(self) -> bool:
+        """Whether this process may carry out requests: it leads, or it can hand its events to the one that does."""
+        return self.leads or (
+            not self.database.on_sqlite and not self.lease.held and self.lease.is_led(self.clock.now())
+        )
+
+    @property
+    def recovery(self) -> Recovery:
+        """What is needed after a restore."""
+        rebuild = Rebuild(
+            vault=self.vault,
+            log=self.log,
+            journal=self.journal,
+            transactions=self.database.transaction,
+            hot=self.hot,
+            tables=all_tables,
+        )
+        return Recovery(parts=self.erasure, rebuild=rebuild, locked=self.locked, hot=self.hot)
+
+    def heal(self) -> list[Healed]:
+        """Apply to the database what the record decided and it does not know; what was done, by tenant.
+
+        Only for the process that leads. Raises: LogMissing, and what log, stores and database raise.
+        """
+        done = []
+        self.timeline.trust()
+        try:
+            for acting in self.tenants():
+                tenant = ErasureTenant(tenant_id=acting.tenant_id, name=acting.tenant, log_id=acting.log_id)
+                if self.database.on_sqlite:
+                    free_all(self.erasure, tenant.tenant_id)
+                found = heal(self.recovery, tenant, self.clock.now())
+                if found is not None:
+                    done.append(found)
+                    self.telemetry.log.warning(
+                        "the database was older than the record", tenant=found.tenant, entries=found.behind,
+                        requests=len(found.requests), faults=len(found.faults),
+                    )  # fmt: skip
+        except BaseException:
+            self.timeline.doubt()
+            raise
+        return done
+
+    def lead(self, now: datetime) -> bool:
+        """Take or renew the lease; who has it newly, or met a database that went back, applies the record first."""
+        held = self.lease.take(now)
+        if held and not self.timeline.is_sound:
+            self.heal()
+        return held
 
     def tenants(self) -> list[Acting]:
         """Every tenant, as the service itself acting in it."""
@@ -208,10 +274,23 @@ class Services:
         """
         self.check_stores()
         self.watch.start()
-        self.lease.take(self.clock.now(), force=sole and self.database.on_sqlite)
+        if self.lease.take(self.clock.now(), force=sole and self.database.on_sqlite):
+            self.heal_first()
         if "scheduler" in roles and not self.database.on_sqlite:
             self.clerk.start()
         self.jobs.start(scheduler="scheduler" in roles, worker="worker" in roles)
+
+    def heal_first(self) -> list[Healed]:
+        """As `heal`, before anything is served. Raises: StoreRefused without the log."""
+        try:
+            return self.heal()
+        except (LogMissing, LogForked, LogRolledBack) as error:
+            advice = "nothing is served until the object store of this database is back (muniment verify, rebuild)"
+            raise StoreRefused("OBJECT_STORE", str(error), advice) from error
+        except (StoreUnavailable, StoreDenied) as error:
+            raise StoreRefused(
+                "OBJECT_STORE", str(error), "what was erased since cannot be known without it"
+            ) from error
 
     def close(self) -> None:
         """Ends threads, exporters and connections; another process may lead at once."""
@@ -270,6 +349,7 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
         secrets=Secrets(settings.secrets_folder, environment_secret),
         targets=_targets(settings),
         jobs=Jobs(database, clock, telemetry),
+        timeline=Timeline(database.transaction),
     )
     _register_jobs(services)
     return services
@@ -371,7 +451,7 @@ def _register_jobs(services: Services) -> None:
     """The jobs of the base services; the lead and later issues add theirs beside them."""
     jobs = services.jobs
     for_each = _for_each_tenant(services)
-    jobs.add(Job(name="lease", every=LEASE_EVERY, run=services.lease.take, shared=False))
+    jobs.add(Job(name="lease", every=LEASE_EVERY, run=services.lead, shared=False))
     jobs.add(Job(name="outbox", every=OUTBOX_EVERY, run=for_each(services.record.ship_outbox), shared=False))
     jobs.add(Job(name="checkpoints", every=CHECKPOINT_EVERY, run=for_each(services.log.publish), shared=False))
     offer = offer_anchors(services.anchoring, services.telemetry)
@@ -407,7 +487,7 @@ def _ship_changes(services: Services, now: datetime) -> None:
 
 def _work_on_requests(services: Services, now: datetime) -> int:
     """Carries every tenant's requests as far as they go now; one tenant's failure does not stop the others."""
-    if not services.leads:
+    if not services.may_work:
         return 0
     done, failures = 0, []
     for acting in services.tenants():

@@ -39,7 +39,7 @@ from enum import StrEnum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
-from connectors.errors import DriverMissing, KindNotBuilt, KindUnknown, Timeout
+from connectors.errors import DriverMissing, KindNotBuilt, KindUnknown, NotWalkable, Timeout
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -222,6 +222,14 @@ class Connector(ABC):
 
         Raises: BadConfig without `owner_field`; BadLocator where owned rows cannot be named one by one; Timeout.
         """
+
+    def walk(self, *, deadline: float) -> Iterator[dict[str, Any]]:
+        """Yield a locator of every item there is, whoever owns it, in each form it may be registered under.
+
+        In bounded memory; for finding copies that a backup of the store brought back. Raises: NotWalkable where this
+        kind cannot list its places; BadLocator where some of them are hidden; Timeout, never a partial answer.
+        """
+        raise NotWalkable(self.capabilities().kind)
 
     @abstractmethod
     def capture(self, items: Sequence[Item], *, deadline: float) -> dict[str, list[bytes]]:

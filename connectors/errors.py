@@ -101,6 +101,14 @@ class KindNotBuilt(ConnectorError):
         super().__init__(f"store kind {kind!r} is not built in this version, built are {', '.join(self.built)}")
 
 
+class NotWalkable(ConnectorError):
+    """A store of this kind cannot list its places, so nobody can look there for copies that came back."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(f"a store of kind {kind} cannot list every place it has")
+        self.kind = kind
+
+
 class DriverMissing(ConnectorError):
     """The optional driver of a kind is not installed; `extra` is what to install."""
 

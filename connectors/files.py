@@ -144,6 +144,15 @@ class FilesConnector(Connector):
             if not path.endswith(".jsonl") and self._file_owner(place) in forms:
                 yield {"path": path}
 
+    @override
+    def walk(self, *, deadline: float) -> Iterator[dict[str, Any]]:
+        limit = Deadline("walk", deadline)
+        for path, _, place in self._tree.walk(limit):
+            yield {"path": path}
+            if path.endswith(".jsonl") and self._config.owner_field is not None:
+                for value in sorted(self._line_owners(place, limit)):
+                    yield {"path": path, "lines": {"field": self._config.owner_field, "value": value}}
+
     def _line_owners(self, place: Place, limit: Deadline) -> set[str]:
         with place.open() as stream:
             documents = (parse(line) for line in lines(stream, limit))

@@ -157,6 +157,11 @@ class MemoryConnector(Connector):
         yield from [{"key": key} for key, row in self._store.rows.items() if row.owner in forms]
 
     @override
+    def walk(self, *, deadline: float) -> Iterator[dict[str, Any]]:
+        self._meet("walk", deadline)
+        yield from [{"key": key} for key in self._store.rows]
+
+    @override
     def capture(self, items: Sequence[Item], *, deadline: float) -> dict[str, list[bytes]]:
         self._meet("capture", deadline)
         found = {item.copy_id: self._store.rows.get(self._key(item.locator)) for item in items}

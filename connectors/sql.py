@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
 BATCH = 500
+_PAGE = 1000
 Answer = tuple[Outcome, str]
 Candidate = tuple[bytes, tuple[bytes, ...]]
 """A byte string that no other row may show as text, and the canaries to keep when none does."""
@@ -200,6 +201,29 @@ class SqlConnector(Connector):
             if len(page) < 1000:  # noqa: PLR2004 -- the page size above
                 return
             after = page[-1]
+
+    @override
+    def walk(self, *, deadline: float) -> Iterator[dict[str, Any]]:
+        limit = Deadline("walk", deadline)
+        with self._session(limit, read_only=True) as now_open:
+            # A row without a unique key could not be registered, so it cannot have come back.
+            tables = [table for table in now_open.catalog.tables() if table.primary]
+            names = {table.label: now_open.catalog.written(table) for table in tables}
+            if any(self._database.hides_rows(now_open.connection, table) for table in tables):
+                raise BadLocator("row security hides rows from this role")
+        for table in tables:
+            after: Key | None = None
+            while True:
+                with self._session(limit, read_only=True) as now_open:
+                    page = now_open.rows.after(table, after, limit=_PAGE)
+                for row in page:
+                    for key in sorted(sorted(key) for key in table.keys):
+                        if not any(isinstance(row[name], bytes | memoryview | float | None) for name in key):
+                            values = {name: _plain_key(row[name]) for name in key}
+                            yield from ({"table": name, "key": values} for name in names[table.label])
+                if len(page) < _PAGE:
+                    break
+                after = tuple(page[-1][name] for name in table.primary)
 
     @override
     def capture(self, items: Sequence[Item], *, deadline: float) -> dict[str, list[bytes]]:

@@ -100,6 +100,12 @@ class Catalog:
             self._tables[schema, name] = self._reflect(schema, name)
         return self._written.setdefault(written, self._tables[schema, name])
 
+    def written(self, table: Table) -> list[str]:
+        """Return every way in which a locator may write this table's name."""
+        default = None if self._is_sqlite else self._inspector.default_schema_name
+        names = [table.label] if table.schema not in (None, default) else [table.name]
+        return names if table.schema is None else list(dict.fromkeys([*names, f"{table.schema}.{table.name}"]))
+
     def _find(self, written: str) -> tuple[str | None, str]:
         """Match the written name with the catalog, so that a dot inside a name cannot mislead. Raises: BadLocator."""
         found = self._candidates(written)

@@ -83,6 +83,22 @@ class Rows:
         )
         return [tuple(row) for row in rows]
 
+    def after(self, table: Table, after: Key | None, *, limit: int) -> list[dict[str, Any]]:
+        """Return the values of all unique keys of the next rows, in the order of the table's own key."""
+        quote = self._catalog.quote
+        keys = ", ".join(quote(name) for name in table.primary)
+        names = sorted({name for key in table.keys for name in key} | set(table.primary))
+        later, values = "", ()
+        if after is not None:
+            marks = self._database.marks(table, table.primary, self._connection)
+            later, values = f" WHERE ({keys}) > ({', '.join(marks)})", after
+        rows = self._connection.exec_driver_sql(
+            f"SELECT {', '.join(quote(name) for name in names)} FROM {table.quoted}{later}"
+            f" ORDER BY {keys} LIMIT {limit:d}",
+            values,
+        )
+        return [dict(zip(names, row, strict=True)) for row in rows]
+
     def shared(self, batches: Sequence[Batch], candidates: Sequence[bytes], limit: Deadline) -> set[int]:
         """Return which candidates other rows of the table hold as well, so that they tell nobody apart.
 

@@ -124,6 +124,8 @@ class Desk:
                 "regulation": row.regulation,
                 "received_at": instant_text(row.received_at),
                 "due_at": instant_text(row.due_at),
+                "jurisdiction": row.jurisdiction,
+                "timezone": row.timezone,
                 "subjects": len(intake.identifiers),
                 "scope": scope_of(row.details),
             }

@@ -172,6 +172,17 @@ class LeaseLost(ErasureError):
         self.owner = owner
 
 
+class LogMissing(ErasureError):
+    """The log that a database belongs to is not there, so nobody can know what was erased since: nothing is served."""
+
+    problem = "unavailable"
+
+    def __init__(self, tenant: str, detail: str) -> None:
+        super().__init__(f"the log of tenant {tenant} is missing: {detail}")
+        self.tenant = tenant
+        self.detail = detail
+
+
 class ReportError(ErasureError):
     """A certificate file does not hold what it claims. `place` is a JSON pointer into it."""
 

@@ -157,6 +157,21 @@ class LogRolledBack(LedgerError):
         self.got = got
 
 
+class DatabaseWentBack(LedgerError):
+    """The database knows less of a log than this process has seen it know: it was restored, or failed over."""
+
+    problem = "unavailable"
+    hint = "the leading process applies again what the record decided meanwhile; send it again then"
+
+    def __init__(self, *, expected: int, got: int) -> None:
+        """Keep both sizes."""
+        super().__init__(
+            f"the database went back in time: expected a log of {expected} entries or more, it knows {got}"
+        )
+        self.expected = expected
+        self.got = got
+
+
 class IdConflict(LedgerError):
     """The id is in the log already, with other content."""
 

@@ -25,7 +25,15 @@ from ledger import index
 from ledger.batches import Batch, batch_key, decode_batch
 from ledger.checkpoint import Checkpoint
 from ledger.entry import NO_PREVIOUS, decode_header, header_hash
-from ledger.errors import LogForked, LogRolledBack, NotLeader, ObjectExists, ObjectMissing, SigningKeyMissing
+from ledger.errors import (
+    DatabaseWentBack,
+    LogForked,
+    LogRolledBack,
+    NotLeader,
+    ObjectExists,
+    ObjectMissing,
+    SigningKeyMissing,
+)
 from ledger.keyring import LOG, KeyWindow, NamedSigner, open_checkpoint, read_windows, signers
 from ledger.merkle import root_of
 from ledger.models import EntryRow, LogState
@@ -95,6 +103,8 @@ class Head:
     stale: bool = False
     fence: int = 0
     under: int = 0
+    saved: int = 0
+    """The size that the database was last seen to know."""
 
     def key(self, name: str) -> str:
         """Return the object key of a name below this log's prefix."""
@@ -104,7 +114,7 @@ class Head:
         """Take over a newly opened head of the same log, keeping the lock that callers wait for."""
         for name in ("tree", "size", "batch_first", "batch_count", "batch_digest", "previous", "checkpoint_size",
                      "checkpoint_digest", "checkpoint_note", "checkpoint_at", "unintegrated", "read_only", "keys",
-                     "signers", "fence"):  # fmt: skip
+                     "signers", "fence", "saved"):  # fmt: skip
             setattr(self, name, getattr(other, name))
         self.stale = False
 
@@ -215,12 +225,16 @@ def save(session: Session, head: Head) -> None:
     """Write the head's end to the database, in the caller's transaction.
 
     Raises: NotLeader when the database is ahead: another process leads, and this one must not take its end back.
+    DatabaseWentBack when it is behind what it knew: saving would leave a hole in its index.
     """
     state = session.get(LogState, head.tenant_id, with_for_update=True)
     if state is None:
         raise ObjectMissing("log_state")
     if state.size > head.size or state.checkpoint_size > head.checkpoint_size:
         raise NotLeader(f"the database knows a log of {state.size} entries, this process one of {head.size}")
+    if state.size < head.saved:
+        raise DatabaseWentBack(expected=head.saved, got=state.size)
+    head.saved = head.size
     state.size, state.previous = head.size, head.previous
     state.batch_first, state.batch_count, state.batch_digest = head.batch_first, head.batch_count, head.batch_digest
     state.checkpoint_size, state.checkpoint_digest = head.checkpoint_size, head.checkpoint_digest
@@ -247,6 +261,7 @@ def _from_state(parts: LogParts, state: LogState) -> Head:
         keys=keys,
         signers=signers(keys, lambda generation: parts.signer_of(state.origin, generation)),
         size=state.size,
+        saved=state.size,
         batch_first=state.batch_first,
         batch_count=state.batch_count,
         batch_digest=state.batch_digest,

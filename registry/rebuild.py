@@ -12,6 +12,11 @@
 Guarantees: every step can be run again after a crash, and a whole second run changes nothing. Erased stays erased:
 nothing is served between 2 and 4, because the caller serves nothing until `run` returned. Nothing is invented: what is
 missing is named. Not here: whether this may be done at all, verification of the bytes, printing.
+
+`catch_up` does the same for a database that is there and older than the record (a restored backup, a failover, a crash
+between a batch and its commit): it adds rows that are missing, changes none that is there, and replays only what was
+decided since. What it cannot settle without the stores (copies to erase again, identity keys that still open where they
+lie) it hands to its caller as the decisions themselves.
 """
 
 from __future__ import annotations
@@ -38,6 +43,7 @@ from registry.errors import JournalUnreadable, NothingToRebuild
 from registry.graph import mark_erasing
 from registry.journal import (
     END,
+    ROWS,
     VAULT_ROWS,
     Content,
     Journal,
@@ -62,6 +68,7 @@ _REPLAYED = (
     Kind.FENCE_SET, Kind.FENCE_LIFTED, Kind.KEY_DESTROYING, Kind.KEY_DESTROYED, Kind.KEK_DESTROYED, Kind.HOLD_PLACED,
     Kind.HOLD_RELEASED, Kind.TOKEN_MINTED, Kind.TOKEN_REVOKED, Kind.REQUEST_RECEIVED, Kind.COPY_ERASED,
     Kind.RESTRICTION_SET, Kind.RESTRICTION_LIFTED, Kind.SUBJECT_MERGED, Kind.SUBJECT_SPLIT,
+    Kind.REQUEST_APPROVED, Kind.REQUEST_STATE, Kind.CERTIFICATE_ISSUED,
 )  # fmt: skip
 _GONE = frozenset({"erased_logical", "erased_physical", "already_absent", "regenerated"})
 
@@ -88,10 +95,14 @@ class Rebuilt:
     holds: int = 0
     lost: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+    decided: list[Decided] = field(default_factory=list, repr=False)
+    """What a database that was behind has not applied yet; only `catch_up` fills it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Event:
+class Decided:
+    """A decision of the record: what kind, when, and what it says."""
+
     entry_id: str
     kind: Kind
     at: datetime
@@ -134,6 +145,38 @@ class Rebuild:
             self._log.publish(made.tenant_id, now)
         return made
 
+    def catch_up(
+        self, tenant_id: int, log_id: str, *, size: int, since: datetime, now: datetime, grace: timedelta
+    ) -> Rebuilt:
+        """Bring a database of `size` entries, written up to `since`, to where the record is. Raises: as `run`."""
+        made = Rebuilt(log_id=log_id, tenant="", tenant_id=tenant_id)
+        made.snapshot_at = None
+        self._put_missing(made, since)  # 2
+        self._log.forget_heads()
+        with self._log.entered(tenant_id) as head:  # 3
+            made.entries, made.checkpoint_size = head.size, head.checkpoint_size
+        _Replay(self, made, now, lambda *_: None, after=size - 1).run()  # 4
+        self._turn(made, now, grace)  # 5
+        return made
+
+    def _put_missing(self, made: Rebuilt, since: datetime) -> None:
+        """Rows that the stores hold from `since` on: keys go only forward, of the others those that are missing."""
+        bound = f"{ROWS}{_uuid_at(since)}"
+        snapshot, paths = self._sources(made.log_id)
+        if snapshot is not None and snapshot.at < since:
+            paths = [path for path in paths if path.startswith(ROWS)]
+        for path in paths:
+            if path.startswith(ROWS) and path < bound:
+                continue
+            content = read_object(self._hot, self._vault.keks, made.log_id, path)
+            if content is None:
+                continue  # it was removed, because a newer snapshot holds it
+            with self._transactions(made.tenant_id) as session:
+                self._take(session, made, content, replace=False)
+            made.objects += 1
+        with self._transactions(made.tenant_id) as session:
+            _recount_groups(session, made.tenant_id)
+
     def _sources(self, log_id: str) -> tuple[Content | None, list[str]]:
         """Return the newest whole snapshot's end, and every object to read, in the order of time."""
         rows = row_objects(self._hot, log_id)
@@ -170,7 +213,7 @@ class Rebuild:
             made.tenant = tenant.name
             _recount_groups(session, made.tenant_id)
 
-    def _take(self, session: Session, made: Rebuilt, content: Content) -> None:
+    def _take(self, session: Session, made: Rebuilt, content: Content, *, replace: bool = True) -> None:
         for keys in content.keys:
             made.keys += self._vault.restore_rows(session, made.tenant_id, keys).restored
         for name, rows in content.tables.items():
@@ -180,7 +223,7 @@ class Rebuild:
                 if line not in made.lost:
                     made.lost.append(line)
                 continue
-            made.rows += put_rows(session, table, rows)
+            made.rows += put_rows(session, table, rows, replace=replace)
 
     def _make_head(self, made: Rebuilt, counter: int) -> None:
         with self._transactions(made.tenant_id) as session:
@@ -244,7 +287,12 @@ class Rebuild:
 class _Replay:
     """Step 4: the record's own decisions, in its order."""
 
-    def __init__(self, rebuild: Rebuild, made: Rebuilt, now: datetime, progress: Progress) -> None:
+    def __init__(
+        self, rebuild: Rebuild, made: Rebuilt, now: datetime, progress: Progress, *, after: int | None = None
+    ) -> None:
+        """`after`: the last entry whose effects are there; None for a database that has none at all."""
+        self._after = -1 if after is None else after
+        self._behind = after is not None
         self._rebuild = rebuild
         self._made = made
         self._now = now
@@ -265,6 +313,9 @@ class _Replay:
                     self._take(session, event)
             made.events += len(events)
             self._progress("decisions of the record", len(events))
+        if self._behind:
+            # Whoever began them goes on: the request is opened again, and a sweep looks again at its next pass.
+            self._going.clear()
         if self._going:
             with self._rebuild.transactions(made.tenant_id) as session:
                 for owner, keys, at in self._going:
@@ -281,8 +332,8 @@ class _Replay:
         if self._unread:
             made.faults.append(f"{self._unread} events of the record could not be read, so they were not applied again")
 
-    def _events(self) -> Iterator[list[_Event]]:
-        tenant_id, after = self._made.tenant_id, -1
+    def _events(self) -> Iterator[list[Decided]]:
+        tenant_id, after = self._made.tenant_id, self._after
         while True:
             with self._rebuild.transactions(tenant_id, write=False) as session:
                 rows = session.exec(
@@ -310,7 +361,7 @@ class _Replay:
 
     def _read(
         self, ring: Keyring, indexes: Sequence[int], keys: Mapping[tuple[int, int], Sequence[str]]
-    ) -> list[_Event]:
+    ) -> list[Decided]:
         made, log = self._made, self._rebuild.log
         read = []
         for idx, raw in zip(indexes, log.headers(made.tenant_id, indexes), strict=True):
@@ -327,11 +378,13 @@ class _Replay:
             if not isinstance(body, dict):
                 self._unread += 1
                 continue
-            read.append(_Event(entry_id=header.id, kind=Kind(header.kind), at=header.at, body=body))
+            read.append(Decided(entry_id=header.id, kind=Kind(header.kind), at=header.at, body=body))
         return read
 
-    def _take(self, session: Session, event: _Event) -> None:
+    def _take(self, session: Session, event: Decided) -> None:
         body = event.body
+        if self._behind:
+            self._made.decided.append(event)
         match event.kind:
             case Kind.FENCE_SET | Kind.FENCE_LIFTED:
                 self._fence(session, event)
@@ -351,7 +404,7 @@ class _Replay:
                 self._token(session, event)
             case Kind.HOLD_PLACED | Kind.HOLD_RELEASED:
                 self._hold(session, event)
-            case Kind.REQUEST_RECEIVED:
+            case Kind.REQUEST_RECEIVED if not self._behind:
                 self._known(session, "request", "request_id", body["request"], "requests that must be filed again")
             case Kind.SUBJECT_MERGED | Kind.SUBJECT_SPLIT:
                 people = _numbers_of(session, self._made.tenant_id, body["people"])
@@ -362,7 +415,7 @@ class _Replay:
             case _:
                 pass
 
-    def _fence(self, session: Session, event: _Event) -> None:
+    def _fence(self, session: Session, event: Decided) -> None:
         """Close or open whole persons, and what an erasure limited to classes closed.
 
         What a conversation's erasure closed is told by keyed look-ups, which are in no event.
@@ -393,6 +446,13 @@ class _Replay:
         vault, tenant_id = self._rebuild.vault, self._made.tenant_id
         known = vault.info(session, tenant_id, keys)
         self._unknown += len(set(keys) - known.keys())
+        if self._behind:
+            # Only the identity key opens where copies lie that came back: it goes when they have gone again.
+            known = {
+                key_id: info
+                for key_id, info in known.items()
+                if info.spec.data_class != IDENTITY_CLASS or not self._opens(session, key_id)
+            }
         ids = sorted(key_id for key_id, info in known.items() if info.state != KeyState.DESTROYED)
         vault.mark_destroying(session, tenant_id, ids, request=owner)
         self._made.destroyed += vault.delete_wrapped(session, tenant_id, ids, now=at, request=owner)
@@ -405,6 +465,14 @@ class _Replay:
             if info.spec.data_class == IDENTITY_CLASS:
                 streams.forget_names(session, tenant_id, number)
                 subjects.forget_identifiers(session, tenant_id, number, owner, at)
+
+    def _opens(self, session: Session, key_id: str) -> bool:
+        """Whether a key is more than bytes under a key-encryption key that went meanwhile."""
+        try:
+            self._rebuild.vault.open_keys(session, self._made.tenant_id, [key_id])
+        except VaultError:
+            return False
+        return True
 
     def _end_epochs(self) -> None:
         """Destroy what the record says was destroyed: a key folder from an older backup must not bring it back."""
@@ -433,7 +501,7 @@ class _Replay:
                 "rows in use are wrapped under them only: bring back the newest unlocked store"
             )
 
-    def _token(self, session: Session, event: _Event) -> None:
+    def _token(self, session: Session, event: Decided) -> None:
         token = session.get(Token, (self._made.tenant_id, event.body["token"]))
         if event.kind is Kind.TOKEN_REVOKED:
             if token is not None and token.revoked_at is None:
@@ -442,7 +510,7 @@ class _Replay:
         elif token is None:
             self._missing.setdefault("tokens that must be made again", []).append(event.body["token"])
 
-    def _hold(self, session: Session, event: _Event) -> None:
+    def _hold(self, session: Session, event: Decided) -> None:
         """A hold is whole in its event but for its name and what was said; so it is in force again."""
         table = self._rebuild.table("hold")
         if table is None:
@@ -498,8 +566,10 @@ class _Replay:
             artifacts.bury(session, self._made.tenant_id, found, body["owner"], at)
 
 
-def put_rows(session: Session, table: sa.Table, rows: Sequence[Row]) -> int:
+def put_rows(session: Session, table: sa.Table, rows: Sequence[Row], *, replace: bool = True) -> int:
     """Put rows into a table, in place of older ones of the same key; returns how many there are now of these.
+
+    With `replace` off, rows that are there stay as they are, and the missing ones are counted.
 
     Columns that the table no longer has are left out. A row whose place another one has taken is left out too.
     """
@@ -512,6 +582,9 @@ def put_rows(session: Session, table: sa.Table, rows: Sequence[Row]) -> int:
         # Of two rows of one key in one object the later stands.
         unique = list({tuple(row[name] for name in key): row for row in some}.values())
         inserted = {tuple(found[name] for name in key) for found in vault_rows.insert_missing(db, table, unique)}
+        if not replace:
+            done += len(inserted)
+            continue
         old = [row for row in unique if tuple(row[name] for name in key) not in inserted]
         values = [name for name in unique[0] if name not in key]
         if old and values:
@@ -523,6 +596,12 @@ def put_rows(session: Session, table: sa.Table, rows: Sequence[Row]) -> int:
             )
         done += len(unique)
     return done
+
+
+def _uuid_at(at: datetime) -> str:
+    """The smallest UUIDv7 of an instant, in text."""
+    made = f"{int(at.timestamp() * 1000):012x}"
+    return f"{made[:8]}-{made[8:]}"
 
 
 def _alike(rows: Sequence[Row]) -> Iterator[list[Row]]:

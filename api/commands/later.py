@@ -9,7 +9,6 @@ _ISSUES: dict[str, int | None] = {
     "verify": 3,
     "verify-bundle": None,
     "scan": 6,
-    "restore-check": 5,
     "retention": 7,
     "verify-report": 5,
 }

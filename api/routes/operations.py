@@ -120,6 +120,8 @@ def not_ready(parts: Services) -> dict[str, str]:
             reasons["log"] = "no process leads the log: nothing is sequenced until one takes over"
     except SQLAlchemyError as error:
         reasons["log"] = type(error).__name__
+    if parts.lease.held and not parts.timeline.is_sound:
+        reasons["recovery"] = "the database is older than the record, which is being applied to it"
     return reasons
 
 

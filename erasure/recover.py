@@ -1,0 +1,333 @@
+"""After a restore of our own database: what the record decided takes effect again before anything is served.
+
+A database that is older than the record (a restored backup, a failover, a crash between a batch and its commit):
+
+ 1. Note in the unlocked store from where on the record was not applied; a crash below begins again from there.
+ 2. Rows that the unlocked store holds and the database lacks, entries of the batches, fences, holds, tokens and
+    destroyed keys of the record (`registry.rebuild`).
+ 3. Each erasure that was approved since is open again under its own id: its request's row is made anew where it is
+    lost, and whatever came back alive is in its plan. A fence without an approval is lifted.
+ 4. Carry these requests out, as far as the stores answer now. What a store does not answer stays open, not forgotten.
+ 5. Remove the note.
+
+Guarantees: without the log nothing is healed and the caller serves nothing; running it again changes nothing. Not
+here: who may run it, stores that were restored (`erasure.revived`), registered copies that only the lost days knew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from connectors.errors import ConnectorError
+from erasure import history
+from erasure.errors import LogMissing
+from erasure.models import RequestRow, RequestSubject
+from erasure.parts import Parts, Tenant
+from erasure.plan import addendum, build
+from erasure.planning import request_seal
+from erasure.request import DONE, FINAL, CopyState, Right, State
+from erasure.revived import begin_again, carry_out
+from erasure.selector import select_subjects
+from erasure.standing import claim_of
+from ledger.batches import batch_key
+from ledger.entry import Kind
+from ledger.errors import ObjectMissing
+from ledger.models import EntryRow, LogState
+from ledger.objects import HotStore, ObjectStore
+from registry import limited, subjects
+from registry.errors import RegistryError
+from registry.ids import new_id
+from registry.keyed import chunks
+from registry.models import Subject
+from registry.rebuild import Decided, Rebuild
+
+MARGIN = timedelta(minutes=1)
+"""Rows are written with the time of the call that made them; none is younger than its entries by more."""
+NOTE = "recovery"
+_WALK_CHUNK = 2_000
+_WORKER = "recovery"
+_UNREACHED = (ConnectorError, RegistryError, OSError)
+
+
+@dataclass(slots=True, kw_only=True)
+class Healed:
+    """What a database lacked of the record, and what was done about it."""
+
+    tenant: str
+    behind: int = 0
+    """How many entries the record had beyond the database."""
+    rows: int = 0
+    keys: int = 0
+    decisions: int = 0
+    fenced: int = 0
+    holds: int = 0
+    destroyed: int = 0
+    requests: dict[str, str] = field(default_factory=dict)
+    """Erasures that were opened again, with the state they reached."""
+    faults: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """What recovery works with beside the desk's parts."""
+
+    parts: Parts
+    rebuild: Rebuild
+    locked: ObjectStore
+    hot: HotStore
+
+
+def heal(recovery: Recovery, tenant: Tenant, now: datetime) -> Healed | None:
+    """Bring the tenant's database to where the record is; None where it was there already.
+
+    Raises: LogMissing, LogForked, LogRolledBack, JournalUnreadable, and what stores and database raise.
+    """
+    parts = recovery.parts
+    size, since = _position(recovery, tenant)
+    note = f"{tenant.log_id}/{NOTE}"
+    begun = _note(recovery.hot, note)
+    if begun is not None:
+        size, since = min(size, begun[0]), min(since, begun[1])
+    elif not _is_behind(recovery, tenant):
+        return None
+    recovery.hot.replace(note, json.dumps({"size": size, "since": since.isoformat()}).encode())  # 1
+    made = recovery.rebuild.catch_up(  # 2
+        tenant.tenant_id, tenant.log_id, size=size, since=since, now=now, grace=parts.kek_grace
+    )
+    healed = Healed(
+        tenant=tenant.name, behind=made.entries - size, rows=made.rows, keys=made.keys, decisions=made.events,
+        fenced=made.fenced, holds=made.holds, destroyed=made.destroyed, faults=made.faults, lost=made.lost,
+    )  # fmt: skip
+    opened = [
+        case.request
+        for case in _cases(made.decided)
+        if _reapply(parts, tenant, case, now)  # 3
+    ]
+    for request_id in opened:  # 4
+        healed.requests[request_id] = carry_out(parts, tenant, request_id, now)
+    recovery.hot.delete(note)  # 5
+    return healed
+
+
+def _position(recovery: Recovery, tenant: Tenant) -> tuple[int, datetime]:
+    """How many entries the database knows, and until when it was written."""
+    with recovery.parts.transactions(tenant.tenant_id, write=False) as session:
+        state = session.get(LogState, tenant.tenant_id)
+        if state is None:
+            raise LogMissing(tenant.name, "the database has no head of this log")
+        last = session.get(EntryRow, (tenant.tenant_id, state.size - 1)) if state.size else None
+        first = session.scalar(
+            sa.select(sa.func.min(col(Subject.created_at))).where(col(Subject.tenant_id) == tenant.tenant_id)
+        )
+        since = last.received if last is not None else first
+        batch = state.batch_first
+    if batch is not None:
+        try:
+            recovery.locked.head(f"{tenant.log_id}/{batch_key(batch)}")
+        except ObjectMissing as error:
+            raise LogMissing(tenant.name, f"its batch {batch} is not in the object store") from error
+    return state.size, (since or datetime.fromtimestamp(86_400, tz=UTC)) - MARGIN
+
+
+def _is_behind(recovery: Recovery, tenant: Tenant) -> bool:
+    """Whether the bucket has a batch that the database has not indexed."""
+    with recovery.parts.transactions(tenant.tenant_id, write=False) as session:
+        state = session.get(LogState, tenant.tenant_id)
+        first = None if state is None else state.batch_first
+    after = None if first is None else f"{tenant.log_id}/{batch_key(first)}"
+    return next(iter(recovery.locked.list(f"{tenant.log_id}/batch/", after=after)), None) is not None
+
+
+def _note(hot: HotStore, key: str) -> tuple[int, datetime] | None:
+    try:
+        found = json.loads(hot.get(key))
+    except ObjectMissing:
+        return None
+    return int(found["size"]), datetime.fromisoformat(found["since"])
+
+
+# ── erasures that the database does not remember ──────────────────────────────────────────────────────────────────
+
+
+@dataclass(slots=True, kw_only=True)
+class _Case:
+    """What the record says of one request since the database stopped."""
+
+    request: str
+    received: Decided | None = None
+    fence: Decided | None = None
+    approved: Decided | None = None
+    ended: State | None = None
+
+
+def _cases(decided: Iterable[Decided]) -> list[_Case]:
+    """The erasures that were fenced, in the order of their fences."""
+    found: dict[str, _Case] = {}
+    for event in decided:
+        request = event.body.get("request")
+        if not isinstance(request, str):
+            continue
+        case = found.setdefault(request, _Case(request=request))
+        match event.kind:
+            case Kind.REQUEST_RECEIVED:
+                case.received = event
+            case Kind.FENCE_SET:
+                case.fence, case.approved = event, None
+            case Kind.FENCE_LIFTED:
+                case.fence = None
+            case Kind.REQUEST_APPROVED:
+                case.approved = event
+            case Kind.CERTIFICATE_ISSUED | Kind.REQUEST_STATE:
+                state = event.body.get("state")
+                case.ended = State(state) if state in DONE | FINAL else None
+            case _:
+                pass
+    return [case for case in found.values() if case.fence is not None]
+
+
+def _reapply(parts: Parts, tenant: Tenant, case: _Case, now: datetime) -> bool:
+    """Whether the request is open again: something of it is alive in this database."""
+    with parts.transactions(tenant.tenant_id) as session:
+        numbers = _numbers(session, tenant.tenant_id, case.fence)
+        if case.approved is None or case.ended in FINAL:
+            # A fence without an approval, or of a request that was cancelled later, closes nobody.
+            subjects.lift_fence(session, tenant.tenant_id, numbers, case.request)
+            limited.open_again(session, tenant.tenant_id, case.request)
+            return False
+        row = session.get(RequestRow, (tenant.tenant_id, case.request), with_for_update=True)
+        is_new = row is None
+        if row is None:
+            row = _made_again(session, parts, tenant, case, numbers, now)
+        row.subjects = numbers
+        row.fence_at = case.fence.at if case.fence is not None else now
+        row.plan_hash = row.plan_hash or case.approved.body.get("plan_hash")
+        _approve(row, case.approved)
+        session.add(row)
+        session.flush()
+        alive = _plan_again(session, row, now)
+        if not alive:
+            if is_new:
+                row.state = case.ended or State.COMPLETED
+                row.completed_at = row.completed_at or case.approved.at
+            return False
+        row.state = State.EXECUTING
+        row.completed_at = row.final_due_at = None
+        dropped = {"final_issued", "destructive"}
+        row.details = {name: value for name, value in row.details.items() if name not in dropped}
+        session.add(row)
+        body = {"request": case.request, "state": row.state, "why": "the database was older than the record"}
+        entry_id = parts.record.announce(session, tenant.tenant_id, Kind.REQUEST_STATE, body, now)
+        detail = {"state": row.state, "why": body["why"], "copies": alive}
+        history.add_event(session, row, event="reapplied", actor=_WORKER, now=now, detail=detail, entry_id=entry_id)
+        return True
+
+
+def _made_again(  # noqa: PLR0917 - called once
+    session: Session, parts: Parts, tenant: Tenant, case: _Case, numbers: list[int], now: datetime
+) -> RequestRow:
+    """The row of a request that only the record remembers; what the person said is lost, their names are not yet."""
+    said: Mapping[str, Any] = {} if case.received is None else case.received.body
+    at = now if case.fence is None else case.fence.at
+    row = RequestRow(
+        tenant_id=tenant.tenant_id,
+        request_id=case.request,
+        request_no=new_id(now),
+        right=str(said.get("right", Right.ERASURE)),
+        regulation=str(said.get("regulation", "gdpr")),
+        jurisdiction=said.get("jurisdiction"),
+        timezone=str(said.get("timezone") or "UTC"),
+        state=State.EXECUTING,
+        subjects=numbers,
+        received_at=_instant(said.get("received_at"), at),
+        due_at=_instant(said.get("due_at"), at),
+        created_by=_WORKER,
+        created_at=now,
+    )
+    body = {} if case.fence is None else case.fence.body
+    row.details = {name: body[name] for name in ("data_classes", "scopes") if name in body}
+    if case.fence is not None:
+        row.details["fence_entry"] = case.fence.entry_id
+    found = subjects.names_of(session, parts.vault, tenant.tenant_id, numbers)
+    names = {name.text: name.given for group in found.values() for name in group}
+    row.sealed = request_seal(session, parts, row).seal(
+        "said",
+        {
+            "subjects": [{"text": text, "given": given} for text, given in sorted(names.items())],
+            "channel": "", "note": None, "corrections": None, "identity": [],
+            "names": sorted({*names, *names.values()}),
+        },
+    )  # fmt: skip
+    session.add(row)
+    session.flush()
+    for text in sorted(names):
+        lookup = subjects.lookup_of(parts.vault, tenant.tenant_id, subjects.parse_subject(text))
+        session.merge(RequestSubject(tenant_id=tenant.tenant_id, lookup=lookup, request_id=case.request))
+    if case.received is not None:
+        history.add_event(
+            session, row, event="received", actor=_WORKER, now=case.received.at, entry_id=case.received.entry_id
+        )
+    return row
+
+
+def _approve(row: RequestRow, approved: Decided) -> None:
+    if any(line.get("entry") == approved.entry_id for line in row.approvals):
+        return
+    line = {
+        "by": str(approved.body.get("by", "")), "at": str(approved.body.get("at", approved.at.isoformat())),
+        "plan_hash": approved.body.get("plan_hash"), "entry": approved.entry_id,
+    }  # fmt: skip
+    row.approvals = [*row.approvals, line]
+    row.details = {**row.details, "approved_entry": approved.entry_id}
+
+
+def _plan_again(session: Session, row: RequestRow, now: datetime) -> int:
+    """Put everything of the request that is alive here into its plan, to be done again; how many lines wait.
+
+    What a second person approved was everything of these persons; nothing here needs another approval.
+    """
+    given = select_subjects(
+        session, row.tenant_id, frozenset(row.subjects), owner=row.request_id, claim=claim_of(row), now=now
+    )
+    fresh = build(given)
+    if not row.details.get("plan"):
+        row.details = {
+            **row.details,
+            "plan": {
+                "not_covered": [dict(line) for line in fresh.not_covered],
+                "coverage": [dict(line) for line in fresh.coverage],
+                "collateral": dict(fresh.collateral),
+            },
+        }
+    copies = history.copies_of(session, row.tenant_id, row.request_id)
+    alive = {line.ref: line for line in fresh.copies}
+    for copy in copies:
+        line = alive.get(history.ref_of(copy))
+        if line is not None:
+            begin_again(copy, line.state)
+            session.add(copy)
+    more = addendum([history.plan_copy_of(copy) for copy in copies], fresh)
+    history.put_copies(session, row.tenant_id, row.request_id, more.added, {})
+    waiting = [line for line in fresh.copies if line.state != CopyState.RETAINED]
+    return len(waiting)
+
+
+def _numbers(session: Session, tenant_id: int, fence: Decided | None) -> list[int]:
+    opaque = [] if fence is None else sorted(set(fence.body["subjects"]))
+    found: list[int] = []
+    for chunk in chunks(opaque):
+        found += session.exec(
+            select(Subject.subject_no).where(Subject.tenant_id == tenant_id, col(Subject.subject_id).in_(chunk))
+        )
+    return sorted(found)
+
+
+def _instant(text: object, otherwise: datetime) -> datetime:
+    return datetime.fromisoformat(text) if isinstance(text, str) else otherwise
