@@ -24,6 +24,7 @@ from sqlmodel import Session, SQLModel
 
 from api import telemetry as telemetry_module
 from api.anchoring import offer_anchors
+from api.callbacks import Callbacks
 from api.clock import Clock
 from api.database import Database
 from api.idempotency import expire
@@ -135,6 +136,12 @@ class Services:
             record=self.record,
             transactions=self.timeline.transaction,
             clock=self.clock.now,
+            call=Callbacks(
+                secrets=self.secrets,
+                targets=self.targets,
+                tenant_of=lambda tenant_id: self.tenant(tenant_id).tenant,
+                now=self.clock.now,
+            ),
             connect=self.connect,
             signer=self.certificate_signer,
             approval=self.settings.approval,

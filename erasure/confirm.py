@@ -23,6 +23,7 @@ from connectors.errors import ConnectorError
 from erasure import history
 from erasure.models import CopyRow
 from erasure.parts import Parts
+from erasure.regenerate import ANEW
 from erasure.request import GONE, CopyState
 from erasure.work import captures_of, failed, load_work, report_of
 from ledger.entry import Kind
@@ -139,6 +140,8 @@ class _Confirmation:
             if copy.state != CopyState.ALREADY_ABSENT:
                 physical = finding.level >= Level.L2
                 copy.state = CopyState.ERASED_PHYSICAL if physical else CopyState.ERASED_LOGICAL
+            if (copy.method or "").startswith(ANEW):
+                copy.state = CopyState.REGENERATED
             return True
         copy.verified_at = None
         seen = f"found again by {finding.how}" if finding.present else (finding.could_not_check or "not shown absent")

@@ -27,6 +27,7 @@ from erasure.captures import Wanted
 from erasure.history import ref_of
 from erasure.models import CopyRow
 from erasure.parts import Parts
+from erasure.regenerate import ANEW
 from erasure.request import GONE, CopyState
 from erasure.work import captures_of, failed, is_ready, load_work, may_go, owners_of, report_fact
 from ledger.entry import Kind
@@ -231,7 +232,7 @@ class Dispatch:
             rows = self._locked(session, sorted(by_number))
             for copy in rows:
                 receipt = by_number[copy.copy_no]
-                copy.method, copy.detail = receipt.method, receipt.detail
+                copy.method, copy.detail = _method(copy, receipt), receipt.detail
                 copy.finished_at, copy.verified_at = self._parts.instant(receipt.at, copy.started_at), None
                 copy.level = receipt.level.value if receipt.level is not None else None
                 if receipt.outcome in _ENDS:
@@ -333,3 +334,10 @@ class Dispatch:
             )
             found += session.exec(query.order_by(col(CopyRow.copy_no)).with_for_update())
         return found
+
+
+def _method(copy: CopyRow, receipt: Receipt) -> str:
+    """How it was erased; a copy that has a successor goes on naming it."""
+    if copy.method is None or not copy.method.startswith(ANEW):
+        return receipt.method
+    return f"{copy.method.partition(';')[0]}; {receipt.method}"

@@ -183,6 +183,16 @@ class LogMissing(ErasureError):
         self.detail = detail
 
 
+class CallbackFailed(ErasureError):
+    """The owner of a derived copy could not be asked, or gave no usable answer; the copy waits on."""
+
+    problem = "unavailable"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(f"the callback failed: {detail}")
+        self.detail = detail
+
+
 class ReportError(ErasureError):
     """A certificate file does not hold what it claims. `place` is a JSON pointer into it."""
 

@@ -6,7 +6,7 @@ Guarantees: a value, built once by the wiring; nothing here reads a clock, the e
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from sqlmodel import Session
 
 from connectors.base import Connector
+from erasure.errors import CallbackFailed
 from ledger.anchors import UNANCHORED
 from ledger.checkpoint import Signer
 from ledger.entry import Kind
@@ -70,6 +71,19 @@ class Tenant:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A call to the owner of a derived copy: where to, by which secret it is signed, and the bytes it says."""
+
+    url: str
+    secret: str = field(repr=False)
+    body: bytes
+
+
+def _no_calls(_tenant_id: int, _call: Call) -> str | None:
+    raise CallbackFailed("this process makes no calls")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """Everything outside this folder. `connect(store, read_only)` opens a registered store's connector."""
 
@@ -93,6 +107,8 @@ class Parts:
     """Appends entries about a person (`registry.record`), for corrections."""
     exports: Path | None = None
     """The folder of exports, one below it for each tenant; where it is missing, exports are not built."""
+    call: Callable[[int, Call], str | None] = _no_calls
+    """Asks for a new derived copy; its public id, None while there is none. Raises: CallbackFailed."""
     clock: Callable[[], datetime] | None = None
     """Reads the time of each step of a longer work; None: what a verb was given holds for all of it."""
     keep_groups: Callable[[int, Sequence[int], datetime], int] = lambda _tenant_id, groups, _now: len(groups)

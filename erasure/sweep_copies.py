@@ -32,6 +32,7 @@ from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.plan import PlanCopy, instant_text
 from erasure.planning import wanted_of
+from erasure.regenerate import regenerate
 from erasure.request import BROKEN, GONE, CopyState, State, is_settled
 from erasure.sealed import SWEEP_KEY, Capture, RequestSeal
 from erasure.standing import standing
@@ -361,6 +362,7 @@ class Sweeps:
         for _ in range(_ROUNDS):
             if not lease.is_mine:
                 return 0
+            regenerate(self._parts, tenant_id, sweep_id, self._parts.instant(now))
             if not execute(self._parts, tenant_id, sweep_id, now).ready_to_confirm:
                 return 0  # an attempt waits for its time; the worker comes back
             confirm(self._parts, tenant_id, sweep_id, now)

@@ -22,6 +22,7 @@ from erasure.leases import Lease, leased
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
 from erasure.plan import IDENTITY, addendum, build
+from erasure.regenerate import regenerate
 from erasure.request import DONE, WAITING, CopyState, Move, Right, State, move
 from erasure.selector import select_artifacts
 from erasure.standing import claim_of
@@ -75,6 +76,8 @@ def advance(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, lea
         if lease is not None and not lease.is_mine:
             break
         state = _state(parts, tenant, request_id)
+        if state in (State.EXECUTING, State.VERIFYING):
+            regenerate(parts, tenant.tenant_id, request_id, parts.instant(now))
         if state in (State.APPROVED, State.EXECUTING):
             if not execute(parts, tenant.tenant_id, request_id, now).ready_to_confirm:
                 break
