@@ -41,12 +41,13 @@ from ledger.entry import Kind
 from ledger.errors import ObjectMissing
 from ledger.models import EntryRow, LogState
 from ledger.objects import HotStore, ObjectStore
-from registry import limited, subjects
+from registry import artifacts, limited, subjects
 from registry.errors import RegistryError
 from registry.ids import new_id
 from registry.keyed import chunks
-from registry.models import Subject
+from registry.models import Artifact, Subject
 from registry.rebuild import Decided, Rebuild
+from registry.sets import members
 
 MARGIN = timedelta(minutes=1)
 """Rows are written with the time of the call that made them; none is younger than its entries by more."""
@@ -106,11 +107,13 @@ def heal(recovery: Recovery, tenant: Tenant, now: datetime) -> Healed | None:
         tenant=tenant.name, behind=made.entries - size, rows=made.rows, keys=made.keys, decisions=made.events,
         fenced=made.fenced, holds=made.holds, destroyed=made.destroyed, faults=made.faults, lost=made.lost,
     )  # fmt: skip
-    opened = [
-        case.request
-        for case in _cases(made.decided)
-        if _reapply(parts, tenant, case, now)  # 3
-    ]
+    opened = []
+    for case in _cases(made.decided):  # 3
+        alive = _reapply(parts, tenant, case, now)
+        if alive is None:
+            healed.lost.append(f"what the erasure {case.request} was limited to: file it again")
+        elif alive:
+            opened.append(case.request)
     for request_id in opened:  # 4
         healed.requests[request_id] = carry_out(parts, tenant, request_id, now)
     recovery.hot.delete(note)  # 5
@@ -193,8 +196,11 @@ def _cases(decided: Iterable[Decided]) -> list[_Case]:
     return [case for case in found.values() if case.fence is not None]
 
 
-def _reapply(parts: Parts, tenant: Tenant, case: _Case, now: datetime) -> bool:
-    """Whether the request is open again: something of it is alive in this database."""
+def _reapply(parts: Parts, tenant: Tenant, case: _Case, now: datetime) -> bool | None:
+    """Whether the request is open again: something of it is alive in this database.
+
+    None for one whose limit stood only in the lost rows: it is never taken for more than was approved.
+    """
     with parts.transactions(tenant.tenant_id) as session:
         numbers = _numbers(session, tenant.tenant_id, case.fence)
         if case.approved is None or case.ended in FINAL:
@@ -205,7 +211,10 @@ def _reapply(parts: Parts, tenant: Tenant, case: _Case, now: datetime) -> bool:
         row = session.get(RequestRow, (tenant.tenant_id, case.request), with_for_update=True)
         is_new = row is None
         if row is None:
-            row = _made_again(session, parts, tenant, case, numbers, now)
+            limits = _limits(session, tenant.tenant_id, case)
+            if limits is None:
+                return None
+            row = _made_again(session, parts, tenant, case, numbers, limits, now)
         row.subjects = numbers
         row.fence_at = case.fence.at if case.fence is not None else now
         row.plan_hash = row.plan_hash or case.approved.body.get("plan_hash")
@@ -231,8 +240,9 @@ def _reapply(parts: Parts, tenant: Tenant, case: _Case, now: datetime) -> bool:
 
 
 def _made_again(  # noqa: PLR0917 - called once
-    session: Session, parts: Parts, tenant: Tenant, case: _Case, numbers: list[int], now: datetime
-) -> RequestRow:
+    session: Session, parts: Parts, tenant: Tenant, case: _Case, numbers: list[int],
+    limits: Mapping[str, Any], now: datetime,
+) -> RequestRow:  # fmt: skip
     """The row of a request that only the record remembers; what the person said is lost, their names are not yet."""
     said: Mapping[str, Any] = {} if case.received is None else case.received.body
     at = now if case.fence is None else case.fence.at
@@ -251,8 +261,7 @@ def _made_again(  # noqa: PLR0917 - called once
         created_by=_WORKER,
         created_at=now,
     )
-    body = {} if case.fence is None else case.fence.body
-    row.details = {name: body[name] for name in ("data_classes", "scopes") if name in body}
+    row.details = dict(limits)
     if case.fence is not None:
         row.details["fence_entry"] = case.fence.entry_id
     found = subjects.names_of(session, parts.vault, tenant.tenant_id, numbers)
@@ -319,14 +328,33 @@ def _plan_again(session: Session, row: RequestRow, now: datetime) -> int:
     return len(waiting)
 
 
+def _limits(session: Session, tenant_id: int, case: _Case) -> dict[str, Any] | None:
+    """To what a request is limited, as its row keeps it; None where the record does not say it."""
+    body = {} if case.fence is None else case.fence.body
+    if "subjects" in body:
+        return {}
+    if "artifacts" in body:
+        return {"artifacts": sorted(row.id for row in _forgotten(session, tenant_id, body))}
+    return {"data_classes": list(body["data_classes"])} if "data_classes" in body else None
+
+
+def _forgotten(session: Session, tenant_id: int, body: Mapping[str, Any]) -> list[Artifact]:
+    return list(artifacts.find_artifacts(session, tenant_id, body.get("artifacts", ())).values())
+
+
 def _numbers(session: Session, tenant_id: int, fence: Decided | None) -> list[int]:
-    opaque = [] if fence is None else sorted(set(fence.body["subjects"]))
-    found: list[int] = []
+    """The persons of a fence: named whole, within limits, or by what they wanted forgotten."""
+    body = {} if fence is None else fence.body
+    opaque = sorted({*body.get("subjects", ()), *body.get("persons", ())})
+    found: set[int] = set()
     for chunk in chunks(opaque):
-        found += session.exec(
-            select(Subject.subject_no).where(Subject.tenant_id == tenant_id, col(Subject.subject_id).in_(chunk))
+        found.update(
+            session.exec(
+                select(Subject.subject_no).where(Subject.tenant_id == tenant_id, col(Subject.subject_id).in_(chunk))
+            )
         )
-    return sorted(found)
+    sets = {row.own_set_id for row in _forgotten(session, tenant_id, body)}
+    return sorted(found.union(*members(session, tenant_id, sets).values()))
 
 
 def _instant(text: object, otherwise: datetime) -> datetime:

@@ -311,6 +311,8 @@ class _Replay:
             with self._rebuild.transactions(made.tenant_id) as session:
                 for event in events:
                     self._take(session, event)
+            if self._behind:
+                made.decided += events
             made.events += len(events)
             self._progress("decisions of the record", len(events))
         if self._behind:
@@ -383,8 +385,6 @@ class _Replay:
 
     def _take(self, session: Session, event: Decided) -> None:
         body = event.body
-        if self._behind:
-            self._made.decided.append(event)
         match event.kind:
             case Kind.FENCE_SET | Kind.FENCE_LIFTED:
                 self._fence(session, event)
