@@ -187,6 +187,8 @@ def _outcome(state: str) -> str:
 
 def _reached(copy: Mapping[str, Any]) -> str:
     """The level that was shown, and the one that the class requires."""
+    if copy["state"] == "retained":
+        return "–"
     shown = copy["key"] if copy["kind"] == "key" else copy["level"]
     required = "destroyed" if copy["required"] == "key" and copy["kind"] == "key" else copy["required"]
     if shown is None:
