@@ -102,11 +102,13 @@ def reconcile(session: Session, tenant_id: int, now: datetime, *, limit: int = B
     expected = _expected(session, tenant_id, rows)
     stored = members(session, tenant_id, {row.set_id for row in rows})
     missing = {row.id: stored[row.set_id] | expected[row.id] for row in rows if expected[row.id] - stored[row.set_id]}
-    beyond = sum(bool(stored[row.set_id] - expected[row.id]) for row in rows)
     if missing:
         write_sets(session, tenant_id, missing, now)
         mark_fenced(session, tenant_id, missing)
         queue(session, tenant_id, missing, now)
+        # What seemed too much below an item that had too little is looked at again.
+        expected = _expected(session, tenant_id, rows)
+    beyond = sum(bool(stored[row.set_id] - expected[row.id]) for row in rows)
     ended = len(rows) < limit
     known = dict(mark.details)
     counts = {name: known.get(name, 0) for name in ("checked", "healed", "beyond")}
