@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from datetime import datetime
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Response
@@ -9,13 +11,18 @@ from fastapi import Depends, Query, Response
 from api.anchoring import Use, anchors_view, keys_view, rotate_key
 from api.auth import Admin, Parts, require
 from api.errors import Problem
+from api.pagination import Limit, read_cursor, write_cursor
 from api.requests import Body, make_router
+from ledger.entry import format_instant
 from ledger.errors import BadProof, MalformedTilePath, ObjectMissing
 from ledger.tiles import Tile, entry_bundle, parse_tile_path, read_tile
 from registry.acting import Acting
+from vault.history import EpochFact, KeyCount, epoch_facts, key_counts
+from vault.providers import RootVersion
 
 router = make_router("log")
 LogReader = Annotated[Acting, Depends(require("auditor", "legal", "platform", "writer"))]
+KeyReader = Annotated[Acting, Depends(require("auditor", "legal"))]
 Operators = Annotated[Acting, Depends(require("admin", "platform"))]
 _TEXT = "text/plain; charset=utf-8"
 
@@ -71,6 +78,36 @@ def keys(acting: LogReader, parts: Parts) -> dict[str, Any]:
     `statement` is the signed note by which a key followed the ones before it; it verifies with the old key.
     """
     return keys_view(parts, acting)
+
+
+@router.get("/v1/keys")
+def key_history(acting: KeyReader, parts: Parts, limit: Limit = 50, cursor: str | None = None) -> dict[str, Any]:
+    """What became of the tenant's keys: counts by class, month and state, the epochs of their groups, and the root.
+
+    Names no person and no key. `items` are the epochs, page by page; the rest stands on the first page.
+    """
+    after = read_cursor(cursor, int, int)
+    with parts.database.transaction(acting.tenant_id, write=False) as session:
+        counts = key_counts(session, acting.tenant_id) if after is None else []
+        epochs = epoch_facts(session, acting.tenant_id, after=after or (-1, -1), limit=limit + 1)
+    page = epochs[:limit]
+    last = page[-1] if len(epochs) > limit else None
+    made: dict[str, Any] = {
+        "items": [_json_of(one) for one in page],
+        "next_cursor": None if last is None else write_cursor(last.group_no, last.epoch),
+    }
+    if after is None:
+        root = parts.keks.root
+        made["counts"] = [_json_of(one) for one in counts]
+        made["root"] = {"kind": root.kind, "versions": [_json_of(one) for _, one in sorted(root.versions().items())]}
+    return made
+
+
+def _json_of(value: KeyCount | EpochFact | RootVersion) -> dict[str, Any]:
+    return {
+        name: format_instant(member) if isinstance(member, datetime) else member
+        for name, member in asdict(value).items()
+    }
 
 
 @router.post("/v1/log/keys", status_code=201)
