@@ -165,7 +165,8 @@ def apply(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> None:
         those = [(number, artifact) for number, artifact, name in todo[CORRECT] if name == store]
         fates |= _set_fields(parts, tenant.tenant_id, known.get(store), those, corrections=corrections, names=names)
     for number, _, _ in todo[REVIEW]:
-        fates[number] = (CopyState.UNREACHABLE, "could not be read; settle it by hand or plan again")
+        # Tried again after it could not be read: who looks at it decides.
+        fates[number] = (CopyState.AWAITING_HUMAN, "could not be read; look at it, or plan again")
     with parts.transactions(tenant.tenant_id) as session:
         artifacts.mark_status(session, tenant.tenant_id, [number for _, number, _ in todo[QUARANTINE]], "quarantined")
         for number, _, _ in todo[QUARANTINE]:
@@ -194,6 +195,8 @@ def _write(
         copy.started_at = now
         if state in (CopyState.FAILED, CopyState.UNREACHABLE):
             failed(session, copy, parts, detail=detail, end=state)
+        elif state is CopyState.AWAITING_HUMAN:
+            copy.state, copy.detail = state, detail
         else:
             _ended(copy, state, detail, now)
             done.append(copy.copy_no)

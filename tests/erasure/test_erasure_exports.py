@@ -344,3 +344,19 @@ def test_a_paused_request_stays_paused_whatever_is_configured_meanwhile(world: W
     )  # fmt: skip
     world.desk.resume(world.acting(), request, now=world.now)
     assert world.reader.get(world.acting(), request)["due_at"] > before["due_at"]
+
+
+def test_a_package_with_exceptions_that_a_second_person_accepted_names_what_is_missing(world: World) -> None:
+    world.note("n1", "text")
+    world.memory_store("odd")
+    missing = world.keep_in_memory("odd", "k1", "in a silent store")
+    request = ready(world)
+    world.change(connect=refusing(world, "odd"))
+    world.work(12)
+    assert world.copy_states(request)[missing] == "unreachable"
+    world.desk.accept_exceptions(world.acting("dan"), request, reason="asked the vendor", now=world.now)
+    world.work(1)
+    assert world.state(request) == "completed_with_exceptions"
+    told = manifest(package(world, request))
+    line = next(line for line in told["counts"] if line["store"] == "odd")
+    assert (line["registered"], line["failed"], line["exported"]) == (1, 1, 0)

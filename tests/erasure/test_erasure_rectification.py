@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from connectors.errors import StoreUnreachable
 from erasure.errors import InvalidRequest
 from erasure.rectify import judge, mentions, values_for
 from erasure.request import CopyState
@@ -159,3 +160,24 @@ def test_a_store_that_cannot_set_fields_makes_a_task_for_a_human() -> None:
     assert verdict is not None
     assert verdict.state == CopyState.AWAITING_HUMAN
     assert judge(b"fine", STREET, is_memory=False, can_set=True, made_from_corrected=False) is None
+
+
+def test_a_store_that_could_not_be_read_is_named_and_after_a_retry_given_to_a_human(world: World) -> None:
+    world.memory_store("odd")
+    lost = world.keep_in_memory("odd", "k1", "Old Street 1")
+
+    def refuse(store: Any, read_only: bool) -> Any:
+        if store.name == "odd":
+            raise StoreUnreachable("refused")
+        return world.connect(store, read_only)
+
+    world.change(connect=refuse)
+    request = corrected(world, STREET)
+    assert world.state(request) == "partially_failed"
+    assert world.copy_states(request) == {lost: "unreachable"}
+    world.desk.retry(world.acting(), request, now=world.now)
+    world.work(1)
+    assert world.copy_states(request) == {lost: "awaiting_human"}
+    world.desk.settle_copy(world.acting(), request, 1, outcome="unchanged", comment="nothing of it", now=world.now)
+    world.work(1)
+    assert world.state(request) == "completed"
