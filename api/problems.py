@@ -109,6 +109,13 @@ PROBLEMS: dict[str, ProblemType] = {
     "unavailable": _of(503, "Something the service needs is down", "Send it again after `Retry-After`.", 5),
     "paper-not-set": _of(503, "The PDF could not be set", "Ask for `application/json` or `text/html`, or again.", 5),
     "checkpoint-pending": _of(503, "The checkpoint is being extended", "Send it again after `Retry-After`.", 1),
+    "journal-unreadable": _of(
+        503, "Kept rows cannot be read", "Bring the object back from a copy of the unlocked store."
+    ),
+    "journal-not-written": _of(
+        503, "Rows for a rebuild were not kept", "Check the unlocked store; nothing was destroyed."
+    ),
+    "nothing-to-rebuild": _of(503, "There is nothing to rebuild from", "Bring the unlocked store back."),
     "read-only": _of(503, "The record takes no writes now", "`detail` says why; the operator is told.", 30),
 }
 

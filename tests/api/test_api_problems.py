@@ -15,6 +15,7 @@ import vault.errors
 from api import database, secrets
 from api.errors import answer_of, problem_of
 from api.problems import GENERIC, PROBLEMS
+from registry.classes import STARTER_CLASSES
 
 SECRET_WORD = "kowalski-9831"
 CLASS: dict[str, Any] = {
@@ -149,7 +150,8 @@ def test_a_store_outside_the_operators_list_is_refused_and_its_secret_never_echo
 
 
 def test_what_is_not_built_says_so_by_name(service: Any) -> None:
-    problem(service.role("platform").put("/v1/machines/m", json={}), 422, "not-built")
+    spec = {**STARTER_CLASSES["memory"], "masking": {"fields": ["name"]}}
+    problem(service.role("platform").put("/v1/data-classes/m", json=spec), 422, "not-built")
 
 
 def test_every_problem_type_has_a_page_that_needs_no_token(service: Any) -> None:
