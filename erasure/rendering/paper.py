@@ -2,8 +2,8 @@
 
 Guarantees: both show every block of the model and nothing else. The HTML is one page that loads nothing and runs
 nothing, with its own content security policy; the PDF is PDF/A-3 with the data attached. A character that the
-typesetter's fonts lack is printed as its code point, so that no text is silently left out; the attached data has it.
-Typesetting is bounded in time, and two papers are set at once at most.
+typesetter's fonts lack is printed as its code point, and a table too long for paper by where it is, so that nothing is
+silently left out: the attached data has it. Typesetting is bounded in time and memory; two papers are set at once.
 """
 
 from __future__ import annotations
@@ -25,13 +25,15 @@ from typing import Any
 import jinja2
 
 from erasure.errors import PaperNotSet
-from erasure.rendering.blocks import section
+from erasure.rendering.blocks import section, text
 from erasure.rendering.sheet import sheet_of
 
 FORM = 1
 """Raised whenever a paper of the same model would look different."""
 ATTACHED = "certificate.json"
 _SECONDS = 60.0
+MOST_ROWS = 5_000
+"""Rows of one table in a PDF: the typesetter needs about 85 KB of memory for each."""
 _AT_ONCE = threading.BoundedSemaphore(2)
 _LONGEST_WORD = 24
 _BREAK = "\u200b"
@@ -62,7 +64,7 @@ def certificate_pdf(report: bytes) -> bytes:
     """A signed certificate as PDF/A-3 with the signed file attached. Raises: PaperNotSet."""
     model = sheet_of(report)
     issued = datetime.fromisoformat(json.loads(report)["certificate"]["issued_at"])
-    model["sections"] = [*model["sections"][:-3], _signatures(), *model["sections"][-3:]]
+    model["sections"] = [*model["sections"][:-3], _signatures(), *map(_bounded, model["sections"][-3:])]
     model["attachment"] = {"name": ATTACHED, "description": f"The signed certificate. Set by {form()}"}
     return _pdf("certificate", model, report.decode(), issued)
 
@@ -80,6 +82,19 @@ def letter_pdf(model: Mapping[str, Any]) -> bytes:
     attachment = None if opening is None else {"name": "opening.json", "description": "Opens the commitments"}
     attached = "" if opening is None else json.dumps(opening, ensure_ascii=False, sort_keys=True)
     return _pdf("letter", {**model, "attachment": attachment}, attached, model["at"])
+
+
+def _bounded(part: dict[str, Any]) -> dict[str, Any]:
+    """The section with a table that is too long for paper replaced by where its rows are."""
+    blocks = [
+        text(
+            f"{len(one['rows'])} rows are too many for paper. They are in the signed file attached, and in the HTML form."
+        )
+        if one["type"] == "table" and len(one["rows"]) > MOST_ROWS
+        else one
+        for one in part["blocks"]
+    ]
+    return {**part, "blocks": blocks}
 
 
 def _signatures() -> dict[str, Any]:
@@ -119,18 +134,21 @@ def _pdf(template: str, model: Mapping[str, Any], attached: str, at: datetime) -
         "attached": attached,
         "timestamp": int(at.timestamp()),
     }
+    if not _AT_ONCE.acquire(timeout=_SECONDS):
+        raise PaperNotSet(f"two others are being set, and none was ready within {_SECONDS:.0f} s")
     try:
-        with _AT_ONCE:
-            done = subprocess.run(  # noqa: S603 - our own interpreter and our own file, no shell, no environment
-                [sys.executable, "-I", str(_PRESS)],
-                input=json.dumps(asked).encode(),
-                capture_output=True,
-                timeout=_SECONDS,
-                check=False,
-                env={},
-            )
+        done = subprocess.run(  # noqa: S603 - our own interpreter and our own file, no shell, no environment
+            [sys.executable, "-I", str(_PRESS)],
+            input=json.dumps(asked).encode(),
+            capture_output=True,
+            timeout=_SECONDS,
+            check=False,
+            env={},
+        )
     except subprocess.TimeoutExpired:
         raise PaperNotSet(f"not within {_SECONDS:.0f} s") from None
+    finally:
+        _AT_ONCE.release()
     if done.returncode != 0 or not done.stdout.startswith(b"%PDF-"):
         # The message may hold words of the paper, so it is not repeated.
         raise PaperNotSet(f"the typesetter ended with {done.returncode}")

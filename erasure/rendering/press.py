@@ -7,6 +7,7 @@ with it, and because a process can be ended when it takes too long.
 """
 
 import json
+import resource
 import sys
 import tempfile
 from pathlib import Path
@@ -17,8 +18,13 @@ import typst
 STANDARD: Final = "a-3a"
 
 
+MOST_MEMORY = 2 << 30
+"""Bytes of address space; a paper of 5,000 rows needs a quarter of it."""
+
+
 def main() -> int:
     """Set the paper that stdin asks for; 1 with the typesetter's message on stderr where it cannot be set."""
+    resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     asked = json.loads(sys.stdin.buffer.read())
     folder = Path(__file__).with_name("templates")
     source = (folder / "layout.typ").read_bytes() + (folder / f"{asked['template']}.typ").read_bytes()

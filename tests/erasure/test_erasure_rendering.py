@@ -248,6 +248,26 @@ def test_a_hundred_pages_and_4200_copies_take_five_seconds_of_the_processor_at_m
     assert certificate_in(pdf) == report
 
 
+def test_a_table_too_long_for_paper_says_where_its_rows_are(issued: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def change(certificate: dict[str, Any]) -> None:
+        some = certificate["copies"][0]
+        certificate["copies"] = [{**some, "copy": number + 1} for number in range(200)]
+
+    report = resigned(issued, change)
+    long = paper.certificate_pdf(report)
+    monkeypatch.setattr(paper, "MOST_ROWS", 100)
+    short = paper.certificate_pdf(report)
+    assert len(re.findall(rb"/Type/Page[^s]", short)) < len(re.findall(rb"/Type/Page[^s]", long))
+    assert certificate_in(short) == report
+    assert paper.certificate_html(report).count(b"<tr>") > 200
+
+
+def test_no_more_than_two_papers_are_set_at_once(issued: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper, "_SECONDS", 0.05)
+    with paper._AT_ONCE, paper._AT_ONCE, pytest.raises(PaperNotSet, match="two others"):
+        paper.certificate_pdf(issued.report)
+
+
 def test_altered_pages_are_refused_although_the_certificate_inside_is_sound(issued: Any) -> None:
     html, pdf = paper.certificate_html(issued.report), paper.certificate_pdf(issued.report)
     assert compare(html, issued.report) is Pages.SAME
