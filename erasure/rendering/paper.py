@@ -87,9 +87,7 @@ def letter_pdf(model: Mapping[str, Any]) -> bytes:
 def _bounded(part: dict[str, Any]) -> dict[str, Any]:
     """The section with a table that is too long for paper replaced by where its rows are."""
     blocks = [
-        text(
-            f"{len(one['rows'])} rows are too many for paper. They are in the signed file attached, and in the HTML form."
-        )
+        text(f"{len(one['rows'])} rows are too many for paper. They are in the file attached and in the HTML.")
         if one["type"] == "table" and len(one["rows"]) > MOST_ROWS
         else one
         for one in part["blocks"]
