@@ -1,11 +1,13 @@
 """Kind `langgraph`: threads of LangGraph's SQLite and PostgreSQL savers.
 
-Config: `{"url", "owner_field"?}` as of kind `sql`; `owner_field` is a member of the checkpoints' metadata, where
-LangGraph copies every plain member of `config.configurable` and `config.metadata`. Locator: `{"thread_id": text}`.
+Config: as of kind `sql`, without `children`, and `"fence": "none" | "triggers"`; `owner_field` is a member of the
+checkpoints' metadata, where LangGraph copies every plain member of `config.configurable` and `config.metadata`.
+Locator: `{"thread_id": text}`.
 
 Guarantees: a thread is its rows in every table of the saver, over all namespaces (subgraphs), branches and forks; see
 `sql_units`. Reads and deletes by plain SQL: LangGraph is not imported and nothing of a checkpoint is built. A late
-`put_writes`, which the saver itself never shows again, is seen by `verify` and erased by the next `erase`.
+`put_writes`, which the saver itself never shows again, is seen by `verify` and erased by the next `erase`; with the
+fence it is refused by the database (see `sql_fence`).
 Source: reference/store-recipes.md §1a, §2.1, §2.2, §2.10.
 """
 
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from connectors.errors import BadLocator
+from connectors.errors import BadConfig, BadLocator
 from connectors.sql import open_database, owner_of
 from connectors.sql_sqlite import SqliteDatabase
 from connectors.sql_units import Part, Shape, UnitConnector
@@ -37,10 +39,14 @@ _POSTGRES = (
 
 def open_store(config: Mapping[str, Any], *, read_only: bool) -> LangGraphConnector:
     """Return the connector of a saver's database. Raises: BadConfig."""
-    database = open_database(config)
+    fence = config.get("fence", "none")
+    if fence not in {"none", "triggers"}:
+        raise BadConfig('fence is "none" or "triggers"')
+    database = open_database({name: value for name, value in config.items() if name != "fence"})
     parts = _SQLITE if isinstance(database, SqliteDatabase) else _POSTGRES
     shape = Shape(kind="langgraph", noun="thread", columns=("thread_id",), parts=parts, owner="metadata")
-    return LangGraphConnector(database, shape, owner_field=owner_of(config), read_only=read_only)
+    owner = owner_of(config)
+    return LangGraphConnector(database, shape, owner_field=owner, read_only=read_only, fenced=fence == "triggers")
 
 
 class LangGraphConnector(UnitConnector):

@@ -20,12 +20,24 @@ from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
-from connectors.base import Capabilities, CheckReport, Deadline, Finding, Item, Level, Outcome, Receipt, owner_forms
-from connectors.errors import BadConfig, BadLocator, ConnectorError
+from connectors.base import (
+    Capabilities,
+    CheckReport,
+    Deadline,
+    FenceReport,
+    Finding,
+    Item,
+    Level,
+    Outcome,
+    Receipt,
+    owner_forms,
+)
+from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector
 from connectors.residue import MIN_CANARY, samples
 from connectors.serialized import plain, shown, texts
 from connectors.sql import Answer, SqlConnector, _Open, check_report
 from connectors.sql_database import Database, Refused
+from connectors.sql_fence import SqlFence
 from connectors.sql_rows import Batch
 from connectors.vectors import PROBE, HalfVectorType, forms, is_vector, numbers_of
 
@@ -87,11 +99,14 @@ class _Seen:
 class UnitConnector(SqlConnector):
     """Drives one shape in one database."""
 
-    def __init__(self, database: Database, shape: Shape, *, owner_field: str | None, read_only: bool) -> None:
+    def __init__(
+        self, database: Database, shape: Shape, *, owner_field: str | None, read_only: bool, fenced: bool = False
+    ) -> None:
         super().__init__(database, owner_field=owner_field, delete_children=False, read_only=read_only)
         if owner_field is not None and '"' in owner_field:
             raise BadConfig("owner_field holds a quotation mark")
         self._shape = shape
+        self._fenced = fenced
 
     @abstractmethod
     def key_of(self, locator: Locator) -> Key:
@@ -103,7 +118,7 @@ class UnitConnector(SqlConnector):
 
     @override
     def capabilities(self) -> Capabilities:
-        return replace(super().capabilities(), kind=self._shape.kind, batch_size=BATCH)
+        return replace(super().capabilities(), kind=self._shape.kind, batch_size=BATCH, fence=self._fenced)
 
     @override
     def check_locator(self, locator: Locator) -> None:
@@ -149,6 +164,22 @@ class UnitConnector(SqlConnector):
             batch = Batch(table=root, columns=self._shape.columns, keys=tuple(key for _, key in page))
             batches.append(([number for number, _ in page], batch))
         return [batches] if batches else []
+
+    def _fence_of(self, now_open: _Open) -> SqlFence:
+        return SqlFence(now_open.connection, now_open.catalog, self._shape.kind, self._shape.columns)
+
+    @override
+    def fence(self, scope: Locator) -> FenceReport:
+        if not self._fenced:
+            return super().fence(scope)
+        if self._read_only:
+            raise ReadOnlyConnector("fence")
+        key = self.key_of(scope)
+        with self._session(Deadline("fence", 10), read_only=False) as now_open:
+            tables = [table for _, table in self._tables(now_open)]
+            self._fence_of(now_open).install(tables)
+            self._fence_of(now_open).add(tables[-1], [key])
+        return FenceReport(held=True, detail=f"triggers refuse new rows of the {self._shape.noun}")
 
     @override
     def discover(self, selector: Selector, *, deadline: float) -> Iterator[dict[str, Any]]:
@@ -211,6 +242,8 @@ class UnitConnector(SqlConnector):
     @override
     def _transact(self, now_open: _Open, batch: Batch, forms: frozenset[str]) -> list[Answer]:
         """Delete whole items; again what was written meanwhile. Raises: Refused, DBAPIError."""
+        if self._fenced:
+            self._fence_of(now_open).install([table for _, table in self._tables(now_open)])
         answers = self._round(now_open, batch, forms)
         again: list[int] = []
         for _ in range(_ROUNDS):
@@ -244,6 +277,8 @@ class UnitConnector(SqlConnector):
             self._touch(now_open, table, with_children=True)
             if wanted:
                 now_open.rows.delete(replace(batch.only(wanted), table=table))  # 3
+        if self._fenced and wanted:
+            self._fence_of(now_open).add(tables[-1][1], [batch.keys[number] for number in wanted])
         run("COMMIT")  # 4
         return [answers[number] for number in range(len(batch.keys))]
 

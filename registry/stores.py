@@ -37,7 +37,7 @@ _CONFIG: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "qdrant": _VECTOR,
     "chroma": _VECTOR,
     "lancedb": _VECTOR,
-    "langgraph": (("url",), frozenset({"url", "owner_field", "statement_timeout", "wal_retention"})),
+    "langgraph": (("url",), frozenset({"url", "owner_field", "fence", "statement_timeout", "wal_retention"})),
     "langgraph_store": (("url",), frozenset({"url", "owner_field", "statement_timeout", "wal_retention"})),
     "mem0": (("path", "url"), frozenset({"path", "url", "api_key", "owner_field"})),
     "http": (("url",), frozenset({"url", "secret", "owner_field"})),
@@ -238,7 +238,7 @@ _SCHEMES = {
     "mem0": ("https://", "http://"),
 }
 _CHOICES = {("files", "hard_links"): ("refuse", "erase_all"), ("sql", "children"): ("refuse", "delete"),
-            ("agent", "kind"): KINDS}  # fmt: skip
+            ("langgraph", "fence"): ("none", "triggers"), ("agent", "kind"): KINDS}  # fmt: skip
 
 
 def _check_kind(kind: str, values: Mapping[str, Any], reader: Reader) -> None:

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import secrets
+import sqlite3
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from langchain_core.messages import HumanMessage
 
 from connectors.base import Item, Level, Outcome, Selector
-from connectors.errors import BadLocator
+from connectors.errors import BadConfig, BadLocator, ReadOnlyConnector
 from connectors.sql_units import UnitConnector
 from tests.connectors.contract import BEN, MIA, NOW, Contract, captured, erase, text_of
 from tests.connectors.langgraph_beds import PostgresThreads, SqliteThreads, ThreadBed, agent
@@ -133,7 +135,6 @@ def test_postgres_delete_thread_and_vacuum_leave_the_text_until_ours(postgres_be
     assert postgres_bed.get("t-bob") == text_of("bob")
 
 
-@pytest.mark.scenario("B1", "S1")
 def test_late_writes_of_an_erased_thread_are_seen_and_erased(bed: ThreadBed) -> None:
     # Recipe 2.10: the saver itself does not show the row that a delayed put_writes leaves.
     bed.put("mia-0", text_of("mia-0"), "mia")
@@ -152,7 +153,6 @@ def test_late_writes_of_an_erased_thread_are_seen_and_erased(bed: ThreadBed) -> 
     assert bed.hits(text_of("mia-0")) == 0
 
 
-@pytest.mark.scenario("B1")
 def test_a_late_put_that_brings_the_thread_back_is_present_again(bed: ThreadBed) -> None:
     bed.put("mia-0", text_of("mia-0"), "mia")
     old = bed.saver.get_tuple(config_of("mia-0"))
@@ -307,3 +307,66 @@ def test_texts_that_others_also_said_are_no_canaries(bed: ThreadBed) -> None:
     assert text_of("mia-0").encode() in held
     assert b"you are a helpful assistant" not in held
     assert not any(b"langchain" in each for each in held)
+
+
+@pytest.mark.scenario("B1")
+def test_with_the_fence_the_database_refuses_late_writes_of_an_erased_thread(bed: ThreadBed) -> None:
+    bed.put("mia-0", text_of("mia-0"), "mia")
+    old = bed.saver.get_tuple(config_of("mia-0"))
+    assert old is not None
+    with bed.open(fence="triggers") as connector:
+        assert connector.capabilities().fence
+        assert erase(connector, [thread("mia-0")])[0].outcome is Outcome.ERASED
+        assert erase(connector, [thread("mia-0")])[0].outcome is Outcome.ALREADY_ABSENT
+    for write in (
+        lambda: bed.saver.put_writes(old.config, [("messages", "late")], "task"),
+        lambda: bed.saver.put_writes(old.config, [("__error__", "late")], "task"),
+        lambda: bed.saver.put(old.config, old.checkpoint, old.metadata, {}),
+        lambda: bed.saver.put(old.config, old.checkpoint, old.metadata, old.checkpoint["channel_versions"]),
+        lambda: bed.put("mia-0", "hello again", "mia"),
+    ):
+        with pytest.raises((sqlite3.IntegrityError, psycopg.errors.CheckViolation), match="this was erased"):
+            write()
+    assert counted(bed, "mia-0") == 0
+    with bed.open(read_only=True) as verifier:
+        assert verifier.verify([thread("mia-0")], Level.L1, deadline=10)[0].present is False
+    bed.put("mia-00", "another thread", "mia")
+    bed.put("ben-0", text_of("ben-0"), BEN)
+    assert (bed.get("mia-00"), bed.get("ben-0")) == ("another thread", text_of("ben-0"))
+
+
+def test_a_fence_asked_for_before_holds_and_one_not_configured_is_not_claimed(bed: ThreadBed) -> None:
+    with bed.open() as connector:
+        assert connector.fence({"thread_id": "mia-0"}).held is False
+    bed.put("before", "the tables are in use", "mia")
+    with bed.open(fence="triggers") as connector:
+        assert connector.fence({"thread_id": "mia-0"}).held is True
+        assert connector.fence({"thread_id": "mia-0"}).held is True
+    with pytest.raises((sqlite3.IntegrityError, psycopg.errors.CheckViolation)):
+        bed.put("mia-0", text_of("mia-0"), "mia")
+    with bed.open(fence="triggers", read_only=True) as connector, pytest.raises(ReadOnlyConnector):
+        connector.fence({"thread_id": "mia-0"})
+    with pytest.raises(BadConfig, match="fence"):
+        bed.open(fence="walls")
+
+
+def test_somebody_elses_thread_is_not_fenced_by_a_refused_erasure(bed: ThreadBed) -> None:
+    bed.put("ben-0", text_of("ben-0"), BEN)
+    with bed.open(fence="triggers") as connector:
+        assert erase(connector, [thread("ben-0")])[0].outcome is Outcome.OWNER_MISMATCH
+    bed.put("ben-0", "still here", BEN)
+    assert bed.get("ben-0") == text_of("ben-0")
+
+
+@pytest.mark.postgres
+def test_the_fence_holds_for_a_role_that_cannot_read_it(postgres_bed: PostgresThreads) -> None:
+    postgres_bed.put("mia-0", text_of("mia-0"), "mia")
+    role = postgres_bed.database.role().replace("postgresql+psycopg", "postgresql")
+    with postgres_bed.open(fence="triggers") as connector:
+        erase(connector, [thread("mia-0")])
+    columns = "thread_id, checkpoint_id, task_id, idx, channel, blob"
+    insert = f"INSERT INTO checkpoint_writes ({columns}) VALUES (%s, 'c', 't', 0, 'm', '')".encode()
+    with psycopg.connect(role, autocommit=True) as application:
+        with pytest.raises(psycopg.errors.CheckViolation):
+            application.execute(insert, ("mia-0",))
+        application.execute(insert, ("mia-1",))
