@@ -70,7 +70,9 @@ def _terms(spec: DataClass) -> ClassTerms:
 
 
 def past_requests(session: Session, parts: Parts, row: RequestRow) -> list[str]:
-    """The requests that name this request's verified identifiers, itself included."""
+    """The requests that name this request's verified identifiers, itself included; itself once its words are gone."""
+    if row.sealed is None:
+        return [row.request_id]
     said = seal_of(session, parts, row).open("said", row.sealed)
     verified = sorted({line["subject"] for line in said.get("identity", [])})
     lookups = [

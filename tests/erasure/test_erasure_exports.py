@@ -12,7 +12,9 @@ import pytest
 
 from erasure.errors import ExportNotReady, IllegalMove, InvalidRequest
 from erasure.exporting import STORE
+from erasure.footprint import end_footprints
 from erasure.handout import open_export
+from erasure.sweep_copies import Sweeps
 from registry import subjects
 from registry.identifiers import parse_subject
 from tests.erasure.conftest import ADA, BOB, World
@@ -204,15 +206,17 @@ def test_an_export_is_a_copy_of_its_class_and_is_erased_like_any_other(world: Wo
     assert manifest(package(world, request))["is_empty"]
 
 
-def test_an_export_expires_and_is_then_an_empty_package(world: World) -> None:
-    from erasure.sweep_copies import Sweeps
-
-    world.note("n1", "the canary of ada")
-    request = answered(world)
-    world.now += timedelta(days=31)
+def sweep_now(world: World) -> None:
     sweeps = Sweeps(world.parts)
     sweeps.start(world.acting("system"), world.now)
     sweeps.run_due(world.tenant.tenant_id, world.now, worker="w")
+
+
+def test_an_export_expires_and_is_then_an_empty_package(world: World) -> None:
+    world.note("n1", "the canary of ada")
+    request = answered(world)
+    world.now += timedelta(days=31)
+    sweep_now(world)
     assert list(world.services.exports_folder.rglob("*.zip")) == []
     told = manifest(package(world, request))
     assert told["is_empty"]
@@ -360,3 +364,14 @@ def test_a_package_with_exceptions_that_a_second_person_accepted_names_what_is_m
     told = manifest(package(world, request))
     line = next(line for line in told["counts"] if line["store"] == "odd")
     assert (line["registered"], line["failed"], line["exported"]) == (1, 1, 0)
+
+
+def test_long_after_its_words_are_gone_a_request_still_hands_out_an_empty_package(world: World) -> None:
+    world.note("n1", "text")
+    request = answered(world)
+    world.now += timedelta(days=40)
+    sweep_now(world)
+    assert end_footprints(world.parts, world.tenant.tenant_id, world.now) >= 1
+    archive = package(world, request)
+    assert manifest(archive)["is_empty"]
+    assert json.loads(archive.read("requests.json"))[0]["id"] == request
