@@ -130,7 +130,8 @@ def allowed_tools(session: Session, vault: Vault, acting: Acting, stream: str) -
     if row is None:
         raise UnknownStream
     if row.machine is None:
-        return {"id": row.stream_id, "machine": None, "version": None, "phase": None, "tools": None, "next": None}
+        return {"id": row.stream_id, "machine": None, "version": None, "phase": None, "tools": None, "next": None,
+                "asks": None, "approvals": None}  # fmt: skip
     machine = get_machine(session, acting.tenant_id, row.machine)
     phase = row.phase if row.phase in machine.phases else machine.start
     return {
@@ -140,6 +141,8 @@ def allowed_tools(session: Session, vault: Vault, acting: Acting, stream: str) -
         "phase": phase,
         "tools": list(machine.tools.get(phase, ())),
         "next": list(machine.next_phases(phase)),
+        "asks": sorted(machine.asks.intersection(machine.tools.get(phase, ()))),
+        "approvals": row.approvals,
     }
 
 
@@ -214,10 +217,10 @@ class Follower:
         machine = get_machine(session, tenant_id, row.machine)
         for one in told:
             if one.event is not None:
-                after = step(machine, row.phase, one.event)
+                after = step(machine, row.phase, one.event, approvals=row.approvals)
                 if after.violation is not None:
                     self._breach(session, row, machine, one, phase=after.phase, violation=after.violation, now=now)
-                row.phase = after.phase
+                row.phase, row.approvals = after.phase, after.approvals
             row.phase_position = one.position
         session.add(row)
         session.flush()

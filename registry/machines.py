@@ -23,9 +23,11 @@ MAX_TOOLS = 500
 TOOL_NOT_ALLOWED = "tool_not_allowed"
 TRANSITION_NOT_ALLOWED = "transition_not_allowed"
 UNKNOWN_PHASE = "unknown_phase"
-KINDS = ("phase", "tool.call")
+NOT_ASKED = "approval_not_asked"
+KINDS = ("phase", "tool.call", "approval")
 """Kinds of entries that a machine listens to."""
 _TOOL_LIMIT = 128
+_YES = frozenset({"approve", "approved", "accept", "accepted", "allow", "allowed", "yes", "true"})
 _PAIR = 2
 
 
@@ -38,6 +40,8 @@ class Machine:
     phases: tuple[str, ...]
     transitions: frozenset[tuple[str, str]]
     tools: Mapping[str, tuple[str, ...]]
+    asks: frozenset[str]
+    """Tools that need a human's approval for each call; one given in another phase, or used once, is none."""
     spec: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -68,14 +72,22 @@ class ToolCall:
     tools: tuple[str, ...]
 
 
-Event = Phase | ToolCall
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """An entry in which a human said yes, or no."""
+
+    given: bool
+
+
+Event = Phase | ToolCall | Approval
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """The phase after an event, and what the event broke."""
+    """The phase after an event, the approvals that are left in it, and what the event broke."""
 
     phase: str
+    approvals: int = 0
     violation: str | None = None
 
 
@@ -88,32 +100,52 @@ def parse_machine(name: str, spec: object, *, version: int = 1) -> Machine:
     phases = _phases(reader)
     transitions = _transitions(reader, phases)
     tools = _tools(reader, phases)
+    asks = _asks(reader, tools)
     reader.done()
     faults.raise_any()
     return Machine(
-        name=name, version=version, phases=phases, transitions=transitions, tools=tools, spec=dict(reader.fields)
+        name=name,
+        version=version,
+        phases=phases,
+        transitions=transitions,
+        tools=tools,
+        asks=asks,
+        spec=dict(reader.fields),
     )
 
 
-def step(machine: Machine, phase: str | None, event: Event) -> Step:
+def step(machine: Machine, phase: str | None, event: Event, *, approvals: int = 0) -> Step:
     """What an event does to a stream. None, and a phase the machine lost since, is the start."""
     now = phase if phase in machine.phases else machine.start
+    if isinstance(event, Approval):
+        return Step(phase=now, approvals=approvals + 1 if event.given else 0)
     if isinstance(event, ToolCall):
-        # A call whose tool nobody can read is no proof of a breach.
-        broken = any(not machine.allows(now, tool) for tool in event.tools)
-        return Step(phase=now, violation=TOOL_NOT_ALLOWED if broken else None)
+        return _call(machine, now, event, approvals)
     if event.value not in machine.phases:
-        return Step(phase=now, violation=UNKNOWN_PHASE)
+        return Step(phase=now, approvals=approvals, violation=UNKNOWN_PHASE)
     # The start may be said aloud, and a phase may be said again after a resume or a change of channel.
-    if event.value == now or (now, event.value) in machine.transitions:
+    if event.value == now:
+        return Step(phase=now, approvals=approvals)
+    if (now, event.value) in machine.transitions:
         return Step(phase=event.value)
-    return Step(phase=now, violation=TRANSITION_NOT_ALLOWED)
+    return Step(phase=now, approvals=approvals, violation=TRANSITION_NOT_ALLOWED)
+
+
+def _call(machine: Machine, phase: str, event: ToolCall, approvals: int) -> Step:
+    """A call uses up one approval for each tool that asks; one whose tool nobody can read is no proof of a breach."""
+    if any(not machine.allows(phase, tool) for tool in event.tools):
+        return Step(phase=phase, approvals=approvals, violation=TOOL_NOT_ALLOWED)
+    needed = sum(tool in machine.asks for tool in event.tools)
+    if needed > approvals:
+        return Step(phase=phase, approvals=0, violation=NOT_ASKED)
+    return Step(phase=phase, approvals=approvals - needed)
 
 
 def read_event(kind: str, body: bytes) -> Event | None:
     """What an entry says to a machine; None for kinds that say nothing.
 
-    `phase` bodies name it as `value` or `phase`; `tool.call` bodies as `tool`, `name`, `function.name`, or as a message
+    `phase` bodies name it as `value` or `phase`; an `approval` is given unless its body says `approved: false` or a
+    `decision` that is no yes; `tool.call` bodies as `tool`, `name`, `function.name`, or as a message
     with `tool_calls`.
     """
     if kind not in KINDS:
@@ -125,6 +157,9 @@ def read_event(kind: str, body: bytes) -> Event | None:
     members = found if isinstance(found, dict) else {}
     if kind == "phase":
         return Phase(_text(members.get("value")) or _text(members.get("phase")))
+    if kind == "approval":
+        said = members.get("decision", members.get("approved", True))
+        return Approval(said is True or (isinstance(said, str) and said.lower() in _YES))
     calls = members.get("tool_calls")
     named = [_tool_of(one) for one in calls] if isinstance(calls, list) else [_tool_of(members)]
     return ToolCall(tuple(tool for tool in named if tool is not None))
@@ -198,3 +233,14 @@ def _tools(reader: Reader, phases: tuple[str, ...]) -> dict[str, tuple[str, ...]
             continue
         found[phase] = tuple(dict.fromkeys(names))
     return found
+
+
+def _asks(reader: Reader, tools: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
+    raw = reader.raw("asks")
+    if raw is None:
+        return frozenset()
+    known = {tool for names in tools.values() for tool in names}
+    if not is_list(raw) or not all(isinstance(one, str) and one in known for one in raw):
+        reader.add("asks", "expected a list of tools out of those of the phases: each call of them needs an approval")
+        return frozenset()
+    return frozenset(raw)

@@ -287,6 +287,7 @@ class StreamRow(SQLModel, table=True):
     machine: str | None = Field(default=None, max_length=64)
     phase: str | None = Field(default=None, max_length=64)
     phase_position: int = Field(default=-1, sa_type=_big)
+    approvals: int = 0
     created_at: datetime = Field(sa_type=Instant)
     last_activity_at: datetime = Field(sa_type=Instant)
     __table_args__ = (

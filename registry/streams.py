@@ -351,7 +351,7 @@ def _take_machine(session: Session, row: StreamRow, name: str | None) -> None:
             col(EntryRow.tenant_id) == row.tenant_id, col(EntryRow.stream_no) == row.stream_no
         )
     )
-    row.machine, row.phase = name, parse_machine(name, newest.spec).start
+    row.machine, row.phase, row.approvals = name, parse_machine(name, newest.spec).start, 0
     row.phase_position = -1 if last is None else int(last)
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from fastapi import Body as BodyOf
 from fastapi import Depends, Path, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from api.auth import Parts, Platform, Writer, require
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
@@ -23,6 +23,7 @@ _EXAMPLE = {
     "phases": ["identify", "task", "confirm", "wrap_up"],
     "transitions": [["identify", "task"], ["task", "confirm"], ["confirm", "wrap_up"], ["confirm", "task"]],
     "tools": {"identify": ["look_up_customer"], "task": ["look_up_order"], "confirm": ["refund"]},
+    "asks": ["refund"],
 }
 Spec = Annotated[dict[str, Any], BodyOf(examples=[_EXAMPLE])]
 
@@ -35,6 +36,7 @@ class MachineView(BaseModel):
     phases: list[str]
     transitions: list[list[str]]
     tools: dict[str, list[str]]
+    asks: list[str] = []
     streams: dict[str, int] | None = None
 
 
@@ -53,6 +55,8 @@ class Allowed(BaseModel):
     phase: str | None
     tools: list[str] | None
     next: list[str] | None
+    asks: list[str] | None = Field(description="Tools that need a human's approval for each call.")
+    approvals: int | None = Field(description="Approvals given in this phase and not used yet.")
 
 
 def _view(machine: Machine, streams: dict[str, int] | None = None) -> MachineView:
@@ -62,6 +66,7 @@ def _view(machine: Machine, streams: dict[str, int] | None = None) -> MachineVie
         phases=list(machine.phases),
         transitions=[list(pair) for pair in sorted(machine.transitions)],
         tools={phase: list(tools) for phase, tools in machine.tools.items()},
+        asks=sorted(machine.asks),
         streams=streams,
     )
 

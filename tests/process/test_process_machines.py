@@ -87,6 +87,21 @@ def test_phases_move_the_machine_and_a_tool_outside_its_phase_is_stored_and_name
     assert shown["streams"] == {"confirm": 1}
 
 
+@pytest.mark.scenario("S6")
+def test_a_replay_that_reuses_an_approval_is_named(desk: Any) -> None:
+    """The run is resumed twice from one checkpoint; the second time the human's yes comes out of a cache."""
+    desk.call("platform", "PUT", "/v1/machines/refund", {**REFUND, "asks": ["refund"]})
+    desk.call("writer", "POST", "/v1/streams", {"stream": "conv_9", "machine": "refund"})
+    post(desk, entry("phase", {"value": "task"}), entry("phase", {"value": "confirm"}))
+    assert (allowed(desk)["asks"], allowed(desk)["approvals"]) == (["refund"], 0)
+    post(desk, {**entry("approval", {"approved": True}), "run": "r1"})
+    assert allowed(desk)["approvals"] == 1
+    post(desk, {**entry("tool.call", {"tool": "refund", "amount": 30}), "run": "r1"})
+    again = {**entry("tool.call", {"tool": "refund", "amount": 30}), "run": "r2"}
+    post(desk, again)
+    assert breaches(desk) == [(again["id"], "approval_not_asked")]
+
+
 def test_what_a_crash_left_behind_is_caught_up_in_order(desk: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     declare(desk)
     with monkeypatch.context() as patch:

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from registry import machine_rows, streams
 from registry.errors import InvalidDeclaration, UnknownMachine, UnknownStream
 from registry.machines import (
+    NOT_ASKED,
     TOOL_NOT_ALLOWED,
     TRANSITION_NOT_ALLOWED,
     UNKNOWN_PHASE,
+    Approval,
     Event,
     Phase,
     ToolCall,
@@ -56,6 +58,45 @@ def test_a_refund_outside_confirm_and_a_jump_to_the_end_are_named() -> None:
         phase = done.phase
 
 
+ASKING = parse_machine("refund", {**REFUND, "asks": ["refund"]})
+
+
+def test_each_refund_needs_an_approval_of_its_own_in_its_own_phase() -> None:
+    refund = ToolCall(("refund",))
+    told: list[tuple[Event, str | None]] = [
+        (Phase("task"), None), (Approval(True), None), (Phase("confirm"), None), (refund, NOT_ASKED),
+        (Approval(True), None), (refund, None), (refund, NOT_ASKED),
+        (Approval(True), None), (Approval(False), None), (refund, NOT_ASKED),
+    ]  # fmt: skip
+    phase, approvals = ASKING.start, 0
+    for event, violation in told:
+        done = step(ASKING, phase, event, approvals=approvals)
+        assert done.violation == violation, event
+        phase, approvals = done.phase, done.approvals
+
+
+@given(st.lists(events | st.builds(Approval, st.booleans()), max_size=40))
+def test_no_more_refunds_pass_than_were_approved(told: list[Event]) -> None:
+    phase, approvals, given_, passed = ASKING.start, 0, 0, 0
+    for event in told:
+        done = step(ASKING, phase, event, approvals=approvals)
+        given_ += isinstance(event, Approval) and event.given
+        if isinstance(event, ToolCall) and done.violation is None:
+            passed += event.tools.count("refund")
+        phase, approvals = done.phase, done.approvals
+        assert approvals >= 0
+        assert passed <= given_
+
+
+@pytest.mark.parametrize(
+    ("body", "yes"),
+    [({}, True), ({"approved": True}, True), ({"approved": False}, False), ({"decision": "Approved"}, True),
+     ({"decision": "rejected"}, False), ({"decision": "later"}, False), ([], True)],
+)  # fmt: skip
+def test_an_approval_is_a_yes_unless_it_says_otherwise(body: Any, yes: bool) -> None:
+    assert read_event("approval", json.dumps(body).encode()) == Approval(yes)
+
+
 @given(st.lists(events, max_size=30))
 def test_a_stream_only_ever_moves_along_transitions(told: list[Event]) -> None:
     phase = MACHINE.start
@@ -73,7 +114,7 @@ def test_a_stream_only_ever_moves_along_transitions(told: list[Event]) -> None:
 
 @given(st.binary(max_size=40) | st.text(max_size=40).map(str.encode))
 def test_no_body_breaks_the_reader(body: bytes) -> None:
-    for kind in ("phase", "tool.call"):
+    for kind in ("phase", "tool.call", "approval"):
         assert read_event(kind, body) is not None
     assert read_event("turn.user", body) is None
 
@@ -106,6 +147,7 @@ def test_the_tool_of_a_call_is_read_as_agents_write_it(body: Any, tools: tuple[s
         ({"tools": {"task": "eat"}}, "list"),
         ({"tools": None}, "tools"),
         ({"colour": "red"}, "unknown field"),
+        ({"asks": ["rm"]}, "out of those"),
     ],
 )
 def test_a_machine_that_cannot_work_is_refused(change: dict[str, Any], detail: str) -> None:

@@ -637,6 +637,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("machine", sa.String(length=64), nullable=True),
         sa.Column("phase", sa.String(length=64), nullable=True),
         sa.Column("phase_position", sa.BigInteger(), nullable=False),
+        sa.Column("approvals", sa.Integer(), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("last_activity_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "stream_no"),
