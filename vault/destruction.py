@@ -147,7 +147,7 @@ def _next_epoch(keks: KekStore, tenant_id: int, group_no: int, epoch: int) -> in
 
 def _rewrap(db: Connection, keks: KekStore, table: Table, tenant_id: int, group_no: int, *, new: int) -> int:
     tenant = str(tenant_id)
-    found = [row for row in rows.wrapped_rows(db, table, tenant_id, group_no) if row["epoch"] != new]
+    found = rows.rows_to_rewrap(db, table, tenant_id, group_no, new)
     olds = {epoch: keks.get(tenant, group_no, epoch) for epoch in {row["epoch"] for row in found}}
     kek = keks.get(tenant, group_no, new)
     salts = os.urandom(_SALT_BYTES * len(found))
@@ -156,14 +156,14 @@ def _rewrap(db: Connection, keks: KekStore, table: Table, tenant_id: int, group_
         binding = binding_of(table, row)
         plaintext = unwrap(olds[row["epoch"]], binding, row["wrapped"])
         salt = salts[number * _SALT_BYTES : (number + 1) * _SALT_BYTES]
-        change = {"at_epoch": row["epoch"], "new_epoch": new}
+        change = {"at_tenant": tenant_id, "at_epoch": row["epoch"], "new_epoch": new}
         change["new_wrapped"] = wrap(kek, at_epoch(binding, new), plaintext, salt=salt)
         if table is rows.KEYS:
             change["at_key_id"] = row["key_id"]
         else:
             change["at_entry_id"], change["at_part"] = row["entry_id"], row["part"]
         changes.append(change)
-    rows.write_rewrapped(db, table, tenant_id, changes)
+    rows.write_rewrapped(db, table, changes)
     return len(changes)
 
 

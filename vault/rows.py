@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
+from operator import itemgetter
 from secrets import randbelow
 from typing import Any, TypeVar
 
@@ -17,13 +18,15 @@ from sqlmodel import Session, SQLModel
 from vault import models
 from vault.errors import VaultError
 from vault.models import KeyState
-from vault.wrapping import KeySpec, data_key_binding, part_key_binding
+from vault.wrapping import KeySpec, bound_to, part_key_binding
 
 GROUP_SIZE = 1_000
 """Keys of one group: as many rows are wrapped anew when one of them is destroyed."""
 
 _CHUNK = 500  # below the number of bound values every supported SQLite accepts
 _GROUP_NUMBERS = 2**31 - 1
+_PART_COLUMNS = ("tenant_id", "entry_id", "part", "group_no", "epoch", "wrapped")
+_KEY_COLUMNS = ("tenant_id", "key_id", "subject_id", "data_class", "month", "scope", "group_no", "epoch", "wrapped")
 
 KEYS: Table = SQLModel.metadata.tables[str(models.DataKey.__tablename__)]
 PARTS: Table = SQLModel.metadata.tables[str(models.PartKey.__tablename__)]
@@ -62,7 +65,8 @@ def spec_of(row: AnyRow) -> KeySpec:
 def binding_of(table: Table, row: AnyRow) -> bytes:
     """Return what the bytes of a data key's or part key's row are bound to."""
     if table is KEYS:
-        return data_key_binding(row["tenant_id"], row["key_id"], spec_of(row), row["group_no"], row["epoch"])
+        named = row["data_class"], row["month"], row["scope"]
+        return bound_to(row["tenant_id"], row["key_id"], row["subject_id"], named, row["group_no"], row["epoch"])
     return part_key_binding(row["tenant_id"], row["entry_id"], row["part"], row["group_no"], row["epoch"])
 
 
@@ -217,6 +221,13 @@ def wrapped_rows(db: Connection, table: Table, tenant_id: int, group_no: int) ->
     return db.execute(select(table).where(here)).mappings().all()
 
 
+def rows_to_rewrap(db: Connection, table: Table, tenant_id: int, group_no: int, epoch: int) -> Sequence[RowMapping]:
+    """Return what a turn needs of the group's rows that have bytes of another epoch: binding, epoch and bytes."""
+    here = and_(table.c.tenant_id == tenant_id, table.c.group_no == group_no, table.c.wrapped.is_not(None))
+    columns = [table.c[name] for name in (_KEY_COLUMNS if table is KEYS else _PART_COLUMNS)]
+    return db.execute(select(*columns).where(here, table.c.epoch != epoch)).mappings().all()
+
+
 def destroyed_at_epoch(db: Connection, tenant_id: int, group_no: int, epoch: int) -> bool:
     """Return whether a key or part key of the group was destroyed while this epoch was in use."""
     return any(_at_epoch(db, table, tenant_id, group_no, epoch, with_bytes=False) for table in (KEYS, PARTS))
@@ -233,7 +244,7 @@ def _at_epoch(db: Connection, table: Table, tenant_id: int, group_no: int, epoch
     return bool(db.execute(select(func.count()).select_from(table).where(here)).scalar_one())
 
 
-def write_rewrapped(db: Connection, table: Table, tenant_id: int, rows: Sequence[Mapping[str, Any]]) -> None:
+def write_rewrapped(db: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
     """Write new bytes and epoch to rows that still have bytes of the epoch they were read with.
 
     A row destroyed meanwhile is left destroyed: that is what the conditions are for.
@@ -242,9 +253,20 @@ def write_rewrapped(db: Connection, table: Table, tenant_id: int, rows: Sequence
         return
     names = [column.name for column in table.primary_key.columns if column.name != "tenant_id"]
     here = and_(*(table.c[name] == bindparam(f"at_{name}") for name in names))
-    still = and_(table.c.tenant_id == tenant_id, table.c.epoch == bindparam("at_epoch"), table.c.wrapped.is_not(None))
+    still = and_(
+        table.c.tenant_id == bindparam("at_tenant"),
+        table.c.epoch == bindparam("at_epoch"),
+        table.c.wrapped.is_not(None),
+    )
     statement = update(table).where(here, still).values(wrapped=bindparam("new_wrapped"), epoch=bindparam("new_epoch"))
-    db.execute(statement, list(rows))
+    # A turn writes many rows, and every value is bytes, text or a number already: SQLAlchemy's own work for each value
+    # would take longer than the cipher does.
+    compiled = statement.compile(dialect=db.dialect)
+    values: list[Any] = list(rows)
+    if db.dialect.positional:
+        of_row = itemgetter(*(compiled.positiontup or ()))
+        values = [of_row(row) for row in rows]
+    db.exec_driver_sql(str(compiled), values)
 
 
 def retired_of(db: Connection, tenant_id: int, group_nos: Iterable[int]) -> list[RowMapping]:

@@ -9,6 +9,7 @@ import hmac
 import os
 import struct
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -43,8 +44,16 @@ class KeyHandle:
 
 def data_key_binding(tenant_id: int, key_id: str, spec: KeySpec, group_no: int, epoch: int) -> bytes:
     """Return the bytes that bind a wrapped data key to its row."""
-    fixed = struct.pack(">QQQ16s", tenant_id, group_no, spec.subject_id, bytes.fromhex(key_id))
-    return b"data\x00" + fixed + _texts(spec.data_class, spec.month, spec.scope) + epoch.to_bytes(_EPOCH_BYTES, "big")
+    named = spec.data_class, spec.month, spec.scope
+    return bound_to(tenant_id, key_id, spec.subject_id, named, group_no, epoch)
+
+
+def bound_to(  # noqa: PLR0917 - the columns of one row, in their order
+    tenant_id: int, key_id: str, subject_id: int, named: tuple[str, str, str], group_no: int, epoch: int
+) -> bytes:
+    """Return the same from a row's columns; `named` are class, month and scope."""
+    fixed = struct.pack(">QQQ16s", tenant_id, group_no, subject_id, bytes.fromhex(key_id))
+    return b"data\x00" + fixed + _texts(*named) + epoch.to_bytes(_EPOCH_BYTES, "big")
 
 
 def part_key_binding(tenant_id: int, entry_id: str, part: int, group_no: int, epoch: int) -> bytes:
@@ -79,6 +88,7 @@ def _once(kek32: bytes, salt: bytes, binding: bytes) -> bytes:
     return hmac.digest(kek32, _LABEL + salt + binding + b"\x01", "sha256")
 
 
+@lru_cache(maxsize=1024)
 def _texts(*values: str) -> bytes:
     joined = b""
     for value in values:
