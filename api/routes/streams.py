@@ -1,4 +1,4 @@
-"""Streams and runs: what agents declare of a conversation and of one execution. Read by `registry.streams`."""
+"""Streams and runs: what agents declare of a conversation and of one execution. Read by `registry.declared`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sqlmodel import Session
 
 from api.auth import Anyone, Parts, Writer
 from api.requests import make_router
-from registry import streams
+from registry import declared, streams
 from registry.acting import Acting
 from registry.models import RunRow, StreamRow
 from registry.sessions import Lifecycle
@@ -59,7 +59,7 @@ def _stream(session: Session, acting: Acting, row: StreamRow, now: datetime) -> 
         data_class=row.data_class,
         created_at=row.created_at,
         last_activity_at=row.last_activity_at,
-        lifecycle=streams.lifecycles(session, acting.tenant_id, [row], now)[row.stream_no],
+        lifecycle=declared.lifecycles(session, acting.tenant_id, [row], now)[row.stream_no],
         machine=row.machine,
         phase=row.phase,
         provider_generation=row.declared.get("provider_generation", 0),
@@ -80,7 +80,7 @@ def _run(row: RunRow) -> RunView:
 def put_stream(spec: StreamSpec, acting: Writer, parts: Parts, response: Response) -> StreamView:
     """Declares a stream; the same name again adds to it."""
     with parts.database.transaction(acting.tenant_id) as session:
-        row, created = streams.put_stream(session, parts.vault, acting, spec, parts.clock.now())
+        row, created = declared.put_stream(session, parts.vault, acting, spec, parts.clock.now())
         response.status_code = 201 if created else 200
         return _stream(session, acting, row, parts.clock.now())
 
@@ -89,7 +89,7 @@ def put_stream(spec: StreamSpec, acting: Writer, parts: Parts, response: Respons
 def patch_stream(stream_id: str, spec: StreamSpec, acting: Writer, parts: Parts) -> StreamView:
     """Changes some declared fields; `stream_id` is the opaque id of the POST."""
     with parts.database.transaction(acting.tenant_id) as session:
-        row = streams.patch_stream(session, parts.vault, acting, stream_id, spec, now=parts.clock.now())
+        row = declared.patch_stream(session, parts.vault, acting, stream_id, spec, now=parts.clock.now())
         return _stream(session, acting, row, parts.clock.now())
 
 
@@ -104,7 +104,7 @@ def get_stream(stream_id: str, acting: Anyone, parts: Parts) -> StreamView:
 def put_run(spec: RunSpec, acting: Writer, parts: Parts, response: Response) -> RunView:
     """Declares a run; the same name again adds to it."""
     with parts.database.transaction(acting.tenant_id) as session:
-        row, created = streams.put_run(session, parts.vault, acting, spec, parts.clock.now())
+        row, created = declared.put_run(session, parts.vault, acting, spec, parts.clock.now())
         response.status_code = 201 if created else 200
         return _run(row)
 
@@ -113,7 +113,7 @@ def put_run(spec: RunSpec, acting: Writer, parts: Parts, response: Response) -> 
 def patch_run(run_id: str, spec: RunSpec, acting: Writer, parts: Parts) -> RunView:
     """Changes some declared fields; `run_id` is the opaque id of the POST."""
     with parts.database.transaction(acting.tenant_id) as session:
-        return _run(streams.patch_run(session, parts.vault, acting, run_id, spec, now=parts.clock.now()))
+        return _run(declared.patch_run(session, parts.vault, acting, run_id, spec, now=parts.clock.now()))
 
 
 @router.get("/v1/runs/{run_id}")

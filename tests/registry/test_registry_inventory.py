@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
-from registry import streams
+from registry import declared
 from registry.classes import STARTER_CLASSES, put_class
 from registry.inventory import inventory
 from registry.stores import put_store
@@ -53,7 +53,7 @@ def test_gaps_are_found_in_the_rows_themselves(house: Any) -> None:
     with house.session() as session:
         vectors = {"kind": "qdrant", "config": {"path": f"{house.folder}/q"}, "provider_retention": "P3Y"}
         put_store(session, house.alice, "vectors", vectors, house.now, check_target=house.targets.check)
-        streams.put_stream(session, house.vault, house.alice, {"stream": "c1", "data_class": "transcript"}, house.now)
+        declared.put_stream(session, house.vault, house.alice, {"stream": "c1", "data_class": "transcript"}, house.now)
         session.commit()
     house.register(
         [

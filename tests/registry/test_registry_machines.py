@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from registry import machine_rows, streams
+from registry import declared, machine_rows
 from registry.errors import InvalidDeclaration, UnknownMachine, UnknownStream
 from registry.machines import (
     NOT_ASKED,
@@ -171,8 +171,8 @@ def test_a_stream_starts_in_the_first_phase_and_tells_what_it_may_do(house: Any)
     with house.session() as session:
         machine_rows.put_machine(session, house.alice, "refund", REFUND, house.now)
         spec = {"stream": "c1", "machine": "refund"}
-        streams.put_stream(session, house.vault, house.alice, spec, house.now)
-        streams.put_stream(session, house.vault, house.alice, {"stream": "c2"}, house.now)
+        declared.put_stream(session, house.vault, house.alice, spec, house.now)
+        declared.put_stream(session, house.vault, house.alice, {"stream": "c2"}, house.now)
         allowed = machine_rows.allowed_tools(session, house.vault, house.alice, "c1")
         assert (allowed["phase"], allowed["tools"], allowed["next"]) == ("identify", ["look_up"], ["task"])
         free = machine_rows.allowed_tools(session, house.vault, house.alice, "c2")

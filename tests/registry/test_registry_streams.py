@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from registry import streams, subjects
+from registry import declared, streams, subjects
 from registry.errors import InvalidDeclaration, UnknownClass, UnknownMachine, UnknownRun, UnknownStream
 from registry.identifiers import parse_subject
 from registry.models import RunRow, StreamRow
@@ -80,10 +80,10 @@ STREAM = {"stream": "c1", "owner": "user:ada", "channel": "chat", "data_class": 
 def test_a_declared_stream_is_made_then_changed_field_by_field(house: Any) -> None:
     tenant = house.alice.tenant_id
     with house.session() as session:
-        row, new = streams.put_stream(session, house.vault, house.alice, STREAM, house.now)
+        row, new = declared.put_stream(session, house.vault, house.alice, STREAM, house.now)
         assert new
-        assert not streams.put_stream(session, house.vault, house.alice, STREAM, house.now)[1]
-        streams.patch_stream(
+        assert not declared.put_stream(session, house.vault, house.alice, STREAM, house.now)[1]
+        declared.patch_stream(
             session, house.vault, house.alice, row.stream_id, {"channel": "mail", "owner": "user:bea"}, now=house.now
         )
         opened = streams.open_names(session, house.vault, tenant, [row])[row.stream_id]
@@ -103,15 +103,15 @@ def test_a_declared_stream_is_made_then_changed_field_by_field(house: Any) -> No
 )  # fmt: skip
 def test_a_wrong_stream_is_refused(house: Any, spec: Any) -> None:
     with house.session() as session, pytest.raises(InvalidDeclaration):
-        streams.put_stream(session, house.vault, house.alice, spec, house.now)
+        declared.put_stream(session, house.vault, house.alice, spec, house.now)
 
 
 def test_unknown_machines_and_classes_are_refused(house: Any) -> None:
     with house.session() as session:
         with pytest.raises(UnknownMachine):
-            streams.put_stream(session, house.vault, house.alice, {**STREAM, "machine": "refund"}, house.now)
+            declared.put_stream(session, house.vault, house.alice, {**STREAM, "machine": "refund"}, house.now)
         with pytest.raises(UnknownClass):
-            streams.put_stream(session, house.vault, house.alice, {**STREAM, "data_class": "diary"}, house.now)
+            declared.put_stream(session, house.vault, house.alice, {**STREAM, "data_class": "diary"}, house.now)
 
 
 def test_a_run_has_a_status_and_an_end_and_keeps_the_rest_sealed(house: Any) -> None:
@@ -119,11 +119,11 @@ def test_a_run_has_a_status_and_an_end_and_keeps_the_rest_sealed(house: Any) -> 
     spec = {"run": "run_482", "stream": "c1", "actor": "wombat", "workflow": "refund", "status": "active", "step": 2,
             "checkpoint_ref": "cp_1", "versions": {"workflow": "3"}, "budgets": {"tokens": 5}}  # fmt: skip
     with house.session() as session:
-        streams.put_stream(session, house.vault, house.alice, STREAM, house.now)
-        row, new = streams.put_run(session, house.vault, house.alice, spec, house.now)
+        declared.put_stream(session, house.vault, house.alice, STREAM, house.now)
+        row, new = declared.put_run(session, house.vault, house.alice, spec, house.now)
         assert (new, row.status, row.ended_at) == (True, "active", None)
         assert row.holder_no == person(house, session, "user:ada")
-        row = streams.patch_run(
+        row = declared.patch_run(
             session,
             house.vault,
             house.alice,
@@ -132,9 +132,9 @@ def test_a_run_has_a_status_and_an_end_and_keeps_the_rest_sealed(house: Any) -> 
             now=house.now,
         )
         assert (row.status, row.ended_at) == ("completed", house.now)
-        declared = streams.open_names(session, house.vault, tenant, [row])[row.run_id].declared
-        assert (declared["actor"], declared["last_outcome"], declared["step"]) == ("wombat", "paid", 2)
+        said = streams.open_names(session, house.vault, tenant, [row])[row.run_id].declared
+        assert (said["actor"], said["last_outcome"], said["step"]) == ("wombat", "paid", 2)
         with pytest.raises(InvalidDeclaration):
-            streams.patch_run(session, house.vault, house.alice, row.run_id, {"status": "asleep"}, now=house.now)
+            declared.patch_run(session, house.vault, house.alice, row.run_id, {"status": "asleep"}, now=house.now)
         with pytest.raises(UnknownRun):
-            streams.patch_run(session, house.vault, house.alice, "0" * 32, {"status": "failed"}, now=house.now)
+            declared.patch_run(session, house.vault, house.alice, "0" * 32, {"status": "failed"}, now=house.now)
