@@ -16,6 +16,7 @@ from erasure.footprint import end_footprints
 from erasure.handout import open_export
 from erasure.sweep_copies import Sweeps
 from registry import subjects
+from registry.errors import NotBuilt
 from registry.identifiers import parse_subject
 from tests.erasure.conftest import ADA, BOB, World
 
@@ -375,3 +376,46 @@ def test_long_after_its_words_are_gone_a_request_still_hands_out_an_empty_packag
     archive = package(world, request)
     assert manifest(archive)["is_empty"]
     assert json.loads(archive.read("requests.json"))[0]["id"] == request
+
+
+@pytest.mark.scenario("A23")
+@pytest.mark.parametrize(
+    "erasure",
+    [
+        {"on_request": "erase", "required": "L2"},
+        {"on_request": "erase", "required": "key"},
+        {"on_request": "retain", "required": "L2", "basis": "tax law", "until": "P10Y"},
+    ],
+)
+def test_what_is_exported_never_depends_on_how_something_is_erased(world: World, erasure: dict[str, str]) -> None:
+    retention = {"keep": "P20Y", "from": "created", "then": "erase"}
+    world.classes({"note": {"erasure": erasure, "retention": retention}})
+    world.note("n1", "the text in full")
+    archive = package(world, answered(world))
+    name = next(name for name in archive.namelist() if name.startswith("artifacts/note/"))
+    assert json.loads(archive.read(name)) == {"id": "n1", "owner": ADA, "text": "the text in full"}
+
+
+@pytest.mark.scenario("A23")
+def test_a_class_that_asks_for_anonymising_is_refused_by_name(world: World) -> None:
+    with pytest.raises(NotBuilt, match="anonymis"):
+        world.classes({"note": {"erasure": {"on_request": "anonymise", "required": "L2"}}})
+
+
+@pytest.mark.scenario("D6")
+@pytest.mark.parametrize("right", ["access", "erasure"])
+def test_a_store_that_was_registered_after_a_failure_is_in_the_retry(world: World, right: str) -> None:
+    world.memory_store("odd")
+    world.keep_in_memory("odd", "k1", "in a silent store")
+    request = ready(world, right=right)
+    world.change(connect=refusing(world, "odd"))
+    world.work(12)
+    assert world.state(request) == "partially_failed"
+    world.memory_store("later")
+    added = world.keep_in_memory("later", "k2", "in a store of later")
+    world.change(connect=world.connect)
+    if world.state(request) == "partially_failed":
+        world.desk.retry(world.acting(), request, now=world.now)
+    world.work(6)
+    assert world.state(request) == "completed"
+    assert world.copy_states(request)[added] == ("exported" if right == "access" else "erased_physical")
