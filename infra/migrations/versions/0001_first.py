@@ -217,7 +217,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("parent", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "child", "parent_kind", "parent"),
     )
-    op.create_index("ix_derivation_parent", "derivation", ["tenant_id", "parent_kind", "parent"], unique=False)
+    op.create_index("ix_derivation_parent", "derivation", ["tenant_id", "parent_kind", "parent", "child"], unique=False)
     op.create_table(
         "disposition",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
@@ -416,7 +416,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.PrimaryKeyConstraint("tenant_id", "idx", "part", "key_id"),
         sqlite_with_rowid=False,
     )
-    op.create_index("ix_part_ref_key", "part_ref", ["tenant_id", "key_id"], unique=False)
+    op.create_index("ix_part_ref_key", "part_ref", ["tenant_id", "key_id", "idx", "part"], unique=False)
     op.create_table(
         "pending_cone",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
@@ -573,7 +573,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("item", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "lookup", "kind", "item"),
     )
-    op.create_index("ix_scope_item", "scope_key", ["tenant_id", "kind", "item"], unique=False)
+    op.create_index("ix_scope_item", "scope_key", ["tenant_id", "kind", "item", "lookup"], unique=False)
     op.create_table(
         "scope_review",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
@@ -721,7 +721,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("set_id", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "subject_no", "set_id"),
     )
-    op.create_index("ix_set_member_set", "subject_set_member", ["tenant_id", "set_id"], unique=False)
+    op.create_index("ix_set_member_set", "subject_set_member", ["tenant_id", "set_id", "subject_no"], unique=False)
     op.create_table(
         "sweep",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
