@@ -161,7 +161,7 @@ class PartRef(SQLModel, table=True):
     part: int = Field(primary_key=True)
     key_id: str = Field(primary_key=True, max_length=32)
     # Without a row id the key is the row: half the bytes of the largest table on SQLite.
-    __table_args__ = (sa.Index("ix_part_ref_key", "tenant_id", "key_id"), {"sqlite_with_rowid": False})
+    __table_args__ = (sa.Index("ix_part_ref_key", "tenant_id", "key_id", "idx", "part"), {"sqlite_with_rowid": False})
 
 
 class OutboxRow(SQLModel, table=True):
