@@ -18,7 +18,7 @@ endif
 DATA ?= .muniment
 JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
-TYPED := $(wildcard api audit connectors erasure ledger registry retention vault client/src infra tests bench examples)
+TYPED := $(wildcard api audit connectors erasure ledger registry retention vault client/src infra tests bench)
 FAST := not postgres and not s3 and not process and not slow
 
 .PHONY: help setup demo serve test test-unit test-all check bench lock services services-down clean
