@@ -25,6 +25,7 @@ ROUTERS = (
     "operations",
     "classes",
     "stores",
+    "connector_tasks",
     "artifacts",
     "memory",
     "subjects",

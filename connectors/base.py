@@ -349,6 +349,7 @@ _BUILT = {
     "langgraph_store": ("connectors.langgraph_store", "psycopg[binary]"),
     "s3": ("connectors.s3", ""),
     "redis": ("connectors.redis", "muniment-server[redis]"),
+    "agent": ("connectors.agent", ""),
 }
 """Kind → module with `open_store(config, read_only=…)`, and what to install where its import fails."""
 

@@ -18,9 +18,10 @@ from typing import Any
 
 from sqlmodel import Session
 
+from connectors.agent import AGENT
 from connectors.base import Finding, Item, Level
 from connectors.errors import ConnectorError
-from erasure import history
+from erasure import history, tasks
 from erasure.models import CopyRow
 from erasure.parts import Parts
 from erasure.regenerate import ANEW
@@ -48,6 +49,8 @@ class Confirmed:
 
     verified: int = 0
     sent_back: int = 0
+    asked: int = 0
+    """Stores in an agent's process whose second look is outstanding."""
 
 
 def confirm(parts: Parts, tenant_id: int, owner: str, now: datetime, *, again: bool = False) -> Confirmed:
@@ -69,12 +72,22 @@ class _Confirmation:
         with self._parts.transactions(self._tenant_id, write=False) as session:
             known = stores.in_force(session, self._tenant_id)
             names = sorted({copy.store for copy in self._wanted(session, "artifact")})
+        embedded = [name for name in names if name in known and known[name].kind == AGENT]
+        names = [name for name in names if name not in embedded]
+        asked = sum(self._ask(name) for name in embedded)
         verified = sent_back = 0
         with ThreadPoolExecutor(max_workers=_STORES_AT_ONCE, thread_name_prefix="confirm") as pool:
             for good, bad in pool.map(lambda name: self._store(known.get(name), name), names):
                 verified, sent_back = verified + good, sent_back + bad
         good, bad = self._keys()
-        return Confirmed(verified=verified + good, sent_back=sent_back + bad)
+        return Confirmed(verified=verified + good, sent_back=sent_back + bad, asked=asked)
+
+    def _ask(self, name: str) -> bool:
+        """Have a store looked at where it lies; True while the answer is outstanding."""
+        with self._parts.transactions(self._tenant_id) as session:
+            copies = [copy for copy in self._wanted(session, "artifact") if copy.store == name]
+            work = load_work(session, self._tenant_id, self._owner)
+            return tasks.ask(session, self._parts, work, store=name, copies=copies, now=self._now, again=self._again)
 
     def _wanted(self, session: Session, kind: str) -> list[CopyRow]:
         rows = history.copies_of(session, self._tenant_id, self._owner, *sorted(GONE))

@@ -20,9 +20,10 @@ from typing import Any
 
 from sqlmodel import col, select
 
+from connectors.agent import AGENT
 from connectors.base import Connector, Item, Level, Outcome, Receipt, ReclaimReport
 from connectors.errors import ConnectorError
-from erasure import captures, history
+from erasure import captures, history, tasks
 from erasure.captures import Wanted
 from erasure.history import ref_of
 from erasure.models import CopyRow
@@ -97,6 +98,10 @@ class Dispatch:
                     places.setdefault(copy.store, {}).setdefault(copy.depth, []).append(copy.copy_no)
         for name in self._needing_reclaim() - places.keys():
             places[name] = {}
+        for name in [name for name in places if name in self._stores and self._stores[name].kind == AGENT]:
+            # Done in the agent's process, reclaim included; here the copies only begin to wait.
+            numbers = [number for level in places.pop(name).values() for number in level]
+            tasks.hand_out(self._parts, self._tenant_id, self._owner, store=name, numbers=numbers, now=self._now)
         order = _Order(places, self._parts.store_seconds)
         threads = [
             threading.Thread(target=self._work, args=(name, levels, order), name=f"erase {name}", daemon=True)

@@ -39,6 +39,17 @@ class InvalidRequest(ErasureError):
         self.detail = detail
 
 
+class TaskNotClaimed(ErasureError):
+    """A task of a connector was answered by somebody to whom it was never handed out."""
+
+    problem = "conflict"
+    hint = "claim the task first, and answer with its claim"
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(f"task {task_id} was not handed out under this claim")
+        self.task_id = task_id
+
+
 class NotBuilt(ErasureError):
     """Something the contract names and this version does not do yet; refused, so that nobody believes it was done."""
 

@@ -16,7 +16,7 @@ from sqlmodel import Session, col, select
 from erasure.errors import UnknownRequest
 from erasure.models import CopyRow, RequestEvent, RequestRow
 from erasure.plan import PlanCopy, instant_text
-from erasure.request import WAITING, CopyFact, State
+from erasure.request import WAITING, CopyFact, CopyState, State
 from registry.cones import pending_about
 from retention.decide import Because
 
@@ -240,6 +240,7 @@ def copy_view(row: CopyRow) -> dict[str, Any]:
         "path": list(row.path),
         "collateral": row.collateral,
         "state": row.state,
+        "waiting_since": _text(row.started_at) if row.state == CopyState.AWAITING_EXTERNAL else None,
         "level": row.level,
         "key_state": row.key_state,
         "required": row.required,

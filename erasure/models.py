@@ -123,6 +123,35 @@ class CopyRow(SQLModel, table=True):
     )
 
 
+class ConnectorTask(SQLModel, table=True):
+    """Work in a store that lies in an agent's process. Numbers of copies only: where they lie stays sealed with them.
+
+    `claims` are digests of the claims that were handed out; `again` marks the look of the quiet period.
+    """
+
+    __tablename__ = "connector_task"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    task_id: str = Field(primary_key=True, max_length=40)
+    owner: str = Field(max_length=40)
+    store: str = Field(max_length=64)
+    work: str = Field(max_length=8)
+    level: str = Field(max_length=4)
+    again: bool = False
+    copies: list[int] = Field(default_factory=list, sa_type=_json)
+    before: dict[str, str] = Field(default_factory=dict, sa_type=_json)
+    claims: list[str] = Field(default_factory=list, sa_type=_json)
+    claimed_by: str | None = Field(default=None, max_length=128)
+    claimed_until: datetime | None = Field(default=None, sa_type=Instant)
+    created_at: datetime = Field(sa_type=Instant)
+    due_at: datetime = Field(sa_type=Instant)
+    overdue_at: datetime | None = Field(default=None, sa_type=Instant)
+    done_at: datetime | None = Field(default=None, sa_type=Instant)
+    __table_args__ = (
+        sa.Index("ix_connector_task_open", "tenant_id", "done_at", "store"),
+        sa.Index("ix_connector_task_owner", "tenant_id", "owner"),
+    )
+
+
 class CertificateRow(SQLModel, table=True):
     """An issued certificate: the signed JSON bytes as they were sent. Never changed; `final` supersedes `interim`."""
 

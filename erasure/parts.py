@@ -99,6 +99,8 @@ class Parts:
     store_seconds: float = 120.0
     """The time limit of one call to a store."""
     max_attempts: int = 3
+    agent_term: timedelta = timedelta(days=3)
+    """How long a task waits for an agent's process before its copies count as unreachable."""
     truncate_log: Callable[[], bool] = lambda: True
     """Empties the database's own write-ahead log of old pages."""
     read: Callable[[Session, int, Sequence[EntryRow]], list[ReadEntry]] | None = None

@@ -26,6 +26,7 @@ from erasure.regenerate import regenerate
 from erasure.request import DONE, WAITING, CopyState, Move, Right, State, move
 from erasure.selector import select_artifacts
 from erasure.standing import claim_of
+from erasure.tasks import overdue
 from erasure.work import BY_HAND, lines_now, load_work
 from ledger.entry import Kind
 from registry import artifacts
@@ -33,6 +34,8 @@ from registry.cones import pending_about
 from retention.decide import DESTRUCTIVE
 
 FINAL_RETRY = timedelta(days=1)
+AGENT_RETRY = timedelta(seconds=30)
+"""Until it is looked again whether an agent's process has answered."""
 _ACTIVE = (State.APPROVED, State.EXECUTING, State.VERIFYING)
 _MAX_ROUNDS = 8
 _WORKER = "worker"
@@ -40,6 +43,7 @@ _WORKER = "worker"
 
 def run_due(parts: Parts, tenant: Tenant, now: datetime, *, worker: str = "worker") -> int:
     """Do everything that is due for a tenant; returns how many requests were worked on."""
+    overdue(parts, tenant, now)
     _join_late_copies(parts, tenant, now)
     _wake_ended_holds(parts, tenant, now)
     done, failures = 0, []
@@ -96,10 +100,14 @@ def finish(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> bool
     A copy that is found again returns the request to `executing`. The certificate waits until every root that could
     open a destroyed key-encryption key is gone.
     """
-    confirm(parts, tenant.tenant_id, request_id, now, again=True)
+    found = confirm(parts, tenant.tenant_id, request_id, now, again=True)
     with parts.transactions(tenant.tenant_id) as session:
         row = history.load(session, tenant.tenant_id, request_id, lock=True)
         if pending_about(session, tenant.tenant_id, row.subjects):
+            return False
+        if found.asked:
+            row.final_due_at = now + AGENT_RETRY
+            session.add(row)
             return False
         state = state_of(session, row)
         if state is None or state is State.PARTIALLY_FAILED:

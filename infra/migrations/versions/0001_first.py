@@ -17,6 +17,7 @@ TENANTED = {
     "action": "tenant_id",
     "artifact": "tenant_id",
     "certificate": "tenant_id",
+    "connector_task": "tenant_id",
     "content_finding": "tenant_id",
     "copy": "tenant_id",
     "data_class": "tenant_id",
@@ -149,6 +150,28 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("issued_at", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "request_id", "version", "number"),
     )
+    op.create_table(
+        "connector_task",
+        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
+        sa.Column("task_id", sa.String(length=40), nullable=False),
+        sa.Column("owner", sa.String(length=40), nullable=False),
+        sa.Column("store", sa.String(length=64), nullable=False),
+        sa.Column("work", sa.String(length=8), nullable=False),
+        sa.Column("level", sa.String(length=4), nullable=False),
+        sa.Column("again", sa.Boolean(), nullable=False),
+        sa.Column("copies", sa.JSON(), nullable=False),
+        sa.Column("before", sa.JSON(), nullable=False),
+        sa.Column("claims", sa.JSON(), nullable=False),
+        sa.Column("claimed_by", sa.String(length=128), nullable=True),
+        sa.Column("claimed_until", sa.BigInteger(), nullable=True),
+        sa.Column("created_at", sa.BigInteger(), nullable=False),
+        sa.Column("due_at", sa.BigInteger(), nullable=False),
+        sa.Column("overdue_at", sa.BigInteger(), nullable=True),
+        sa.Column("done_at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("tenant_id", "task_id"),
+    )
+    op.create_index("ix_connector_task_open", "connector_task", ["tenant_id", "done_at", "store"], unique=False)
+    op.create_index("ix_connector_task_owner", "connector_task", ["tenant_id", "owner"], unique=False)
     op.create_table(
         "content_finding",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
