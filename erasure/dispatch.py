@@ -93,7 +93,8 @@ class Dispatch:
         places: dict[str, dict[int, list[int]]] = {}
         with self._parts.transactions(self._tenant_id, write=False) as session:
             self._stores = stores.in_force(session, self._tenant_id)
-            for copy in self._artifacts(session, CopyState.PENDING):
+            waiting = history.outlines_of(session, self._tenant_id, self._owner, CopyState.PENDING, kind="artifact")
+            for copy in waiting:
                 if is_ready(copy, self._now):
                     places.setdefault(copy.store, {}).setdefault(copy.depth, []).append(copy.copy_no)
         for name in self._needing_reclaim() - places.keys():
@@ -275,7 +276,7 @@ class Dispatch:
             reports = work.facts().get("reclaim", {})
             return {
                 copy.store
-                for copy in self._artifacts(session, *sorted(GONE))
+                for copy in history.outlines_of(session, self._tenant_id, self._owner, *sorted(GONE), kind="artifact")
                 if copy.verified_at is None
                 and copy.required in (Level.L2, Level.L3)
                 and (copy.store not in reports or copy.store in self._treated)

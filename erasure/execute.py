@@ -78,15 +78,15 @@ class _Execution:
                     self._note(session, work.row, "executing")
                 if work.row.state != State.EXECUTING:
                     return False
-            copies = history.copies_of(session, self._tenant_id, self._owner)
-            for copy in copies:
-                if copy.state == CopyState.RUNNING:
-                    copy.state = CopyState.PENDING
-                    session.add(copy)
-            kept = [copy for copy in copies if copy.state == CopyState.RETAINED and copy.method != BY_HAND]
+            for copy in history.copies_of(session, self._tenant_id, self._owner, CopyState.RUNNING):
+                copy.state = CopyState.PENDING
+                session.add(copy)
+            retained = history.copies_of(session, self._tenant_id, self._owner, CopyState.RETAINED)
+            kept = [copy for copy in retained if copy.method != BY_HAND]
             self._decide_retained(session, work, kept)
             session.flush()
-            live = [copy.artifact_id for copy in copies if copy.state == CopyState.PENDING and copy.artifact_id]
+            waiting = history.outlines_of(session, self._tenant_id, self._owner, CopyState.PENDING, kind="artifact")
+            live = [copy.artifact_id for copy in waiting if copy.artifact_id is not None]
             artifacts.mark_status(session, self._tenant_id, live, "erasing", request_id=self._owner)
             return True
 
@@ -148,13 +148,12 @@ class _Execution:
             self._parts.vault.evict(chunk)
 
     def _pending_keys(self, session: Session) -> list[CopyRow]:
-        rows = history.copies_of(session, self._tenant_id, self._owner, CopyState.PENDING)
-        return [copy for copy in rows if copy.kind == "key"]
+        return history.copies_of(session, self._tenant_id, self._owner, CopyState.PENDING, kind="key")
 
     def bury(self) -> None:
         """Step 5. Rows of what is gone lose their sealed places; a tombstone finds a revived copy."""
         with self._parts.transactions(self._tenant_id) as session:
-            rows = history.copies_of(session, self._tenant_id, self._owner)
+            rows = history.outlines_of(session, self._tenant_id, self._owner, kind="artifact")
             gone = [copy.artifact_id for copy in rows if copy.artifact_id is not None and copy.state in GONE]
             kept = [
                 copy.artifact_id for copy in rows if copy.artifact_id is not None and copy.state == CopyState.RETAINED
@@ -167,9 +166,10 @@ class _Execution:
         with self._parts.transactions(self._tenant_id) as session:
             if not load_work(session, self._tenant_id, self._owner, lock=True).is_request:
                 return
-            rows = history.copies_of(session, self._tenant_id, self._owner)
+            rows = history.outlines_of(session, self._tenant_id, self._owner)
             others = [copy for copy in rows if copy.data_class != IDENTITY]
-            open_keys = [copy for copy in rows if copy.data_class == IDENTITY and copy.state in (*WAITING, *BROKEN)]
+            keys = history.copies_of(session, self._tenant_id, self._owner, data_class=IDENTITY)
+            open_keys = [copy for copy in keys if copy.state in (*WAITING, *BROKEN)]
             state = _identity_state(others)
             for copy in open_keys:
                 copy.state = state
@@ -184,8 +184,7 @@ class _Execution:
         """Readable names and stream names go once every identity key is gone; asked at every run, so a crash heals."""
         with self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner, lock=True)
-            rows = history.copies_of(session, self._tenant_id, self._owner)
-            keys = [copy for copy in rows if copy.data_class == IDENTITY]
+            keys = history.copies_of(session, self._tenant_id, self._owner, data_class=IDENTITY)
             if not keys or any(copy.state != CopyState.KEY_DESTROYED for copy in keys):
                 return
             for subject_no in sorted(work.people):
@@ -215,7 +214,7 @@ class _Execution:
             return False
         with self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner, lock=True)
-            rows = history.copies_of(session, self._tenant_id, self._owner, CopyState.PENDING, CopyState.RUNNING)
+            rows = history.outlines_of(session, self._tenant_id, self._owner, CopyState.PENDING, CopyState.RUNNING)
             open_rows = [copy for copy in rows if copy.data_class != IDENTITY]
             if any(copy.attempts < self._parts.max_attempts for copy in open_rows):
                 return False
@@ -244,7 +243,7 @@ class _Execution:
         )
 
 
-def _identity_state(others: Sequence[CopyRow]) -> CopyState:
+def _identity_state(others: Sequence[history.Outline]) -> CopyState:
     """What becomes of the identity key: pending while it may still go, else as far as what needs it."""
     if any(copy.state in WAITING for copy in others):
         return CopyState.PENDING
@@ -285,5 +284,5 @@ def let_go(
 
 def pending_work(session: Session, tenant_id: int, owner: str, now: datetime) -> bool:
     """Whether an execution would find something to do now."""
-    rows = history.copies_of(session, tenant_id, owner, CopyState.PENDING, CopyState.RUNNING)
+    rows = history.outlines_of(session, tenant_id, owner, CopyState.PENDING, CopyState.RUNNING)
     return any(copy.state == CopyState.RUNNING or is_ready(copy, now) for copy in rows)

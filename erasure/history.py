@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
@@ -73,12 +73,51 @@ def events_of(session: Session, tenant_id: int, request_id: str) -> list[Request
     )
 
 
-def copies_of(session: Session, tenant_id: int, owner: str, *states: str) -> list[CopyRow]:
+def copies_of(
+    session: Session, tenant_id: int, owner: str, *states: str, kind: str | None = None, data_class: str | None = None
+) -> list[CopyRow]:
     """The copies of a request or sweep in their order, all or those in some states."""
     query = select(CopyRow).where(CopyRow.tenant_id == tenant_id, CopyRow.owner == owner)
     if states:
         query = query.where(col(CopyRow.state).in_(states))
+    if kind is not None:
+        query = query.where(CopyRow.kind == kind)
+    if data_class is not None:
+        query = query.where(CopyRow.data_class == data_class)
     return list(session.exec(query.order_by(col(CopyRow.copy_no))))
+
+
+class Outline(NamedTuple):
+    """What steps over all copies of a plan look at: no capture, no reasons, no text."""
+
+    copy_no: int
+    kind: str
+    artifact_id: int | None
+    key_id: str | None
+    data_class: str
+    store: str
+    depth: int
+    state: str
+    required: str
+    level: str | None
+    key_state: str | None
+    attempts: int
+    started_at: datetime | None
+    verified_at: datetime | None
+
+
+_OUTLINED = tuple(col(getattr(CopyRow, name)) for name in Outline._fields)
+
+
+def outlines_of(session: Session, tenant_id: int, owner: str, *states: str, kind: str | None = None) -> list[Outline]:
+    """The copies of a request or sweep in their order, in outline: a tenth of the cost of the rows."""
+    session.flush()
+    query = sa.select(*_OUTLINED).where(col(CopyRow.tenant_id) == tenant_id, col(CopyRow.owner) == owner)
+    if states:
+        query = query.where(col(CopyRow.state).in_(states))
+    if kind is not None:
+        query = query.where(col(CopyRow.kind) == kind)
+    return [Outline(*row) for row in session.execute(query.order_by(col(CopyRow.copy_no)))]
 
 
 def counts_of(session: Session, tenant_id: int, owner: str) -> dict[str, int]:
@@ -91,7 +130,7 @@ def counts_of(session: Session, tenant_id: int, owner: str) -> dict[str, int]:
     return {str(row[0]): int(row[1]) for row in sorted(tuple(row) for row in rows)}
 
 
-def fact_of(row: CopyRow) -> CopyFact:
+def fact_of(row: CopyRow | Outline) -> CopyFact:
     """What completion must know about a copy."""
     return CopyFact(
         copy_no=row.copy_no,

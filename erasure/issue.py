@@ -221,7 +221,7 @@ def _keep(
 
 def state_of(session: Session, row: RequestRow) -> State | None:
     """The state that a request's copies allow now; None while something waits or is unverified."""
-    copies = history.copies_of(session, row.tenant_id, row.request_id)
+    copies = history.outlines_of(session, row.tenant_id, row.request_id)
     found = completion(fact_of(copy) for copy in copies).state
     if found is State.PARTIALLY_FAILED and "exceptions" in row.details:
         accepted = set(row.details["exceptions"]["copies"])

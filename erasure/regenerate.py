@@ -104,8 +104,11 @@ def is_due(copy: CopyRow, now: datetime) -> bool:
 
 def _waiting(parts: Parts, tenant_id: int, owner: str, now: datetime) -> list[_Asked]:
     with parts.transactions(tenant_id) as session:
+        waiting = history.copies_of(session, tenant_id, owner, CopyState.AWAITING_EXTERNAL, kind="artifact")
+        due = [copy for copy in waiting if is_due(copy, now)]
+        if not due:
+            return []
         copies = history.copies_of(session, tenant_id, owner)
-        due = [copy for copy in copies if is_due(copy, now)]
         ending = {copy.artifact_id: copy for copy in copies if copy.artifact_id is not None and _ends(copy)}
         known = in_force(session, tenant_id)
         parents = parents_of(session, tenant_id, [copy.artifact_id or 0 for copy in due])

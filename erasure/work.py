@@ -15,7 +15,7 @@ from sqlmodel import Session
 
 from connectors.base import Level, ReclaimReport
 from erasure.errors import UnknownRequest
-from erasure.history import ref_of
+from erasure.history import Outline, ref_of
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.plan import PlanCopy, redecide
@@ -124,7 +124,7 @@ def keep(session: Session, copy: CopyRow, line: PlanCopy) -> None:
     session.add(copy)
 
 
-def is_ready(copy: CopyRow, now: datetime) -> bool:
+def is_ready(copy: CopyRow | Outline, now: datetime) -> bool:
     """Whether a pending copy may be tried now: at once, or after its wait."""
     if copy.state != CopyState.PENDING:
         return False

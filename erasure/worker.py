@@ -131,7 +131,7 @@ def _complete(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> b
         row = history.load(session, tenant.tenant_id, request_id, lock=True)
         if pending_about(session, tenant.tenant_id, row.subjects):
             return False  # a late source's people have not reached everything below it: copies may still join
-        if _needs_execution(history.copies_of(session, tenant.tenant_id, request_id)):
+        if _needs_execution(history.outlines_of(session, tenant.tenant_id, request_id)):
             _reopen(session, parts, row, now, why="copies are not shown to be gone")
             return True
         state = state_of(session, row)
@@ -151,7 +151,7 @@ def _complete(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> b
     return False
 
 
-def _needs_execution(copies: Sequence[CopyRow]) -> bool:
+def _needs_execution(copies: Sequence[history.Outline]) -> bool:
     """Whether something is to be erased; the identity key alone waits until nothing else waits for a person."""
     others = [copy for copy in copies if copy.data_class != IDENTITY]
     if any(copy.state in (CopyState.PENDING, CopyState.RUNNING) for copy in others):
@@ -195,7 +195,7 @@ def _due(parts: Parts, tenant: Tenant, now: datetime) -> list[str]:
             for row in rows
             if row.state != State.EXECUTING
             or pending_work(session, tenant.tenant_id, row.request_id, now)
-            or not history.copies_of(session, tenant.tenant_id, row.request_id, CopyState.PENDING, CopyState.RUNNING)
+            or not history.outlines_of(session, tenant.tenant_id, row.request_id, CopyState.PENDING, CopyState.RUNNING)
         ]
 
 
