@@ -254,6 +254,19 @@ def test_what_is_also_about_others_waits_for_a_human_and_is_out_of_use(agent: Ag
     assert wait_until_done(agent.desk, answer["request"])["state"] == "completed"
 
 
+def test_an_agent_uses_all_of_it_through_the_client(agent: Agent) -> None:
+    client = agent.desk.client("writer")
+    first, second = agent.remember(1)["id"], agent.remember(2)["id"]
+    scope = {"conversation": "conv_1"}
+    assert {line["verdict"] for line in client.memories(ADA, purpose="support", scope=scope)} == {"usable"}
+    assert client.confirm_memory(first, source_ref="message_7")["verification"] == "user_confirmed"
+    assert client.contradict_memory(second, product_ref="p/1", observed=None)["status"] == "quarantined"
+    request = client.forget_memory(first, source_ref="message_8")
+    assert request.startswith("req_")
+    named = client.memories(ADA, purpose="support", scope=scope, artifacts=[first, second])
+    assert [line["verdict"] for line in named] == ["erased", "quarantined"]
+
+
 def test_a_hold_beats_the_wish_to_be_forgotten(agent: Agent) -> None:
     memory = agent.remember(1)["id"]
     agent.desk.call(

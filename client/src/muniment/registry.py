@@ -125,6 +125,40 @@ class Client:
         """Return the tools that the stream's phase allows. Raises: ApiProblem, TransportError."""
         return self.request("POST", "/v1/streams:allowed-tools", {"stream": stream})
 
+    def memories(
+        self,
+        subject: str,
+        *,
+        purpose: str,
+        scope: Mapping[str, str] | None = None,
+        artifacts: Sequence[Any] | None = None,
+    ) -> list[dict[str, Any]]:
+        """Return the verdict on each memory of a person, or on those named: may it be used for this, here, now?
+
+        Only `usable` means yes; `reconfirm` means yes, and ask whether it still holds. Raises: ApiProblem,
+        TransportError: where nobody answers, nothing may be used.
+        """
+        body: dict[str, Any] = {"subject": subject, "purpose": purpose}
+        body |= {"scope": dict(scope)} if scope is not None else {}
+        body |= {"artifacts": list(artifacts)} if artifacts is not None else {}
+        found: list[dict[str, Any]] = self.request("POST", "/v1/memory:resolve", body)["memories"]
+        return found
+
+    def confirm_memory(self, memory: str, *, source_ref: str) -> Any:
+        """Say that the person confirmed a memory, and where; `entry:<uuid>` cites the record."""
+        return self.request("POST", f"/v1/memory/{memory}:confirm", {"source_ref": source_ref})
+
+    def contradict_memory(self, memory: str, *, product_ref: str, observed: Any) -> Any:
+        """Say that the product knows otherwise: the memory is quarantined, both sides are recorded."""
+        return self.request("POST", f"/v1/memory/{memory}:conflict", {"product_ref": product_ref, "observed": observed})
+
+    def forget_memory(self, memory: str, *, subject: str | None = None, source_ref: str | None = None) -> str:
+        """Pass on a person's «forget this»; returns the id of the request that ends it and all made from it."""
+        said = {"subject": subject, "source_ref": source_ref}
+        body = {name: value for name, value in said.items() if value is not None}
+        request: str = self.request("POST", f"/v1/memory/{memory}:forget", body)["request"]
+        return request
+
     def close(self) -> None:
         """Close the connection."""
         self._transport.close()
