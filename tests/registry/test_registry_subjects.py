@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sqlmodel import Session
 
 from registry import subjects
-from registry.errors import MalformedSubject, NotBuilt, SubjectNotErased, UnknownSubject
+from registry.errors import MalformedSubject, SubjectNotErased, UnknownSubject
 from registry.identifiers import parse_subject
 from registry.keyed import Lookups, Seals
 from registry.models import Subject, SubjectIdentifier
@@ -172,12 +172,6 @@ def test_who_returns_is_a_new_incarnation_that_inherits_nothing(house: Any) -> N
         assert resolve(house, session, "user:ada") == [new.subject_no]
         assert sets_of(session, tenant, [new.subject_no]) == frozenset()
         assert subjects.opened_at(session, tenant, [ada, new.subject_no]) == {new.subject_no: later}
-
-
-def test_what_is_not_built_says_so() -> None:
-    for verb in (subjects.merge, subjects.split, subjects.scope_change):
-        with pytest.raises(NotBuilt):
-            verb()
 
 
 def test_sealed_values_are_bound_to_their_holder_label_and_name(house: Any) -> None:
