@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import time
 import zipfile
+from collections.abc import Callable
 from datetime import timedelta
 from io import BytesIO
 from typing import Any
@@ -419,3 +422,30 @@ def test_a_store_that_was_registered_after_a_failure_is_in_the_retry(world: Worl
     world.work(6)
     assert world.state(request) == "completed"
     assert world.copy_states(request)[added] == ("exported" if right == "access" else "erased_physical")
+
+
+@pytest.mark.slow
+def test_an_export_takes_time_in_proportion_to_the_copies(
+    make_world: Callable[[str], World], full_length: bool
+) -> None:
+    sizes = (2_000, 10_000) if full_length else (200, 1_000)
+    spent = [processor_seconds(make_world(f"n{size}"), size) for size in sizes]
+    assert spent[1] < spent[0] * 5 * 2
+
+
+def processor_seconds(world: World, size: int) -> float:
+    with sqlite3.connect(world.database_file) as db:
+        db.executemany("INSERT INTO note VALUES (?, ?, ?)", [(f"k{n}", ADA, f"text {n}") for n in range(size)])
+    item = {"data_class": "note", "store": "db", "subjects": [ADA]}
+    for start in range(0, size, 500):
+        rows = range(start, min(start + 500, size))
+        world.register(*({**item, "locator": {"table": "note", "key": {"id": f"k{n}"}}} for n in rows))
+    request = world.ask(right="access")
+    began = time.process_time()
+    world.plan(request)
+    world.approve(request)
+    world.work(1)
+    spent = time.process_time() - began
+    assert world.state(request) == "completed"
+    assert manifest(package(world, request))["counts"][0]["exported"] == size
+    return spent

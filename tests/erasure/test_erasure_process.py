@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from sqlmodel import Session, select
 
 from connectors.errors import StoreUnreachable
@@ -16,6 +18,7 @@ from connectors.memory import Faults
 from erasure import execute as execution
 from erasure.errors import IllegalMove, ReportNotReady, SeparateDuties, StalePlan, TooLate
 from erasure.execute import execute
+from erasure.models import CopyRow
 from erasure.report_check import check
 from erasure.worker import advance, run_due
 from ledger.entry import Kind
@@ -598,3 +601,33 @@ def test_a_store_that_cannot_be_opened_is_not_fatal(world: Any) -> None:
     world.change(connect=closed)
     world.work()
     assert world.state(request) == "partially_failed"
+
+
+@pytest.mark.scenario("D2")
+@pytest.mark.parametrize("right", ["erasure", "access"])
+def test_a_crash_while_a_plan_is_stored_leaves_none_and_the_next_one_is_executed_whole(world: Any, right: str) -> None:
+    for number in range(4):
+        world.note(f"n{number}", f"{TEXT} {number}")
+    request = world.ask(right=right)
+    sound = world.parts.transactions
+
+    @contextmanager
+    def crashing(tenant_id: int, *, write: bool = True) -> Iterator[Any]:
+        with sound(tenant_id, write=write) as session:
+            yield session
+            if write and session.scalar(sa.select(sa.func.count()).select_from(CopyRow)):
+                raise ConnectionResetError
+
+    world.change(transactions=crashing)
+    with pytest.raises(ConnectionResetError):
+        world.plan(request)
+    world.change(transactions=sound)
+    assert world.state(request) == "verified"
+    assert world.rows(request) == []
+    world.plan(request)
+    planned = set(world.copy_states(request))
+    world.approve(request)
+    world.work()
+    assert world.state(request) == "completed"
+    assert set(world.copy_states(request)) == planned
+    assert len([name for name in planned if name.startswith("art_")]) == 4
