@@ -59,8 +59,8 @@ def put_class(session: Session, acting: Acting, name: str, spec: object, now: da
     return parse_class(name, wanted.spec, version=version), True
 
 
-def in_force(session: Session, tenant_id: int) -> dict[str, DataClass]:
-    """The classes of the tenant as they are now, by name."""
+def in_force(session: Session, tenant_id: int, *, state: str | None = None) -> dict[str, DataClass]:
+    """The classes of the tenant as they are now, by name; with `state` those of one kind of agent data only."""
     newest = (
         select(DataClassRow.name, sa.func.max(DataClassRow.version).label("version"))
         .where(DataClassRow.tenant_id == tenant_id)
@@ -76,7 +76,7 @@ def in_force(session: Session, tenant_id: int) -> dict[str, DataClass]:
         .where(DataClassRow.tenant_id == tenant_id, col(DataClassRow.retired).is_(False))
         .order_by(col(DataClassRow.name))
     )
-    return {row.name: _from_row(row) for row in rows}
+    return {row.name: _from_row(row) for row in rows if state is None or row.spec["state"] == state}
 
 
 def get_class(session: Session, tenant_id: int, name: str, version: int | None = None) -> DataClass:

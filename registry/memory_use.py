@@ -77,7 +77,7 @@ def resolve(session: Session, vault: Vault, acting: Acting, spec: object, now: d
     reader.done()
     faults.raise_any()
     people = frozenset(find_people(session, vault, acting, (subject,)).get(subject.text, ()))
-    rules = classes.in_force(session, acting.tenant_id)
+    rules = classes.in_force(session, acting.tenant_id, state="memory" if named is None else None)
     question = _Question(asked=asked, people=people, rules=rules, now=now)
     if named is None:
         return _judged(session, vault, acting, memories_of(session, acting, rules, people), question)
