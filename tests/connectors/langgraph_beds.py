@@ -88,10 +88,10 @@ class Database:
     """One database of the test's PostgreSQL server."""
 
     def __init__(self, server: Any) -> None:
-        name = f"bed_{uuid.uuid4().hex[:12]}"
+        self.server, self.name = server, f"bed_{uuid.uuid4().hex[:12]}"
         with psycopg.connect(server.get_uri(), autocommit=True) as admin:
-            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
-        self.uri = server.get_uri(database=name)
+            admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.name)))
+        self.uri = server.get_uri(database=self.name)
         self.connection = psycopg.connect(self.uri, autocommit=True, prepare_threshold=0, row_factory=dict_row)
         self.url = self.uri.replace("postgresql://", "postgresql+psycopg://")
 
@@ -119,6 +119,12 @@ class Database:
         other = psycopg.connect(self.uri)
         other.execute(statement.encode())
         return other.close
+
+    def close(self) -> None:
+        """Drop the database, so that a module's files do not pile up."""
+        self.connection.close()
+        with psycopg.connect(self.server.get_uri(), autocommit=True) as admin:
+            admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self.name)))
 
     def role(self) -> str:
         """Return the address of a role that may read and write and does not see through row security."""
@@ -221,7 +227,7 @@ class PostgresThreads(ThreadBed):
         return open_connector(self.kind, {"url": self.database.role(), "owner_field": "user_id"}, secrets=str)
 
     def close(self) -> None:
-        self.database.connection.close()
+        self.database.close()
 
 
 def embed(texts: Sequence[str]) -> list[list[float]]:
@@ -304,4 +310,4 @@ class PostgresMemories(MemoryBed):
         return open_connector(self.kind, {"url": self.database.role(), "owner_field": "user_id"}, secrets=str)
 
     def close(self) -> None:
-        self.database.connection.close()
+        self.database.close()

@@ -88,7 +88,7 @@ class VectorBed(Bed):
 def bed(server: Any) -> Iterator[VectorBed]:
     made = VectorBed(server)
     yield made
-    made.database.connection.close()
+    made.database.close()
 
 
 class TestPgvector(Contract):
