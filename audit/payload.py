@@ -7,9 +7,11 @@ whatever became of their key. Nothing is decrypted. Whether a key is really gone
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
+from typing import NamedTuple
 
 from audit.chain import RESTORE
 from audit.findings import Findings, Verdict
@@ -34,9 +36,10 @@ class Counts:
     expired: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
-class _Wanted:
-    index: int
+class _Wanted(NamedTuple):
+    """A tuple, because there is one for every part of the log."""
+
+    at: int
     entry: str
     part: ReadPart
     gone: bool
@@ -58,7 +61,7 @@ class PayloadCheck:
     def check(self, first: int, end: int, entries: Iterable[tuple[int, ReadHeader]]) -> None:
         """Check the parts of these entries, all of them between two indexes."""
         gone = self.states(first, end) if self.states is not None else {}
-        wanted: dict[str, list[_Wanted]] = {}
+        wanted: defaultdict[str, list[_Wanted]] = defaultdict(list)
         for index, header in entries:
             self.counts.checked += 1
             states = [gone.get((index, number)) for number in range(len(header.parts))] if gone else []
@@ -68,8 +71,7 @@ class PayloadCheck:
                 self.counts.expired += 1
             for number, part in enumerate(header.parts):
                 is_gone = bool(states) and states[number] in (ERASED, EXPIRED)
-                one = _Wanted(index=index, entry=header.id, part=part, gone=is_gone)
-                wanted.setdefault(part.obj, []).append(one)
+                wanted[part.obj].append(_Wanted(index, header.id, part, is_gone))
         for name, parts in wanted.items():
             self._check_object(name, parts)
 
@@ -114,16 +116,20 @@ class PayloadCheck:
     def _weigh(self, size: int, parts: list[_Wanted]) -> None:
         """Count the bytes of an object that no part covers. One object serves one batch only."""
         covered = at = 0
-        for start, end in sorted((one.part.off, one.part.off + one.part.len) for one in parts):
-            covered += max(0, end - max(start, at))
-            at = max(at, end)
+        for start, end in sorted([(part.off, part.off + part.len) for _, _, part, _ in parts]):
+            if start >= at:  # nearly always: parts lie one behind the other
+                covered += end - start
+                at = end
+            elif end > at:
+                covered += end - at
+                at = end
         if size > covered:
             self.loose_objects += 1
             self.loose_bytes += size - covered
 
     def _check_whole(self, key: str, data: memoryview, parts: list[_Wanted]) -> None:
         for one in parts:
-            part = one.part
+            part = one[2]
             if sha256(data[part.off : part.off + part.len]).hexdigest() != part.sha256:
                 self._check_part(key, one, data[part.off : part.off + part.len])
 
@@ -143,4 +149,4 @@ class PayloadCheck:
             self._add(Verdict.MISSING, detail, key, lost[0])
 
     def _add(self, verdict: Verdict, detail: str, key: str, one: _Wanted) -> None:
-        self.findings.add(verdict, detail, object=key, entry=one.entry, index=one.index)
+        self.findings.add(verdict, detail, object=key, entry=one.entry, index=one.at)
