@@ -287,8 +287,8 @@ def _value(reader: Reader, data_class: DataClass) -> str | None:
         raise ItemRejected("invalid", fault, "/value")
     try:
         return sha256(canonical_json({"value": value})).hexdigest()
-    except UnicodeEncodeError:
-        raise ItemRejected("invalid", "a text is not valid Unicode", "/value") from None
+    except (UnicodeEncodeError, OverflowError):
+        raise ItemRejected("invalid", "expected valid Unicode and whole numbers up to 64 bits", "/value") from None
 
 
 def _check_together(item: Item, reader: Reader) -> None:

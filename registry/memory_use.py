@@ -8,7 +8,6 @@ itself: values stay in their stores. Forgetting is `erasure.forget`. The caller 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,6 +22,7 @@ from registry.artifacts import set_use
 from registry.declaration import DataClass
 from registry.errors import Conflict, MemoryGone, NotAMemory, OutsideTokenScope
 from registry.identifiers import parse_subject
+from registry.keyed import canonical_json
 from registry.memories import CONFIRMED_CONFIDENCE, Asked, Judged, Verdict, judge
 from registry.memory_facts import (
     MAX_MEMORIES,
@@ -93,6 +93,7 @@ def confirm(
     so; `entry:<uuid>` becomes a source. What ended by its own date or by its class cannot be confirmed back to life.
     Raises: UnknownArtifact, NotAMemory, MemoryGone, OutsideTokenScope, Conflict, RejectedSources.
     """
+    _check_said("source_ref", source_ref)
     row, rules = _own(session, acting, public_id)
     if row.status != "live":
         raise Conflict(f"the memory is {row.status}; it is confirmed after it was taken into use again")
@@ -126,7 +127,8 @@ def conflict(
     The product wins and the person is asked. Raises: as `confirm`.
     """
     row, rules = _own(session, acting, public_id)
-    _check_observed(observed)
+    _check_said("observed", observed)
+    _check_said("product_ref", product_ref)
     opened = open_details(session, vault, acting.tenant_id, [row]).get(row.id)
     remembered = {
         "side": "memory",
@@ -275,10 +277,16 @@ def _scope(reader: Reader) -> dict[str, str]:
     return {str(name): value for name, value in scope.items()}
 
 
-def _check_observed(observed: object) -> None:
-    size = len(json.dumps(observed))
-    if size > MAX_OBSERVED_BYTES:
-        raise Conflict(f"observed has {size} bytes of JSON, at most {MAX_OBSERVED_BYTES} are kept; cite the product")
+def _check_said(name: str, said: object) -> None:
+    """Refuse what cannot be kept as JSON. Raises: InvalidDeclaration."""
+    faults = Faults("memory")
+    try:
+        size = len(canonical_json({name: said}))
+        if size > MAX_OBSERVED_BYTES:
+            faults.add(f"/{name}", f"{size} bytes of JSON, at most {MAX_OBSERVED_BYTES} are kept; cite the product")
+    except (UnicodeEncodeError, OverflowError, RecursionError, ValueError, TypeError):
+        faults.add(f"/{name}", "expected JSON of valid Unicode, whole numbers up to 64 bits, and little depth")
+    faults.raise_any()
 
 
 def _view(row: Artifact, rules: DataClass, noted: MemoryChange, now: datetime) -> dict[str, Any]:

@@ -126,6 +126,22 @@ def test_a_value_is_checked_against_its_class_and_never_kept(house: Any) -> None
         assert session.exec(select(Artifact)).one().digest is not None
 
 
+@pytest.mark.parametrize("odd", ["\ud800", "x" * 20_000])
+def test_what_no_json_can_hold_is_refused_by_its_place(house: Any, odd: object) -> None:
+    classes(house, schema={})
+    [result] = house.register([house.item(1, data_class="careful", value=odd)])
+    assert result["status"] == "rejected"
+    assert result["problem"]["errors"][0]["pointer"] == "#/value"
+    house.register([house.item(2, id="art_a")])
+    with house.session() as session:
+        with pytest.raises(InvalidDeclaration, match="/observed"):
+            memory_use.conflict(
+                session, house.vault, house.alice, "art_a", product_ref="p", observed=odd, now=house.now
+            )
+        with pytest.raises(InvalidDeclaration, match="/source_ref"):
+            memory_use.confirm(session, house.vault, house.alice, "art_a", source_ref="\ud800", now=house.now)
+
+
 def test_a_summary_is_a_digest_with_sources(house: Any) -> None:
     with house.session() as session:
         put_class(session, house.alice, "digest", {**STARTER_CLASSES["summary"], "schema": DIGEST}, house.now)
