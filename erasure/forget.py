@@ -42,7 +42,7 @@ from registry.artifact_rows import by_numbers, public_name
 from registry.graph import children_of
 from registry.identifiers import Identifier, parse_subject
 from registry.ids import new_id, random_hex
-from registry.memory_use import require_memory
+from registry.memory_use import check_said, require_memory
 from registry.models import Artifact, Tenant
 from registry.people import expand
 from registry.sets import members
@@ -80,8 +80,9 @@ class Forgetting:
     ) -> dict[str, Any]:
         """The request that forgets it, approved; the one that does so already where there is one.
 
-        Raises: UnknownArtifact, NotAMemory, OutsideTokenScope, InvalidRequest.
+        Raises: UnknownArtifact, NotAMemory, OutsideTokenScope, InvalidRequest, InvalidDeclaration.
         """
+        check_said("source_ref", source_ref)
         with self._parts.transactions(acting.tenant_id, write=False) as session:  # 1
             root, _ = require_memory(session, acting, public_id)
             if root.status in _GONE:

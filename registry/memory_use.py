@@ -41,7 +41,7 @@ from registry.sets import Members, members
 from registry.subjects import fenced, find_people
 from vault.vault import Vault
 
-__all__ = ["MAX_MEMORIES", "change_status", "changes", "confirm", "conflict", "require_memory", "resolve"]
+__all__ = ["MAX_MEMORIES", "change_status", "changes", "check_said", "confirm", "conflict", "require_memory", "resolve"]
 
 MAX_OBSERVED_BYTES = 16_384
 _ENTRY_PREFIX = "entry:"
@@ -93,7 +93,7 @@ def confirm(
     so; `entry:<uuid>` becomes a source. What ended by its own date or by its class cannot be confirmed back to life.
     Raises: UnknownArtifact, NotAMemory, MemoryGone, OutsideTokenScope, Conflict, RejectedSources.
     """
-    _check_said("source_ref", source_ref)
+    check_said("source_ref", source_ref)
     row, rules = _own(session, acting, public_id)
     if row.status != "live":
         raise Conflict(f"the memory is {row.status}; it is confirmed after it was taken into use again")
@@ -127,8 +127,8 @@ def conflict(
     The product wins and the person is asked. Raises: as `confirm`.
     """
     row, rules = _own(session, acting, public_id)
-    _check_said("observed", observed)
-    _check_said("product_ref", product_ref)
+    check_said("observed", observed)
+    check_said("product_ref", product_ref)
     opened = open_details(session, vault, acting.tenant_id, [row]).get(row.id)
     remembered = {
         "side": "memory",
@@ -155,6 +155,7 @@ def change_status(
 
     Raises: as `registry.artifacts.set_use`.
     """
+    check_said("reason", reason)
     before = find_artifact(session, acting.tenant_id, public_id).status
     row = set_use(session, vault, acting, public_id, status, reason=reason)
     rules = classes.in_force(session, acting.tenant_id).get(row.data_class)
@@ -277,7 +278,7 @@ def _scope(reader: Reader) -> dict[str, str]:
     return {str(name): value for name, value in scope.items()}
 
 
-def _check_said(name: str, said: object) -> None:
+def check_said(name: str, said: object) -> None:
     """Refuse what cannot be kept as JSON. Raises: InvalidDeclaration."""
     faults = Faults("memory")
     try:

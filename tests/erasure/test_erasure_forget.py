@@ -16,7 +16,7 @@ from erasure.errors import InvalidRequest
 from erasure.forget import THE_PERSON, Forgetting
 from erasure.models import CertificateRow, RequestRow
 from registry import artifacts, memory_use
-from registry.errors import NotAMemory
+from registry.errors import InvalidDeclaration, NotAMemory
 
 ADA = "email:ada@example.org"
 BOB = "user:bob_7"
@@ -258,6 +258,14 @@ def test_only_memories_can_be_forgotten(memories: Memories) -> None:
     world = memories.world
     with pytest.raises(NotAMemory):
         memories.forget(world.note("n", "no memory"))
+
+
+def test_a_reference_that_no_json_can_hold_is_refused_before_anything_is_said(memories: Memories) -> None:
+    world = memories.world
+    root = memories.add("a", subjects=[ADA])["id"]
+    with pytest.raises(InvalidDeclaration, match="/source_ref"):
+        Forgetting(world.parts).forget(world.acting("writer"), root, subject=None, source_ref="\ud800", now=world.now)
+    assert memories.requests() == 0
 
 
 def test_a_copy_that_goes_is_told_apart_from_those_of_the_same_person_that_stay(memories: Memories) -> None:
