@@ -144,6 +144,7 @@ class _Making:
         name = f"{self._id}-{self._attempt()}.zip"
         unfinished = self._folder / f".{self._id}.part"
         unfinished.unlink(missing_ok=True)
+        self._remove_leftovers()
         handle = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         with os.fdopen(handle, "w+b") as out:
             with zipfile.ZipFile(out, "w", allowZip64=True) as archive:
@@ -183,6 +184,15 @@ class _Making:
                 self._parts.record.announce(session, self._tenant.tenant_id, Kind.REQUEST_STATE, body, self._now)
             waiting = history.copies_of(session, self._tenant.tenant_id, self._id, CopyState.AWAITING_HUMAN)
             return not waiting
+
+    def _remove_leftovers(self) -> None:
+        """Remove what crashed passes of requests that are over left unfinished."""
+        for file in self._folder.glob(".req_*.part"):
+            with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
+                row = session.get(RequestRow, (self._tenant.tenant_id, file.name[1 : -len(".part")]))
+                is_over = row is None or row.state != State.EXECUTING
+            if is_over:
+                file.unlink(missing_ok=True)
 
     def _attempt(self) -> int:
         with self._parts.transactions(self._tenant.tenant_id, write=False) as session:

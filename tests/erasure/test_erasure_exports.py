@@ -449,3 +449,16 @@ def processor_seconds(world: World, size: int) -> float:
     assert world.state(request) == "completed"
     assert manifest(package(world, request))["counts"][0]["exported"] == size
     return spent
+
+
+def test_what_a_crashed_pass_left_is_removed_and_made_anew(world: World) -> None:
+    world.note("n1", "text")
+    cancelled, request = world.ask(right="portability"), ready(world)
+    world.desk.cancel(world.acting(), cancelled, now=world.now)
+    folder = world.services.exports_folder / str(world.tenant.tenant_id)
+    folder.mkdir(parents=True)
+    for name in (cancelled, request):
+        (folder / f".{name}.part").write_text("half a package")
+    world.work(2)
+    assert world.state(request) == "completed"
+    assert [file.name for file in folder.iterdir()] == [f"{request}-1.zip"]
