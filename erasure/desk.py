@@ -305,6 +305,8 @@ class Desk:
         """A copy after a human's word on it; what can be said depends on the right."""
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
+            if outcome == "retry":
+                return self._retry_copy(session, row, acting, copy_no, comment=comment, now=now)
             allowed = _SETTLEMENTS.get(Right(row.right), {})
             if outcome not in allowed:
                 raise InvalidRequest("/outcome", f"expected one of {', '.join(allowed)}")
@@ -321,6 +323,23 @@ class Desk:
             body = {"request": request_id, **detail}
             self._tell(session, row, acting, now, event="copy_settled", kind=Kind.COPY_STATE, body=body, detail=detail)
             return history.copy_view(copy)
+
+    def _retry_copy(
+        self, session: Session, row: RequestRow, acting: Acting, copy_no: int, *, comment: str, now: datetime
+    ) -> dict[str, Any]:
+        """One copy that failed, pending with its attempts counted anew; the others stay as they are."""
+        copy = session.get(CopyRow, (acting.tenant_id, row.request_id, copy_no), with_for_update=True)
+        if copy is None:
+            raise UnknownRequest("copy", str(copy_no))
+        if copy.state not in _BROKEN:
+            raise IllegalMove(copy.state, "be retried")
+        if row.state not in (State.EXECUTING, State.VERIFYING):
+            row.state = move(State(row.state), Move.RETRY, self._facts(row, acting, now))
+        copy.state, copy.attempts, copy.detail = CopyState.PENDING, 0, None
+        session.add(copy)
+        self._note(session, row, acting, now, name=f"copy/{copy_no}", text=comment)
+        self._state(session, row, acting, now, event="copy_retried", detail={"copy": copy_no})
+        return history.copy_view(copy)
 
     def notice(
         self, acting: Acting, request_id: str, *, kind: str, channel: str, sent_at: datetime, now: datetime

@@ -77,7 +77,7 @@ def advance(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, lea
     if right is not Right.ERASURE:
         return carry_on(parts, tenant, request_id, now)
     for _ in range(_MAX_ROUNDS):
-        if lease is not None and not lease.is_mine:
+        if (lease is not None and not lease.is_mine) or _is_paused(parts, tenant, request_id):
             break
         state = _state(parts, tenant, request_id)
         if state in (State.EXECUTING, State.VERIFYING):
@@ -177,26 +177,32 @@ def _reopen(session: Session, parts: Parts, row: RequestRow, now: datetime, *, w
     )
 
 
+def _is_paused(parts: Parts, tenant: Tenant, request_id: str) -> bool:
+    with parts.transactions(tenant.tenant_id, write=False) as session:
+        return "paused_at" in history.load(session, tenant.tenant_id, request_id).details
+
+
 def _state(parts: Parts, tenant: Tenant, request_id: str) -> State:
     with parts.transactions(tenant.tenant_id, write=False) as session:
         return State(history.load(session, tenant.tenant_id, request_id).state)
 
 
 def _due(parts: Parts, tenant: Tenant, now: datetime) -> list[str]:
-    """Requests that an advance may move: approved ones, and others with work that is ready or unverified."""
+    """Requests that an advance may move: approved ones, others with work that is ready or unverified; none on pause."""
     with parts.transactions(tenant.tenant_id, write=False) as session:
         rows = session.exec(
             select(RequestRow)
             .where(RequestRow.tenant_id == tenant.tenant_id, col(RequestRow.state).in_(_ACTIVE))
             .order_by(col(RequestRow.due_at), col(RequestRow.request_id))
         ).all()
-        return [
-            row.request_id
-            for row in rows
-            if row.state != State.EXECUTING
-            or pending_work(session, tenant.tenant_id, row.request_id, now)
-            or not history.outlines_of(session, tenant.tenant_id, row.request_id, CopyState.PENDING, CopyState.RUNNING)
-        ]
+        return [row.request_id for row in rows if "paused_at" not in row.details and _may_move(session, row, now)]
+
+
+def _may_move(session: Session, row: RequestRow, now: datetime) -> bool:
+    """A request that is being executed is left alone while its next attempt is not due."""
+    if row.state != State.EXECUTING or pending_work(session, row.tenant_id, row.request_id, now):
+        return True
+    return not history.outlines_of(session, row.tenant_id, row.request_id, CopyState.PENDING, CopyState.RUNNING)
 
 
 def _final_due(parts: Parts, tenant: Tenant, now: datetime) -> list[str]:

@@ -104,7 +104,9 @@ class Reason(Body):
 class Settlement(Body):
     """What a human says of a copy."""
 
-    outcome: Literal["erase", "erased", "retained", "failed", "release", "withhold", "corrected", "unchanged"]
+    outcome: Literal[
+        "erase", "erased", "retained", "failed", "release", "withhold", "corrected", "unchanged", "retry"
+    ]  # fmt: skip
     evidence: str | None = Field(default=None, max_length=10_000)
     comment: str = Field(min_length=1, max_length=10_000)
     model_config = ConfigDict(json_schema_extra={"examples": [{"outcome": "erased", "comment": "done by the vendor"}]})

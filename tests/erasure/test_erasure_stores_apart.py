@@ -1,0 +1,176 @@
+"""Stores side by side: a slow, dead or silent one holds up nobody; a person can pause, resume and retry one copy."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from connectors.base import Connector
+from connectors.memory import Faults, MemoryConnector
+from erasure.errors import IllegalMove
+from erasure.models import CopyRow
+
+
+def approved(world: Any) -> str:
+    request = str(world.ask())
+    world.plan(request)
+    world.approve(request)
+    return request
+
+
+def by_store(world: Any, request: str) -> dict[str, CopyRow]:
+    return {row.store: row for row in world.rows(request) if row.kind == "artifact"}
+
+
+@pytest.mark.scenario("D7")
+@pytest.mark.scenario("C7")
+def test_a_hung_store_costs_its_own_time_and_the_others_are_done_meanwhile(world: Any) -> None:
+    world.change(store_seconds=1.0)
+    for name in ("slow", "slower"):
+        world.memory_store(name)
+        world.keep_in_memory(name, "k", "Ada in a store that hangs")
+    world.note("n1", "Ada in the database")
+    world.file("ada.txt", "Ada in a file")
+    request = approved(world)
+    for name in ("slow", "slower"):
+        world.faults[name] = Faults(hangs=frozenset({"erase"}))
+    started = time.monotonic()
+    world.work(1)
+    spent = time.monotonic() - started
+    found = by_store(world, request)
+    assert {found["db"].state, found["cvs"].state} == {"erased_logical"}
+    assert {found["slow"].state, found["slower"].state} == {"pending"}
+    assert spent < 2 * 1.0 + 3.0, "the two that hang were waited for at the same time"
+    world.work()
+    assert by_store(world, request)["slow"].state == "unreachable"
+    assert world.state(request) == "partially_failed"
+
+
+class Stuck(MemoryConnector):
+    """A driver that breaks its promise: it never comes back."""
+
+    def erase(self, *_: Any, **__: Any) -> Any:
+        time.sleep(30)
+
+
+def test_a_driver_that_never_returns_is_given_up_and_the_rest_is_done(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("erasure.dispatch._GRACE_SECONDS", 0.2)
+    world.change(store_seconds=0.5)
+    world.memory_store("stuck")
+    world.keep_in_memory("stuck", "k", "Ada")
+    world.note("n1", "Ada in the database")
+    request = approved(world)
+    connect = world.parts.connect
+
+    def open_store(store: Any, read_only: bool) -> Connector:
+        if store.name == "stuck" and not read_only:
+            return Stuck(world.memory["stuck"], {})
+        opened: Connector = connect(store, read_only)
+        return opened
+
+    world.change(connect=open_store)
+    started = time.monotonic()
+    world.work(1)
+    assert time.monotonic() - started < 10
+    found = by_store(world, request)
+    assert found["db"].state == "erased_logical"
+    assert (found["stuck"].state, found["stuck"].detail) == ("pending", "the store does not come back")
+
+
+def test_leaves_go_before_what_they_were_made_from_in_another_store(world: Any) -> None:
+    order: list[str] = []
+    connect = world.parts.connect
+
+    def open_store(store: Any, read_only: bool) -> Connector:
+        opened: Connector = connect(store, read_only)
+        if not read_only:
+            erase = opened.erase
+
+            def noted(items: Any, **named: Any) -> Any:
+                if store.name == "cvs":
+                    time.sleep(0.5)
+                order.append(store.name)
+                return erase(items, **named)
+
+            opened.erase = noted  # type: ignore[method-assign]  # watches the order of calls
+        return opened
+
+    root = world.note("n1", "Ada in the database")
+    world.file("leaf.txt", "a summary of Ada", subjects=(), sources=[root])
+    request = approved(world)
+    world.change(connect=open_store)
+    world.work()
+    assert world.state(request) == "completed"
+    assert order.index("cvs") < order.index("db")
+
+
+@pytest.mark.scenario("D4")
+def test_a_paused_request_stays_paused_whatever_comes_and_goes_on_when_resumed(world: Any) -> None:
+    world.note("n1", "Ada in the database")
+    request = approved(world)
+    due = world.reader.get(world.acting(), request)["due_at"]
+    world.desk.pause(world.acting("ann"), request, reason="clarification", now=world.now)
+    world.memory_store("more")
+    world.work(3)
+    assert world.state(request) == "approved"
+    assert by_store(world, request)["db"].state == "pending"
+    view = world.reader.get(world.acting(), request)
+    assert (view["paused"], view["due_at"]) == (True, due)
+    world.desk.resume(world.acting("ann"), request, now=world.now)
+    world.work()
+    assert world.state(request) == "completed"
+
+
+def test_one_copy_is_tried_again_and_the_others_stay_as_they_are(world: Any) -> None:
+    for name in ("one", "two"):
+        world.memory_store(name, Faults(refuses=frozenset({"k"})))
+        world.keep_in_memory(name, "k", "Ada likes a long walk in the rain")
+    request = approved(world)
+    world.work()
+    assert world.state(request) == "partially_failed"
+    first, second = by_store(world, request)["one"], by_store(world, request)["two"]
+    for name in ("one", "two"):
+        world.faults[name] = Faults()
+    world.desk.settle_copy(
+        world.acting("ann"), request, first.copy_no, outcome="retry", comment="the store is back", now=world.now
+    )
+    world.work()
+    assert by_store(world, request)["one"].state == "erased_physical"
+    assert by_store(world, request)["two"].state == "failed"
+    assert world.state(request) == "partially_failed"
+    with pytest.raises(IllegalMove):
+        world.desk.settle_copy(
+            world.acting("ann"), request, first.copy_no, outcome="retry", comment="again", now=world.now
+        )
+    world.desk.settle_copy(
+        world.acting("ann"), request, second.copy_no, outcome="retry", comment="now this", now=world.now
+    )
+    world.work()
+    assert world.state(request) == "completed"
+    events = [line["event"] for line in world.reader.get(world.acting(), request)["history"]]
+    assert events.count("copy_retried") == 2
+
+
+def test_each_step_has_its_own_instant_in_order(world: Any) -> None:
+    from itertools import count
+
+    seconds = count()
+    start = world.now
+    from datetime import timedelta
+
+    world.change(clock=lambda: start + timedelta(seconds=next(seconds)))
+    world.note("n1", "Ada in the database")
+    world.say("I am Ada")
+    request = approved(world)
+    world.work()
+    assert world.state(request) == "completed"
+    for row in world.rows(request):
+        assert row.started_at <= row.finished_at < row.verified_at
+    import json
+
+    body = json.loads(world.reader.certificate(world.acting(), request, None))["certificate"]
+    assert all(copy["verified_at"] <= body["issued_at"] for copy in body["copies"])
