@@ -18,6 +18,7 @@ import json
 import secrets
 from collections import Counter, defaultdict
 from datetime import timedelta
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from typing_extensions import override
@@ -52,7 +53,8 @@ BATCH = 500
 _PAGE = 500
 _MOST_CAPTURED = 1000
 """Parts of one key whose values are captured."""
-_LENGTHS = {b"hash": "HLEN", b"zset": "ZCARD", b"set": "SCARD", b"list": "LLEN", b"stream": "XLEN"}
+_NAMED = frozenset({b"hash", b"zset", b"set", b"stream"})
+"""Types whose parts have names."""
 Answer = tuple[Outcome, str]
 Part = tuple[bytes | None, list[bytes]]
 """A named part of a key, None for the key itself, and the byte strings it holds."""
@@ -112,6 +114,18 @@ class RedisConnector(Connector):
                 for part in self._owned(key, kind, forms, limit):
                     given.add(key)
                     yield _locator(key, part)
+
+    @override
+    def walk(self, *, deadline: float) -> Iterator[dict[str, Any]]:
+        limit = Deadline("walk", deadline)
+        for keys in self._pages(limit):
+            for key, kind in self._kinds(keys, limit).items():
+                names = (name for name, _ in self._parts(key, kind, limit)) if kind in _NAMED else ()
+                for place in chain((None,), names):
+                    try:
+                        yield _locator(key, place)
+                    except BadLocator:
+                        continue  # no item can be registered under a name that is no text
 
     def _pages(self, limit: Deadline) -> Iterator[list[bytes]]:
         cursor: Any = b"0"

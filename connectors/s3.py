@@ -134,6 +134,19 @@ class S3Connector(Connector):
             if key != given:
                 yield {"key": key}
 
+    @override
+    def walk(self, *, deadline: float) -> Iterator[dict[str, Any]]:
+        limit = Deadline("walk", deadline)
+        given: str | None = None
+        for version in self._bucket.all_versions(limit):
+            if not version.is_marker and version.key != given:
+                given = version.key
+                if _is_key(given):
+                    yield {"key": given}
+        for upload in self._bucket.uploads(limit):
+            if _is_key(upload.key):
+                yield {"key": upload.key}
+
     def _owned(self, versions: Sequence[Version], forms: frozenset[str], limit: Deadline) -> list[str]:
         """Return the keys, once each, of which one of these versions names an owner of the forms."""
         owners = self._map(lambda version: self._owner(version, limit), versions)
@@ -465,6 +478,15 @@ def _key(locator: Locator) -> str:
     if {".", ".."} & set(key.split("/")):
         raise BadLocator("the key has a part . or .., which HTTP clients rewrite")
     return key
+
+
+def _is_key(key: str) -> bool:
+    """Tell whether an item can be registered under that key."""
+    try:
+        _key({"key": key})
+    except BadLocator:
+        return False
+    return True
 
 
 def _common_start(keys: Sequence[str]) -> str:

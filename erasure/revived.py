@@ -33,7 +33,7 @@ from ledger.entry import Kind
 from registry import artifacts, stores
 from registry.errors import RegistryError
 from registry.keyed import Lookups, chunks
-from registry.locators import MalformedLocator, canonical_locator, normal_locator
+from registry.locators import MalformedLocator, canonical_locator, kind_of_places, normal_locator
 from registry.models import Artifact, StoreRow, Tombstone
 from retention.models import SweepRow
 
@@ -113,7 +113,7 @@ def _places(parts: Parts, store: StoreRow, seconds: float = WALK_SECONDS) -> Ite
     with parts.connect(store, True) as connector:
         for place in connector.walk(deadline=seconds):
             try:
-                normal = normal_locator(store.kind, place)
+                normal = normal_locator(kind_of_places(store.kind, store.config), place)
                 yield lookups.locator(store.name, canonical_locator(normal)), normal
             except MalformedLocator:
                 continue  # no item can be registered there

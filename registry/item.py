@@ -20,7 +20,7 @@ from registry.declaration import DataClass
 from registry.errors import InvalidDeclaration, MalformedSubject, NotBuilt
 from registry.identifiers import Identifier, parse_subject
 from registry.keyed import Lookups, canonical_json
-from registry.locators import MalformedLocator, canonical_locator, normal_locator
+from registry.locators import MalformedLocator, canonical_locator, kind_of_places, normal_locator
 from registry.models import StoreRow
 from registry.reading import Faults, Reader, is_list
 from registry.value_schema import check_value, compile_schema
@@ -99,7 +99,7 @@ def parse_item(raw: object, context: Context) -> Item:
     reader = Reader(raw, faults)
     data_class, store = _class_of(reader, context), _store_of(reader, context)
     try:
-        locator = normal_locator(store.kind, reader.raw("locator"))
+        locator = normal_locator(kind_of_places(store.kind, store.config), reader.raw("locator"))
         place = canonical_locator(locator)
     except MalformedLocator as error:
         raise ItemRejected(error.problem, error.detail, "/locator") from error
@@ -220,7 +220,7 @@ def _source(raw: object, number: int, context: Context) -> Source:
     if store is None:
         raise ItemRejected("unknown-store", "no store of that name is in force", f"{pointer}/store")
     try:
-        place = canonical_locator(normal_locator(store.kind, raw["locator"]))
+        place = canonical_locator(normal_locator(kind_of_places(store.kind, store.config), raw["locator"]))
     except MalformedLocator as error:
         raise ItemRejected(error.problem, error.detail, f"{pointer}/locator") from error
     return Source("place", (store.name, context.lookups.locator(store.name, place)))

@@ -52,6 +52,12 @@ def normal_locator(kind: str, locator: object) -> dict[str, Any]:
     return {name: _scalar(name, value) for name, value in plain.items()}
 
 
+def kind_of_places(kind: str, config: Mapping[str, Any]) -> str:
+    """The kind whose locators a store's items have: of a store in an agent's process, the kind that it is there."""
+    behind = config.get("kind")
+    return behind if kind == "agent" and isinstance(behind, str) else kind
+
+
 def canonical_locator(locator: Mapping[str, Any]) -> bytes:
     """The bytes under which a place is looked up. Raises: MalformedLocator for one that is too long."""
     data = canonical_json(locator)

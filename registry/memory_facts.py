@@ -19,7 +19,7 @@ from registry.artifact_rows import Details, open_details
 from registry.declaration import DataClass
 from registry.graph import ARTIFACT, parents_of
 from registry.keyed import Lookups, chunks
-from registry.locators import MalformedLocator, canonical_locator, normal_locator
+from registry.locators import MalformedLocator, canonical_locator, kind_of_places, normal_locator
 from registry.memories import Memory
 from registry.models import Artifact, RestrictionRow, Tombstone
 from registry.people import groups
@@ -78,7 +78,7 @@ def places_of(session: Session, vault: Vault, acting: Acting, named: Sequence[An
             found[number] = None
             continue
         try:
-            place = canonical_locator(normal_locator(store.kind, one["locator"]))
+            place = canonical_locator(normal_locator(kind_of_places(store.kind, store.config), one["locator"]))
         except MalformedLocator:
             found[number] = None
             continue

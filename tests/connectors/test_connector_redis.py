@@ -362,6 +362,24 @@ def test_discover_names_parts_where_a_key_is_shared(bed: KeysBed) -> None:
     )
 
 
+def test_a_walk_names_every_key_and_every_part_that_has_a_name(bed: KeysBed) -> None:
+    bed.put("mia-0", text_of("mia-0"), "mia")
+    bed.client.hset("hash", "a", "1")
+    bed.client.rpush("list", "x")
+    bed.client.zadd("zset", {"m": 1})
+    bed.client.xadd("events", {"a": "b"}, id="7-1")
+    bed.client.hset("hash", b"\xff\xfe", "no text")
+    with bed.open(read_only=True) as connector:
+        walked = sorted(
+            ((place["key"], place.get("field")) for place in connector.walk(deadline=10)),
+            key=lambda each: (each[0], each[1] or ""),
+        )
+    assert [each for each in walked if each[1] is None] == [
+        (key, None) for key in ("events", "hash", "list", "memory:mia-0", "zset")
+    ]
+    assert [each for each in walked if each[1] is not None] == [("events", "7-1"), ("hash", "a"), ("zset", "m")]
+
+
 def test_what_a_live_neighbour_holds_too_is_not_mistaken_for_a_leftover(bed: KeysBed) -> None:
     same = "the weekly newsletter text that everybody got"
     items = [Item(copy_id=n, locator=bed.put(n, same, who)) for n, who in (("mia-0", "mia"), ("ben-0", BEN))]

@@ -299,6 +299,18 @@ def test_who_may_read_and_not_delete_fails_key_by_key_and_never_reports_absence(
     assert bed.get("mia-0") == text_of("mia-0")
 
 
+def test_a_walk_names_every_key_with_content_once(bed: S3Bed) -> None:
+    fill(bed, 2)
+    bed.put("mia-0", "again", "mia")
+    bed.own_delete("ben-0")
+    bed.s3.put_object(Bucket=bed.bucket, Key="folder/", Body=b"")
+    bed.s3.create_multipart_upload(Bucket=bed.bucket, Key="notes/part.bin")
+    with bed.open(read_only=True) as connector:
+        walked = [place["key"] for place in connector.walk(deadline=30)]
+    names = ["ben-0.txt", "ben-1.txt", "mia-0.txt", "mia-1.txt", "part.bin"]
+    assert walked == [f"notes/{name}" for name in names]
+
+
 def test_wrong_credentials_and_no_answer_are_told_apart(bed: S3Bed) -> None:
     item = Item(copy_id="a", locator={"key": "notes/mia-0.txt"})
     with bed.open(secret_key="wrong") as connector, pytest.raises(WrongCredentials):
