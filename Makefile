@@ -70,7 +70,7 @@ check: setup ## lint, format, types, architecture
 	@$(PYTEST) -q tests/house
 
 bench: setup ## the measurements behind the numbers in the documentation
-	@shopt -s nullglob; for program in bench/[a-z]*.py; do echo "== $$program"; $(BIN)/python "$$program"; done
+	@shopt -s nullglob; for program in bench/[a-z]*.py; do echo "== $$program"; name=$${program##*/}; $(BIN)/python -m "bench.$${name%.py}"; done
 
 lock: setup ## resolve the dependencies anew and write requirements.lock
 	@$(BIN)/uv lock -q --upgrade
