@@ -11,6 +11,7 @@ from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
+import zstandard
 from sqlmodel import Session, col, select
 
 from ledger import recorders
@@ -18,6 +19,7 @@ from ledger.entry import Header
 from ledger.models import EntryRow, LogState, LogStream, PartRef
 
 _IN_LIMIT = 500
+MAX_INDEX_BYTES = 256 * 1024 * 1024
 _T = TypeVar("_T")
 
 
@@ -38,13 +40,22 @@ class IndexLine(msgspec.Struct, frozen=True, array_like=True):
 
 
 def encode_lines(lines: Sequence[IndexLine]) -> bytes:
-    """Return the bytes of an index object: msgpack, in the order of the batch's headers."""
-    return msgspec.msgpack.encode(lines)
+    """Return the bytes of an index object: msgpack under zstd, in the order of the batch's headers."""
+    return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(msgspec.msgpack.encode(lines))
 
 
 def decode_lines(data: bytes) -> list[IndexLine]:
-    """Return the lines of an index object. Raises: msgspec.MsgspecError."""
-    return msgspec.msgpack.decode(data, type=list[IndexLine])
+    """Return the lines of an index object. Raises: msgspec.MsgspecError for any other bytes."""
+    try:
+        size = zstandard.get_frame_parameters(data).content_size
+        if size > MAX_INDEX_BYTES:
+            message = f"an index object of {size} bytes, at most {MAX_INDEX_BYTES} are read"
+            raise msgspec.DecodeError(message)
+        plain = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        message = "not an index object"
+        raise msgspec.DecodeError(message) from error
+    return msgspec.msgpack.decode(plain, type=list[IndexLine])
 
 
 def chunks(values: Sequence[_T], size: int = _IN_LIMIT) -> Iterator[Sequence[_T]]:
