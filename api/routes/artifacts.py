@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Path, Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.auth import Anyone, Desk, Parts, Writer, require
-from api.errors import Problem
 from api.lineage_feed import LATE
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
 from api.requests import Body, make_router
@@ -186,24 +184,3 @@ def set_status(artifact: Id, body: Use, acting: User, parts: Parts) -> ArtifactV
         view = ArtifactView.model_validate(artifacts.get_artifact(session, acting.tenant_id, artifact))
     ship_changes(parts, acting, now)
     return view
-
-
-class Task(Body):
-    """The answer of an agent's own store to a task."""
-
-    outcome: str
-    finished_at: datetime | None = None
-
-
-@router.post("/v1/connector-tasks:claim")
-def claim_task(acting: Writer) -> None:
-    """Work for stores of kind `agent`. A later feature: refused by name."""
-    del acting
-    raise Problem("not-built", "stores of kind agent are not built in this version")
-
-
-@router.post("/v1/connector-tasks/{task}")
-def finish_task(task: str, body: Task, acting: Writer) -> None:
-    """The outcome of such work. A later feature: refused by name."""
-    del task, body, acting
-    raise Problem("not-built", "stores of kind agent are not built in this version")

@@ -12,15 +12,18 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import httpx
 import pytest
 import sqlalchemy as sa
 
+from erasure.models import ConnectorTask
 from infra.migrations.schema import METADATA
 from infra.migrations.write_first import tenant_columns
 from muniment.errors import ApiProblem
+from registry.ids import new_id
 from tests.process.conftest import Desk, new_desk
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -87,6 +90,21 @@ class House:
         self.ids["verification_id"] = call("auditor", "POST", "/v1/audit/verifications", {"sample": 1})["id"]
         token = call("admin", "POST", "/v1/tokens", {"principal": "bot", "roles": ["writer"]})
         self.ids["token_id"] = token["id"]
+        self.ids["task_id"] = self._task()
+
+    def _task(self) -> str:
+        """A task for an agent's process, as an erasure leaves it."""
+        services, now = self.desk.running.services, datetime.now(UTC)
+        tenant_id = next(one.tenant_id for one in services.tenants() if one.tenant == self.desk.tenant)
+        task_id = f"ctk_{new_id(now)}"
+        with services.database.transaction(tenant_id) as session:
+            session.add(
+                ConnectorTask(
+                    tenant_id=tenant_id, task_id=task_id, owner=self.ids["request_id"], store="files", work="erase",
+                    level="L2", copies=[1], created_at=now, due_at=now + timedelta(days=3),
+                )
+            )  # fmt: skip
+        return task_id
 
     def view(self) -> dict[str, Any]:
         """What this tenant sees of itself; reading it again must give the same."""
@@ -148,6 +166,7 @@ def operations(document: Mapping[str, Any]) -> Iterator[Operation]:
 BODIES: dict[str, Any] = {
     "PATCH /v1/streams/{stream_id}": {"channel": "mail"},
     "PATCH /v1/runs/{run_id}": {"status": "completed"},
+    "POST /v1/connector-tasks/{task_id}": {"claim": "c", "results": []},
 }
 """Where the document's example cannot be right for what the address names."""
 KNOWN: dict[str, Any] = {
@@ -201,7 +220,7 @@ def values_of(path: str, name: str, first: House) -> tuple[list[str], list[str]]
         "hold_id": [ids["hold_id"]], "merge_id": [ids["merge_id"]], "review_id": [ids["review_id"]],
         "verification_id": [ids["verification_id"]], "artifact": [ids["artifact"]],
         "run_id": [ids["sweep"]] if "/retention/" in path else [ids["run_id"]],
-        "disposition_id": ["dsp_" + "0" * 32], "task": ["0" * 32],
+        "disposition_id": ["dsp_" + "0" * 32], "task_id": [ids["task_id"]],
     }  # fmt: skip
     both: dict[str, list[str]] = {
         "name": ["refunds" if "/machines/" in path else "order.placed" if "/kinds/" in path else
