@@ -132,7 +132,7 @@ class House(Searched):
         settings = load(self.data, allow_targets=self.targets, clock_offset=timedelta(days=days),
                         kek_grace=timedelta(0))  # fmt: skip
         services = build(settings)
-        services.lease.take(services.clock.now(), force=True)
+        services.start(sole=True, roles=frozenset())
         try:
             yield services
         finally:
