@@ -1,0 +1,96 @@
+"""One person with very many copies: the cost of a copy does not grow with their number, a stopped work goes on."""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from typing import Any
+
+import pytest
+
+from erasure.worker import run_due
+from registry import artifacts
+
+pytestmark = pytest.mark.timeout(3600)
+ADA = "email:ada@example.org"
+CHUNK = 1_000
+
+
+def fill(world: Any, count: int) -> None:
+    store = world.memory_store("many")
+    for start in range(0, count, CHUNK):
+        items = []
+        for number in range(start, min(start + CHUNK, count)):
+            store.put(f"k{number}", f"remark {number} of somebody who leaves".encode(), owner=ADA)
+            items.append(
+                {"data_class": "note", "store": "many", "locator": {"table": "t", "key": {"id": f"k{number}"}},
+                 "subjects": [ADA]}
+            )  # fmt: skip
+        with world.parts.transactions(world.tenant.tenant_id) as session:
+            artifacts.register(session, world.services.vault, world.acting("writer"), items, world.now)
+
+
+def cost(world: Any, count: int) -> tuple[float, int]:
+    """Processor seconds and bytes at the most for each copy, from plan to certificate."""
+    world.classes({"note": {"erasure": {"on_request": "erase", "required": "L1"}}})
+    fill(world, count)
+    request = world.ask()
+    tracemalloc.start()
+    started = time.process_time()
+    world.plan(request)
+    world.approve(request)
+    world.work(3)
+    spent = time.process_time() - started
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert world.state(request) == "completed"
+    assert world.memory["many"].rows == {}
+    return spent / count, peak // count
+
+
+@pytest.mark.scenario("D8")
+def test_the_cost_of_a_copy_does_not_grow_with_their_number(make_world: Any, full_length: bool) -> None:
+    few, many = (10_000, 100_000) if full_length else (300, 1_500)
+    time_few, bytes_few = cost(make_world("few"), few)
+    time_many, bytes_many = cost(make_world("many"), many)
+    # Less a copy at the larger size, since what every request costs once is shared by more.
+    assert time_many < 1.5 * time_few
+    assert bytes_many < 1.5 * bytes_few
+    assert bytes_many < 40_000
+
+
+@pytest.mark.scenario("D8")
+@pytest.mark.scenario("D2")
+def test_a_work_that_stops_in_the_middle_goes_on_where_it_was(world: Any) -> None:
+    count = 1_200
+    world.classes({"note": {"erasure": {"on_request": "erase", "required": "L1"}}})
+    fill(world, count)
+    request = world.ask()
+    world.plan(request)
+    world.approve(request)
+    inner, calls = world.parts.connect, []
+
+    def dying(store: Any, read_only: bool) -> Any:
+        opened = inner(store, read_only)
+        erase = opened.erase
+
+        def once(items: Any, **named: Any) -> Any:
+            calls.append([item.copy_id for item in items])
+            if len(calls) == 2:
+                raise KeyboardInterrupt
+            return erase(items, **named)
+
+        opened.erase = once
+        return opened
+
+    world.change(connect=dying)
+    with pytest.raises(KeyboardInterrupt):
+        run_due(world.parts, world.tenant, world.now)
+    left = len(world.memory["many"].rows)
+    assert 0 < left < count
+    first = len(calls[0])
+    world.change(connect=inner)
+    world.work(3)
+    assert world.state(request) == "completed"
+    assert len(world.rows(request)) >= count
+    assert left == count - first
