@@ -170,7 +170,7 @@ class Bench:
             inner(self_, *given)
             times.dispatched += time.perf_counter() - begun
 
-        dispatch.Dispatch._erase_store = timed  # type: ignore[method-assign]  # noqa: SLF001 - as above
+        dispatch.Dispatch._erase_store = timed  # type: ignore[assignment,method-assign]  # noqa: SLF001 - as above
         try:
             started = time.perf_counter()
             plan_hash = Reader(parts).plan_view(self.acting("ann"), request)["hash"]
