@@ -201,9 +201,12 @@ DOORS = {
     "delete_wrapped": {"erasure/execute.py", *REPLAY},
     "mark_destroying": {"erasure/execute.py", *REPLAY},
     "destroy_due_keks": {"erasure/execute.py", "erasure/worker.py"},
-    "bury": {"erasure/execute.py", *REPLAY},
+    "bury": {"erasure/execute.py", "erasure/revived.py", *REPLAY},
 }
-"""What destroys, and the only files that may call it: all of them behind `retention.decide`."""
+"""What destroys, and the only files that may call it: all of them behind `retention.decide`.
+
+`erasure.revived` buries rows of copies that were decided and planned, and that a whole walk of their store did not show.
+"""
 
 
 def calls(source: str) -> set[str]:
