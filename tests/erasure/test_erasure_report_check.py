@@ -205,7 +205,7 @@ DOORS = {
 }
 """What destroys, and the only files that may call it: all of them behind `retention.decide`.
 
-`erasure.revived` buries rows of copies that were decided and planned, and that a whole walk of their store did not show.
+`erasure.revived` buries rows of copies that were decided and planned, and a whole walk of their store did not show.
 """
 
 
