@@ -54,7 +54,7 @@ serve: setup ## run the service on $(DATA); makes the data folder the first time
 	@exec $(BIN)/muniment serve --data $(DATA)
 
 test: setup ## the whole suite, long tests sampled
-	@$(PYTEST) -q -n $(JOBS) --dist loadfile
+	@$(PYTEST) -q -n $(JOBS) --dist loadfile -m "not slow"
 
 test-unit: setup ## rules and formats only, under a minute
 	@$(PYTEST) -q -m "$(FAST)"
