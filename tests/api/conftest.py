@@ -52,6 +52,7 @@ def running(folder: Path, database_url: str | None = None) -> Iterator[Running]:
     services = build(chosen, telemetry=telemetry.build(stream=log))
     migrate.upgrade(services.database)
     services.lease.take(services.clock.now(), force=True)
+    services.heal()
     made = create_tenant(services, "default")
     other = create_tenant(services, "other")
     bound = socket.create_server(("127.0.0.1", 0))

@@ -297,4 +297,4 @@ def test_every_kind_is_for_users_or_for_the_system_and_well_named() -> None:
     assert frozenset(Kind) == entry.USER_KINDS | entry.SYSTEM_KINDS
     assert not entry.USER_KINDS & entry.SYSTEM_KINDS
     assert all(re.fullmatch(r"[a-z]+(\.[a-z]+)?", kind) for kind in Kind)
-    assert len(entry.USER_KINDS) == 15
+    assert len(entry.USER_KINDS) == 16
