@@ -165,3 +165,14 @@ def desk(running: Running) -> Iterator[Desk]:
     made = new_desk(running)
     yield made
     made.close()
+
+
+_LONG_ON_SERVERS = frozenset({"test_process_rebuild.py", "test_process_restore.py", "test_process_rights.py"})
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to `make test-all` what lasts long and is shown on embedded stores in `make test` as well."""
+    for item in items:
+        if item.path.name in _LONG_ON_SERVERS and "[servers" in item.name:
+            item.add_marker(pytest.mark.slow)
