@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -182,7 +183,7 @@ def test_lineage_is_told_once_for_each_derivation_and_each_erased_copy(world: An
         document = lineage_out.prov_of(session, world.acting(), made, depth=5, limit=100)
     assert len(document["wasInvalidatedBy"]) == 3
     assert len(document["wasDerivedFrom"]) == 2
-    assert "ada" not in json.dumps(document)
+    assert re.search(r"\bada\b", json.dumps(document)) is None
 
 
 def test_a_sink_that_refuses_gets_the_events_again(world: Any) -> None:

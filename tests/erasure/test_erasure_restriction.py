@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import timedelta
 
 import pytest
@@ -209,7 +210,9 @@ def test_a_restored_database_is_told_of_its_restrictions_again_by_the_record(wor
         data = world.parts.read(session, world.tenant.tenant_id, rows)[0].parts[0].data
         body = json.loads(data or b"")
         session.exec(delete(RestrictionRow))
-    assert "ada" not in json.dumps({name: value for name, value in body.items() if name != "subjects"})
+    assert (
+        re.search(r"\bada\b", json.dumps({name: value for name, value in body.items() if name != "subjects"})) is None
+    )
     assert in_force(world) == ()
     with world.parts.transactions(world.tenant.tenant_id) as session:
         assert restricted_rows.set_again(session, world.tenant.tenant_id, body, world.now) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_the_interim_certificate_checks_offline(world: Any) -> None:
     assert any("pinned log key" in line for line in proven)
     body = json.loads(report)["certificate"]
     assert (body["version"], body["state"]) == ("interim", "completed")
-    assert "ada" not in report.decode().lower().replace("adapt", "")
+    assert re.search(r"\bada\b", report.decode().lower().replace("adapt", "")) is None
 
 
 @pytest.mark.parametrize("subject", ["email:nobody@example.org"])

@@ -248,7 +248,7 @@ def test_a_header_over_sixteen_kibibytes_is_refused_both_ways() -> None:
 def test_an_error_never_repeats_the_value() -> None:
     with pytest.raises(MalformedHeader) as caught:
         entry.encode_header(example(stream="ada@example.org"))
-    assert "ada" not in str(caught.value)
+    assert re.search(r"\bada\b", str(caught.value)) is None
 
 
 @given(
