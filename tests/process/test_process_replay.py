@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ledger.entry import uuid7
+from ledger.entry import decode_header, uuid7
 from muniment.errors import ApiProblem
 
 pytestmark = pytest.mark.process
@@ -106,8 +106,11 @@ def test_damage_in_the_bucket_is_named_by_entry(desk: Any, running: Any) -> None
         pytest.skip("the bytes of a real bucket are altered through its hostile operator in the audit tests")
     say(desk, "conv", {"n": "will be altered"})
     say(desk, "conv", {"n": "will be removed"})
-    objects = sorted((running.settings.data / "objects").rglob("payload/**/*"), key=lambda path: path.stat().st_mtime)
-    altered, removed = [path for path in objects if path.is_file() and ".lock" not in str(path)][-2:]
+    log = running.services.log
+    tenant = next(one for one in running.services.tenants() if one.tenant == desk.tenant)
+    places = [entry["index"] for entry in replay(desk, stream="conv")["entries"]]
+    keys = [decode_header(raw).parts[0].object for raw in log.headers(tenant.tenant_id, places)]
+    altered, removed = (running.settings.data / "objects" / tenant.log_id / key for key in keys)
     altered.chmod(0o600)
     data = bytearray(altered.read_bytes())
     data[80] ^= 1
