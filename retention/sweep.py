@@ -165,9 +165,13 @@ def plan_items(
         # Retention lets a class with a basis of its own outlive what it was made from; a person's request does not.
         bound = frozenset() if schedule is not None and schedule.rules.may_outlive_source else ending
         item = replace(one.item, sources=tuple(_source_end(source, bound, ends) for source in one.sources))
-        if schedule is not None:
-            ends[number] = item_end(item, schedule.rules)
         line = _line(one, item, schedule, stops, now, path=_path(one, known), depth=depth[number])
+        if schedule is not None:
+            end = item_end(item, schedule.rules)
+            # What a hold, a restriction, a floor or an open access request keeps past its date has not ended: what was
+            # made from it goes with it, not before it.
+            kept_back = end is not None and end <= now and (line is None or not line.ends)
+            ends[number] = None if kept_back else end
         if line is None:
             continue
         if line.ends:

@@ -378,6 +378,19 @@ def test_every_item_ends_on_the_day_a_naive_model_says(
     assert simulated_ends(life, holds, restrictions, exports, days) == model
 
 
+@pytest.mark.parametrize("stop", ["holds", "restrictions", "exports"])
+def test_what_was_made_from_something_kept_past_its_date_does_not_go_before_it(stop: str) -> None:
+    """Found by the model: a source that a stop kept counted as ended on its date, and took its copies with it."""
+    source = Life(born=0, keep=0, latest=901, event=None, by_event=False, floor=0, expires=None, subject=2, source=None)
+    made = replace(source, keep=20, subject=1, source=0)
+    stops: dict[str, list[tuple[int, int, int]]] = {"holds": [], "restrictions": [], "exports": [], stop: [(2, 0, 9)]}
+    expected = naive_ends([source, made], **stops, days=60)
+    assert simulated_ends([source, made], **stops, days=60) == expected
+    assert expected[0] is not None
+    assert expected[0] >= 9
+    assert expected[1] == expected[0]
+
+
 def test_a_plan_of_fifty_thousand_items_takes_seconds() -> None:
     items = [a_candidate(number, "note" if number % 2 else "long") for number in range(50_000)]
     started = time.monotonic()
