@@ -23,6 +23,7 @@ from ledger.entry import Header, Part, decode_header
 from ledger.errors import ObjectHidden, ObjectMissing
 from ledger.log import Log
 from ledger.models import EntryRow
+from ledger.payloads import Payloads
 from registry.models import SubjectSetMember
 from registry.sealing import Keyring, Opened
 from vault.errors import KeyDestroyed
@@ -87,12 +88,13 @@ def read_entries(
     keys = index.keys_of(session, tenant_id, indexes)
     ring = Keyring(vault, session, tenant_id)
     ring.load(keys.values())
+    headers = [decode_header(raw) for raw in raws]
+    stored = log.payloads(tenant_id, (part for header in headers for part in header.parts))
     made = []
-    for row, raw in zip(rows, raws, strict=True):
-        header = decode_header(raw)
+    for row, raw, header in zip(rows, raws, headers, strict=True):
         opened = {
             part.role: _open(
-                log, ring, tenant_id, part, entry=(entry_name(row), number, log_id, keys.get((row.idx, number), []))
+                stored, ring, part, entry=(entry_name(row), number, log_id, keys.get((row.idx, number), []))
             )
             for number, part in enumerate(header.parts)
         }
@@ -146,11 +148,11 @@ def entry_name(row: EntryRow) -> str:
 
 
 def _open(
-    log: Log, ring: Keyring, tenant_id: int, part: Part, *, entry: tuple[str, int, str, Sequence[str]]
+    stored: Payloads, ring: Keyring, part: Part, *, entry: tuple[str, int, str, Sequence[str]]
 ) -> tuple[str, Opened]:
     name, number, log_id, keys = entry
     try:
-        ciphertext = log.ciphertext(tenant_id, part)
+        ciphertext = stored.read(part)
     except ObjectMissing:
         return "missing", Opened(fault="the payload object is gone")
     except ObjectHidden:
