@@ -7,8 +7,6 @@ from pathlib import Path
 import click
 
 from api import folder
-from api.administration import DEFAULT_TENANT, mint_token
-from api.commands.opening import opened
 from api.commands.options import CannotRun, client_of, remote, show
 
 
@@ -42,9 +40,7 @@ def create(
             answer = client.request("POST", "/v1/tokens", wanted)
         made = {"tenant": tenant, "id": answer["id"], "principal": principal, "token": answer["token"]}
     else:
-        made = _create_here(
-            data=data, tenant=tenant or DEFAULT_TENANT, principal=principal, roles=roles, stores=stores, classes=classes
-        )
+        made = _create_here(data=data, tenant=tenant, principal=principal, roles=roles, stores=stores, classes=classes)
     show(made, as_json=as_json, lines=[f"token of {principal}, shown this once: {made['token']}"])
     return 0
 
@@ -52,12 +48,17 @@ def create(
 def _create_here(
     *,
     data: Path,
-    tenant: str,
+    tenant: str | None,
     principal: str,
     roles: tuple[str, ...],
     stores: tuple[str, ...],
     classes: tuple[str, ...],
 ) -> dict[str, str | None]:
+    # The whole service is imported only where there is no server to ask.
+    from api.administration import DEFAULT_TENANT, mint_token  # noqa: PLC0415
+    from api.commands.opening import opened  # noqa: PLC0415
+
+    tenant = tenant or DEFAULT_TENANT
     with opened(data) as services:
         known = {acting.tenant: acting for acting in services.tenants()}
         if tenant not in known:
