@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Protocol
 
 import sqlalchemy as sa
-from sqlmodel import Session
+from sqlmodel import Session, col
 
 from ledger import index
 from ledger.batches import Batch, batch_key, decode_batch
@@ -241,6 +241,18 @@ def save(session: Session, head: Head) -> None:
     state.checkpoint_at, state.fence = head.checkpoint_at, head.fence
     state.read_only = head.read_only
     session.add(state)
+
+
+def require_not_back(session: Session, head: Head) -> None:
+    """Check that the database knows all of the log that this process has seen it know.
+
+    What an older copy answers about duplicates and positions would go into a batch that nobody can take back.
+    Raises: DatabaseWentBack.
+    """
+    query = sa.select(col(LogState.size)).where(col(LogState.tenant_id) == head.tenant_id)
+    size = session.execute(query).scalar() or 0
+    if size < head.saved:
+        raise DatabaseWentBack(expected=head.saved, got=size)
 
 
 def _from_state(parts: LogParts, state: LogState) -> Head:

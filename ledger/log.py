@@ -38,7 +38,17 @@ from ledger.checkpoint import format_checkpoint, sign_note
 from ledger.draft import Appended, Draft, Placed, PlacedState
 from ledger.entry import Part, header_hash
 from ledger.errors import CheckpointPending, LogForked, LogRolledBack, NotLeader, ObjectExists, ObjectMissing
-from ledger.head import Head, LogParts, checkpoint_key, index_key, open_head, open_reader, read_checkpoint, save
+from ledger.head import (
+    Head,
+    LogParts,
+    checkpoint_key,
+    index_key,
+    open_head,
+    open_reader,
+    read_checkpoint,
+    require_not_back,
+    save,
+)
 from ledger.keyring import KeyWindow, change_key
 from ledger.lease import Lease
 from ledger.merkle import consistency_proof, inclusion_proof, root_of, verify_consistency
@@ -492,6 +502,7 @@ class Log:
         placed: _Answers = {}
         fresh: list[tuple[Draft, frozenset[int]]] = []
         with self._parts.transactions(head.tenant_id, write=False) as session:
+            require_not_back(session, head)
             ids = (draft.entry_id for call in calls for draft in call.drafts)
             there = index.known(session, head.tenant_id, ids)
             closed: list[frozenset[int]] = []
@@ -537,6 +548,7 @@ class Log:
     ) -> list[Appended] | None:
         """Give the drafts their places; None when another writer has the log's next index."""
         with self._parts.transactions(head.tenant_id, write=False) as session:
+            require_not_back(session, head)
             positions = index.positions(session, head.tenant_id, (draft.stream_no for draft, _ in fresh))
         made = chain(fresh, stored, previous=head.previous, positions=positions)
         batch = batch_of(head, made.raws, fence)

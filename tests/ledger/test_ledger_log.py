@@ -24,7 +24,7 @@ from ledger.batches import decode_batch
 from ledger.checkpoint import parse_checkpoint, verify_note
 from ledger.draft import Draft, PlacedState, SealedPart
 from ledger.entry import decode_header, header_hash, uuid7
-from ledger.errors import LogForked, LogRolledBack, NotLeader, StoreUnavailable
+from ledger.errors import DatabaseWentBack, LogForked, LogRolledBack, NotLeader, StoreUnavailable
 from ledger.files import FileStore
 from ledger.head import LogParts
 from ledger.lease import Lease
@@ -488,3 +488,22 @@ def _states(bench: Bench) -> list[LogState]:
 
 def _verifier(bench: Bench) -> Verifier:
     return verifier_from_vkey(bench.log.vkey(TENANT))
+
+
+@pytest.mark.scenario("L29")
+@pytest.mark.parametrize("meanwhile", [0, 1])
+def test_a_database_that_went_back_is_noticed_before_anything_is_stored_twice(bench: Bench, meanwhile: int) -> None:
+    """What an older copy does not know would be sequenced again, and stand in the bucket for years."""
+    bench.log.append(TENANT, [draft(0)], now=NOW)
+    bench.engine.dispose()
+    older = (bench.folder / "log.db").read_bytes()
+    bench.log.append(TENANT, [draft(1)], now=NOW)
+    stored = list(bench.locked.list(f"{LOG_ID}/batch/"))
+    bench.engine.dispose()
+    (bench.folder / "log.db").write_bytes(older)
+    with pytest.raises(DatabaseWentBack):
+        bench.log.append(TENANT, [draft(1), *(draft(2) for _ in range(meanwhile))], now=NOW)
+    assert list(bench.locked.list(f"{LOG_ID}/batch/")) == stored
+    again = bench.log.append(TENANT, [draft(1), draft(2)], now=NOW).placed
+    assert [(one.state, one.index) for one in again] == [(PlacedState.DUPLICATE, 1), (PlacedState.STORED, 2)]
+    assert [decode_header(raw).position for raw in bench.log.headers(TENANT, [0, 1, 2])] == [0, 1, 2]
