@@ -18,8 +18,11 @@ PYTHON := $(shell for p in python3.11 python3 python3.12 python3.13 python; do \
   "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && command -v "$$p" && break; done)
 endif
 DATA ?= .muniment
-JOBS ?= 2
+# One more than the cores of a small machine: whole processes under test wait for each other's polls and back-offs.
+JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest
+# In the order of collection, which puts the longest files first: the last ones to end are short.
+SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 TYPED := $(wildcard api audit connectors erasure ledger registry retention vault client/src infra tests bench)
 FAST := not postgres and not s3 and not process and not slow
 
@@ -56,13 +59,13 @@ serve: setup ## run the service on $(DATA); makes the data folder the first time
 	@exec $(BIN)/muniment serve --data $(DATA)
 
 test: setup ## the whole suite, long tests sampled
-	@$(PYTEST) -q -n $(JOBS) --dist loadfile -m "not slow"
+	@$(PYTEST) -q $(SPREAD) -m "not slow"
 
 test-unit: setup ## rules and formats only, under a minute
 	@$(PYTEST) -q -m "$(FAST)"
 
 test-all: setup ## everything at full length
-	@MUNIMENT_TEST_FULL=1 $(PYTEST) -q -n $(JOBS) --dist loadfile
+	@MUNIMENT_TEST_FULL=1 $(PYTEST) -q $(SPREAD)
 
 check: setup ## lint, format, types, architecture
 	@$(BIN)/ruff check .

@@ -28,6 +28,11 @@ hypothesis_settings.register_profile("full", max_examples=200, deadline=None)
 hypothesis_settings.load_profile("full" if os.environ.get("MUNIMENT_TEST_FULL") == "1" else "sample")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put tests of whole processes first: they are the longest, and several workers then end together."""
+    items.sort(key=lambda item: item.get_closest_marker("process") is None)
+
+
 class OuterNetworkRefused(OSError):
     """A test tried to leave the machine."""
 
