@@ -89,6 +89,11 @@ def read_entries(
     ring = Keyring(vault, session, tenant_id)
     ring.load(keys.values())
     headers = [decode_header(raw) for raw in raws]
+    ring.load_kept(
+        (header.id, number, keys.get((row.idx, number), ()))
+        for row, header in zip(rows, headers, strict=True)
+        for number in range(len(header.parts))
+    )
     stored = log.payloads(tenant_id, (part for header in headers for part in header.parts))
     made = []
     for row, raw, header in zip(rows, raws, headers, strict=True):
@@ -154,7 +159,11 @@ def _open(
     try:
         ciphertext = stored.read(part)
     except ObjectMissing:
-        return "missing", Opened(fault="the payload object is gone")
+        # Retention deletes an object when no key opens any part in it: what was erased may be gone as well.
+        destroyed = ring.ended(entry_id=name, number=number, keys=keys)
+        if destroyed is None:
+            return "missing", Opened(fault="the payload object is gone")
+        return _ended(destroyed), Opened(destroyed=destroyed)
     except ObjectHidden:
         return "hidden", Opened(fault="a delete marker lies over the payload object")
     if not hmac.compare_digest(sha256(ciphertext).digest(), part.sha256):
@@ -164,8 +173,12 @@ def _open(
         return "verified", opened
     if opened.destroyed is None:
         return "unreadable", opened
-    # A sweep ends content whose time was over; a request ends it because a person asked.
-    return ("expired" if (opened.destroyed.request or "").startswith(SWEEP_PREFIX) else "erased"), opened
+    return _ended(opened.destroyed), opened
+
+
+def _ended(fact: KeyDestroyed) -> str:
+    """A sweep ends content whose time was over; a request ends it because a person asked."""
+    return "expired" if (fact.request or "").startswith(SWEEP_PREFIX) else "erased"
 
 
 def _entry(

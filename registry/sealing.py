@@ -17,7 +17,7 @@ from registry.declaration import DataClass
 from registry.errors import UnknownClass
 from registry.keyed import NOBODY
 from vault.envelope import context, joint_prk, unseal, unseal_with_part_key
-from vault.errors import KeyDestroyed, VaultError
+from vault.errors import KeyClosing, KeyDestroyed, VaultError
 from vault.packing import unpack
 from vault.vault import Vault
 from vault.wrapping import KeyHandle
@@ -48,6 +48,7 @@ class Keyring:
         self._sealing: dict[tuple[int, str, str], KeyHandle] = {}
         self._open: dict[str, bytes] = {}
         self._gone: dict[str, KeyDestroyed] = {}
+        self._kept: dict[tuple[str, int], bytes | KeyDestroyed | None] = {}
 
     def key(self, subject_no: int, data_class: str, month: str) -> KeyHandle:
         """Return the key to seal with. Raises: KeyFenced, KeyDestroyed.
@@ -65,7 +66,7 @@ class Keyring:
         for _ in range(MAX_SUCCESSORS):
             try:
                 return self._vault.key_for(self._session, self._tenant_id, subject_no, data_class, month, scope)
-            except KeyDestroyed as fact:
+            except (KeyClosing, KeyDestroyed) as fact:
                 if not (fact.request or "").startswith(REQUEST_PREFIX) or fact.request == scope:
                     raise
                 scope = fact.request or ""
@@ -83,17 +84,48 @@ class Keyring:
         self.load(key_ids)
         return self._open
 
+    def load_kept(self, parts: Iterable[tuple[str, int, Sequence[str]]]) -> None:
+        """Open the keys of their own that parts (entry id, number, data keys) have whose data keys went, at once."""
+        names = [
+            (entry_id, number)
+            for entry_id, number, keys in parts
+            if (entry_id, number) not in self._kept and (not keys or any(key_id in self._gone for key_id in keys))
+        ]
+        if not names:
+            return
+        reading = self._vault.try_open_parts(self._session, self._tenant_id, names)
+        self._kept.update(dict.fromkeys(names))
+        self._kept.update(reading.opened)
+        self._kept.update(reading.destroyed)
+
+    def ended(self, *, entry_id: str, number: int, keys: Sequence[str]) -> KeyDestroyed | None:
+        """Return the destruction that ended a part, the later one where it outlived its data key; None while it opens."""
+        lost = next((self._gone[key_id] for key_id in keys if key_id in self._gone), None)
+        if lost is None:
+            return None
+        kept = self._own_key(entry_id, number)
+        if isinstance(kept, KeyDestroyed):
+            return kept
+        return lost if kept is None else None
+
+    def _own_key(self, entry_id: str, number: int) -> bytes | KeyDestroyed | None:
+        if (entry_id, number) not in self._kept:
+            self.load_kept([(entry_id, number, ())])
+        return self._kept[entry_id, number]
+
     def read(
         self, part: Part, ciphertext: bytes, *, entry_id: str, number: int, log_id: str, keys: Sequence[str]
     ) -> Opened:
         """Return what one part says. The ciphertext was checked against the header by the caller."""
         try:
-            lost = next((self._gone[key_id] for key_id in keys if key_id in self._gone), None)
-            if lost is not None or not keys:
-                kept = self._vault.open_parts(self._session, self._tenant_id, [(entry_id, number)])
-                if (entry_id, number) not in kept:
-                    return Opened(destroyed=lost) if lost else Opened(fault="no key is known for this part")
-                return Opened(data=unpack(unseal_with_part_key(kept[entry_id, number], ciphertext)))
+            lost = self.ended(entry_id=entry_id, number=number, keys=keys)
+            if lost is not None:
+                return Opened(destroyed=lost)
+            if not keys or any(key_id in self._gone for key_id in keys):
+                kept = self._own_key(entry_id, number)
+                if not isinstance(kept, bytes):
+                    return Opened(fault="no key is known for this part")
+                return Opened(data=unpack(unseal_with_part_key(kept, ciphertext)))
             prk = joint_prk({key_id: self._open[key_id] for key_id in keys})
             bound = context(str(self._tenant_id), log_id, entry_id, part.role)
             return Opened(data=unpack(unseal(prk, ciphertext, bound)))

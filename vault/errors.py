@@ -41,6 +41,15 @@ class KeyFenced(VaultError):
         self.subject_id = subject_id
 
 
+class KeyClosing(KeyFenced):
+    """The key is about to be destroyed by ``request``: it opens what it sealed, and seals nothing new."""
+
+    def __init__(self, subject_id: int, request: str | None) -> None:
+        """Carry the random id of the incarnation, and under which request the key goes."""
+        super().__init__(subject_id)
+        self.request = request
+
+
 class NotDecryptable(VaultError):
     """The bytes are not a whole, unaltered ciphertext under this key (altered, truncated, extended, reordered)."""
 

@@ -57,6 +57,8 @@ class DataKey(SQLModel, table=True):
     __table_args__ = (
         UniqueConstraint("tenant_id", "subject_id", "data_class", "month", "scope", name="uq_vault_data_key_spec"),
         Index("ix_vault_data_key_group", "tenant_id", "group_no", "epoch"),
+        Index("ix_vault_data_key_month", "tenant_id", "data_class", "month"),
+        Index("ix_vault_data_key_destroyed", "tenant_id", "destroyed_at"),
     )
 
     tenant_id: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
@@ -75,17 +77,24 @@ class DataKey(SQLModel, table=True):
 
 
 class PartKey(SQLModel, table=True):
-    """The wrapped derived key of one part that must outlive its data key, with the ground and the end of that."""
+    """The wrapped derived key of one part that must outlive its data key, with the ground and the end of that.
+
+    ``idx`` is the entry's place in the log, ``key_id`` the data key that went first; a joint part has more of them.
+    """
 
     __tablename__ = "vault_part_key"
     __table_args__ = (
         Index("ix_vault_part_key_group", "tenant_id", "group_no", "epoch"),
-        Index("ix_vault_part_key_until", "tenant_id", "until"),
+        Index("ix_vault_part_key_idx", "tenant_id", "idx", "part"),
+        Index("ix_vault_part_key_data_key", "tenant_id", "key_id", "state"),
+        Index("ix_vault_part_key_destroyed", "tenant_id", "destroyed_at"),
     )
 
     tenant_id: int = Field(sa_column=Column(BigInteger, primary_key=True, autoincrement=False))
     entry_id: str = Field(sa_column=Column(String(36), primary_key=True))
     part: int = Field(sa_column=Column(Integer, primary_key=True, autoincrement=False))
+    idx: int = Field(sa_column=Column(BigInteger, nullable=False))
+    key_id: str = Field(sa_column=Column(String(32), nullable=False))
     group_no: int = Field(sa_column=Column(Integer, nullable=False))
     epoch: int = Field(sa_column=Column(Integer, nullable=False))
     wrapped: bytes | None = Field(default=None, sa_column=Column(LargeBinary, nullable=True))

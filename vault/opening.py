@@ -16,7 +16,7 @@ from sqlmodel import Session
 
 from vault import rows
 from vault.envelope import KEY_BYTES
-from vault.errors import KeyDestroyed, KeyFenced, VaultError
+from vault.errors import KeyClosing, KeyDestroyed, KeyFenced, VaultError
 from vault.keks import KekStore
 from vault.models import KeyState
 from vault.rows import AnyRow, Slots, binding_of
@@ -67,7 +67,7 @@ def rows_for_sealing(
         if row["wrapped"] is None:
             raise KeyDestroyed(row["key_id"], row["destroyed_at"], row["request"])
         if row["state"] != KeyState.LIVE:
-            raise KeyFenced(spec.subject_id)
+            raise KeyClosing(spec.subject_id, row["request"])
     return {spec: found[spec] for spec in specs}
 
 

@@ -5,17 +5,17 @@ every epoch that ever wrapped it is destroyed (``unopenable_since``); no backup 
 because every root that wrapped those epochs is gone (``final_at``).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import datetime
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Table
 from sqlmodel import Session
 
 from vault import rows, snapshot
 from vault.errors import DestructionUnproven, KekUnknown, KeyUnknown, NotDecryptable
 from vault.keks import KekStore
 from vault.models import KeyState
-from vault.rows import AnyRow, binding_of
+from vault.rows import AnyRow, PartId, binding_of
 from vault.wrapping import unwrap
 
 
@@ -29,13 +29,23 @@ def prove_destroyed(
     for key_id in key_ids:
         if key_id not in present:
             raise KeyUnknown(key_id)
-        if present[key_id]["wrapped"] is not None:
-            opens = _opens(fresh, present[key_id])
-            raise DestructionUnproven(key_id, f"its row still has bytes, which {'open' if opens else 'do not open'}")
-        if present[key_id]["state"] != KeyState.DESTROYED:
-            raise DestructionUnproven(key_id, f"its row is {present[key_id]['state']}, not destroyed")
+        _require_destroyed(fresh, rows.KEYS, present[key_id], key_id)
     if old_rows is not None:
         _try_old_rows(db, fresh, tenant_id, set(key_ids), old_rows)
+
+
+def prove_parts_destroyed(session: Session, keks: KekStore, tenant_id: int, parts: Collection[PartId]) -> None:
+    """Return only if an instance that holds nothing cannot open any of the part keys.
+
+    Raises DestructionUnproven, KeyUnknown.
+    """
+    fresh = keks.fresh()
+    present = rows.parts_by_id(rows.connection(session), tenant_id, parts)
+    for part in parts:
+        label = f"{part[0]}/{part[1]}"
+        if part not in present:
+            raise KeyUnknown(label)
+        _require_destroyed(fresh, rows.PARTS, present[part], label)
 
 
 def unopenable_since(session: Session, keks: KekStore, tenant_id: int, key_ids: Sequence[str]) -> datetime | None:
@@ -50,13 +60,15 @@ def unopenable_since(session: Session, keks: KekStore, tenant_id: int, key_ids: 
     return _latest(session, tenant_id, key_ids, end_of)
 
 
-def final_at(session: Session, keks: KekStore, tenant_id: int, key_ids: Sequence[str]) -> datetime | None:
-    """Return since when every root is gone that wrapped an epoch of these keys, or None."""
+def final_at(
+    session: Session, keks: KekStore, tenant_id: int, key_ids: Sequence[str], parts: Collection[PartId] = ()
+) -> datetime | None:
+    """Return since when every root is gone that wrapped an epoch of these keys and part keys, or None."""
 
     def end_of(row: AnyRow) -> datetime | None:
         return keks.final_at(str(tenant_id), row["group_no"], row["epoch"])
 
-    return _latest(session, tenant_id, key_ids, end_of)
+    return _latest(session, tenant_id, key_ids, end_of, parts)
 
 
 def _try_old_rows(db: Connection, fresh: KekStore, tenant_id: int, key_ids: set[str], data: bytes) -> None:
@@ -64,30 +76,44 @@ def _try_old_rows(db: Connection, fresh: KekStore, tenant_id: int, key_ids: set[
     retired = rows.retired_of(db, tenant_id, {row["group_no"] for row in old})
     gone = {(row["group_no"], row["epoch"]) for row in retired if row["destroyed_at"] is not None}
     for row in old:
-        if (row["group_no"], row["epoch"]) in gone and _opens(fresh, row):
+        if (row["group_no"], row["epoch"]) in gone and _opens(fresh, rows.KEYS, row):
             raise DestructionUnproven(row["key_id"], f"epoch {row['epoch']} of its group still opens an old row")
 
 
-def _opens(fresh: KekStore, row: AnyRow) -> bool:
+def _require_destroyed(fresh: KekStore, table: Table, row: AnyRow, label: str) -> None:
+    if row["wrapped"] is not None:
+        opens = _opens(fresh, table, row)
+        raise DestructionUnproven(label, f"its row still has bytes, which {'open' if opens else 'do not open'}")
+    if row["state"] != KeyState.DESTROYED:
+        raise DestructionUnproven(label, f"its row is {row['state']}, not destroyed")
+
+
+def _opens(fresh: KekStore, table: Table, row: AnyRow) -> bool:
     if row["wrapped"] is None:
         return False
     try:
         kek = fresh.recover(str(row["tenant_id"]), row["group_no"], row["epoch"])
-        unwrap(kek, binding_of(rows.KEYS, row), row["wrapped"])
+        unwrap(kek, binding_of(table, row), row["wrapped"])
     except (KekUnknown, NotDecryptable):
         return False
     return True
 
 
 def _latest(
-    session: Session, tenant_id: int, key_ids: Sequence[str], end_of: Callable[[AnyRow], datetime | None]
+    session: Session,
+    tenant_id: int,
+    key_ids: Sequence[str],
+    end_of: Callable[[AnyRow], datetime | None],
+    parts: Collection[PartId] = (),
 ) -> datetime | None:
-    found = rows.keys_by_id(rows.connection(session), tenant_id, key_ids)
+    db = rows.connection(session)
+    found: dict[str | PartId, AnyRow] = dict(rows.keys_by_id(db, tenant_id, key_ids).items())
+    found.update(rows.parts_by_id(db, tenant_id, parts).items())
     ends = []
-    for key_id in key_ids:
-        if key_id not in found:
-            raise KeyUnknown(key_id)
-        end = end_of(found[key_id]) if found[key_id]["state"] == KeyState.DESTROYED else None
+    for name in (*key_ids, *parts):
+        if name not in found:
+            raise KeyUnknown(name if isinstance(name, str) else f"{name[0]}/{name[1]}")
+        end = end_of(found[name]) if found[name]["state"] == KeyState.DESTROYED else None
         if end is None:
             return None
         ends.append(end)

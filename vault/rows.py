@@ -109,13 +109,6 @@ def parts_by_id(db: Connection, tenant_id: int, parts: Collection[PartId]) -> di
     return {part: found[part] for part in parts if part in found}
 
 
-def parts_ended(db: Connection, tenant_id: int, now: datetime) -> list[PartId]:
-    """Return the parts whose ground has ended, that still have a key."""
-    live = and_(PARTS.c.state == KeyState.LIVE, PARTS.c.until.is_not(None), PARTS.c.until <= now)
-    statement = select(PARTS.c.entry_id, PARTS.c.part).where(PARTS.c.tenant_id == tenant_id, live)
-    return [(row.entry_id, row.part) for row in db.execute(statement.order_by(PARTS.c.entry_id, PARTS.c.part))]
-
-
 def fenced(db: Connection, tenant_id: int, subject_ids: Iterable[int]) -> set[int]:
     """Return which of these incarnations are fenced."""
     found: set[int] = set()
@@ -197,9 +190,14 @@ def set_keys(
 def set_parts(db: Connection, tenant_id: int, parts: Iterable[PartId], values: Mapping[str, Any]) -> int:
     """Change the rows that are not destroyed and return how many were."""
     changed = 0
+    of_number: dict[int, list[str]] = {}
     for entry_id, part in parts:
-        here = and_(PARTS.c.tenant_id == tenant_id, PARTS.c.entry_id == entry_id, PARTS.c.part == part)
-        changed += db.execute(update(PARTS).where(here, PARTS.c.state != KeyState.DESTROYED).values(**values)).rowcount
+        of_number.setdefault(part, []).append(entry_id)
+    for number, entry_ids in sorted(of_number.items()):
+        for chunk in _chunks(entry_ids):
+            here = and_(PARTS.c.tenant_id == tenant_id, PARTS.c.entry_id.in_(chunk), PARTS.c.part == number)
+            still = PARTS.c.state != KeyState.DESTROYED
+            changed += db.execute(update(PARTS).where(here, still).values(**values)).rowcount
     return changed
 
 

@@ -41,6 +41,8 @@ class _Key(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class _Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     entry_id: str
     part: int
+    idx: int
+    key_id: str
     group_no: int
     epoch: int
     wrapped: bytes | None

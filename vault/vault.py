@@ -27,7 +27,7 @@ from vault.destruction import RetiredEpoch, RotateReport
 from vault.errors import KeyDestroyed, KeyUnknown
 from vault.keks import KekStore
 from vault.models import KeyState
-from vault.parts import keep_part, open_part, open_parts
+from vault.parts import KeptPart, PartInfo, PartReading, keep_parts, open_part, part_infos, try_open_parts
 from vault.rows import AnyRow, PartId
 from vault.snapshot import RestoreReport
 from vault.transaction import pending
@@ -166,34 +166,24 @@ class Vault:
 
     # ── parts that must outlive their data key ────────────────────────────────────────────────────────────────
 
-    def keep_part(  # noqa: PLR0917 - the columns of one row, in their order
-        self,
-        session: Session,
-        tenant_id: int,
-        entry_id: str,
-        part: int,
-        part_key: bytes,
-        ground: str,
-        until: datetime | None,
-    ) -> None:
-        """Keep the key of one part; a part already kept gets the new ground and end.
+    def keep_parts(self, session: Session, tenant_id: int, parts: Sequence[KeptPart]) -> int:
+        """Keep the keys of parts; one already kept gets the new ground and end. Returns how many were not kept before.
 
-        Raises KeyDestroyed if its part key was destroyed, NotDecryptable if another key is already kept for it.
+        Raises KeyDestroyed if a part's key was destroyed, NotDecryptable if another key is already kept for it.
         """
-        name, now = (entry_id, part), self._clock()
-        keep_part(session, self.keks, tenant_id, name, part_key, ground=ground, until=until, now=now)
+        return keep_parts(session, self.keks, tenant_id, parts, self._clock())
 
     def open_part(self, session: Session, tenant_id: int, entry_id: str, part: int) -> bytes:
         """Return the part key. Raises KeyUnknown if none is kept, KeyDestroyed if it was destroyed."""
         return open_part(session, self.keks, tenant_id, (entry_id, part))
 
-    def open_parts(self, session: Session, tenant_id: int, names: Collection[PartId]) -> dict[PartId, bytes]:
-        """Return the part keys that are kept for these parts; the others are left out."""
-        return open_parts(session, self.keks, tenant_id, names)
+    def try_open_parts(self, session: Session, tenant_id: int, names: Collection[PartId]) -> PartReading:
+        """Return the part keys that are kept for these parts, and those that were destroyed."""
+        return try_open_parts(session, self.keks, tenant_id, names)
 
-    def ended_parts(self, session: Session, tenant_id: int, now: datetime) -> list[PartId]:
-        """Return the parts whose ground has ended and whose key is still there."""
-        return rows.parts_ended(rows.connection(session), tenant_id, now)
+    def part_infos(self, session: Session, tenant_id: int, names: Collection[PartId]) -> dict[PartId, PartInfo]:
+        """Return what is known about these parts' keys; those that never had one are left out."""
+        return part_infos(session, tenant_id, names)
 
     def drop_parts(
         self, session: Session, tenant_id: int, parts: Sequence[PartId], *, now: datetime, request: str
@@ -270,6 +260,10 @@ class Vault:
         """
         proof.prove_destroyed(session, self.keks, tenant_id, key_ids, old_rows)
 
+    def prove_parts_destroyed(self, session: Session, tenant_id: int, names: Collection[PartId]) -> None:
+        """Step 6 for part keys. Raises DestructionUnproven, and KeyUnknown for a part that never had one."""
+        proof.prove_parts_destroyed(session, self.keks, tenant_id, names)
+
     def unopenable_since(self, session: Session, tenant_id: int, key_ids: Sequence[str]) -> datetime | None:
         """Return since when no backup of the rows opens any of these keys, or None while one still might.
 
@@ -277,9 +271,14 @@ class Vault:
         """
         return proof.unopenable_since(session, self.keks, tenant_id, key_ids)
 
-    def final_at(self, session: Session, tenant_id: int, key_ids: Sequence[str]) -> datetime | None:
-        """Return since when every root is gone that could open a copy of these keys' epochs, or None before that."""
-        return proof.final_at(session, self.keks, tenant_id, key_ids)
+    def final_at(
+        self, session: Session, tenant_id: int, key_ids: Sequence[str], parts: Collection[PartId] = ()
+    ) -> datetime | None:
+        """Return since when every root is gone that could open a copy of these keys' epochs, or None before that.
+
+        Raises KeyUnknown for a key or part key that there is no row of.
+        """
+        return proof.final_at(session, self.keks, tenant_id, key_ids, parts)
 
     # ── the unlocked store ────────────────────────────────────────────────────────────────────────────────────
 

@@ -1,5 +1,5 @@
 import threading
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from vault.errors import (
     VaultError,
 )
 from vault.models import DataKey, KeyGroup, KeyState, PartKey
+from vault.parts import KeptPart
 from vault.vault import Vault
 from vault.wrapping import KeyHandle, KeySpec
 
@@ -30,6 +31,12 @@ DAY = timedelta(days=1)
 def provision(world: Any, vault: Vault, subject_id: int, month: str = "2026-05") -> KeyHandle:
     with world.transaction() as session:
         return vault.key_for(session, TENANT, subject_id, "transcript", month)
+
+
+def kept(part: int, part_key: bytes, ground: str, until: datetime | None, entry_id: str = ENTRY) -> KeptPart:
+    return KeptPart(
+        entry_id=entry_id, part=part, idx=4, key_id="ab" * 16, part_key=part_key, ground=ground, until=until
+    )
 
 
 def test_one_key_for_each_subject_class_month_and_scope(any_world: Any) -> None:
@@ -222,7 +229,7 @@ def test_a_kept_part_opens_after_its_data_key_is_gone(any_world: Any) -> None:
     held, other = seal(handle.key32, b"held", where), seal(handle.key32, b"gone", context("acme", "log", ENTRY, 1))
     until = any_world.clock.now + DAY
     with any_world.transaction() as session:
-        vault.keep_part(session, TENANT, ENTRY, 0, part_key_of(handle.key32, held, where), "hold/h1", until)
+        vault.keep_parts(session, TENANT, [kept(0, part_key_of(handle.key32, held, where), "hold/h1", until)])
     with any_world.transaction() as session:
         vault.delete_wrapped(session, TENANT, [handle.key_id], now=any_world.clock.now, request="r1")
     with any_world.transaction() as session:
@@ -236,7 +243,7 @@ def test_a_kept_part_opens_after_its_data_key_is_gone(any_world: Any) -> None:
         assert unseal_with_part_key(part_key, held) == b"held"
         with pytest.raises(NotDecryptable):
             unseal_with_part_key(part_key, other)
-        assert fresh.open_parts(session, TENANT, [(ENTRY, 0), (ENTRY, 1)]) == {(ENTRY, 0): part_key}
+        assert fresh.try_open_parts(session, TENANT, [(ENTRY, 0), (ENTRY, 1)]).opened == {(ENTRY, 0): part_key}
         with pytest.raises(KeyUnknown):
             fresh.open_part(session, TENANT, ENTRY, 1)
 
@@ -245,12 +252,12 @@ def test_keeping_a_part_again_changes_ground_and_end_but_never_the_key(any_world
     vault = any_world.vault()
     now = any_world.clock.now
     with any_world.transaction() as session:
-        vault.keep_part(session, TENANT, ENTRY, 0, b"a" * 76, "hold/h1", None)
-        vault.keep_part(session, TENANT, ENTRY, 0, b"a" * 76, "floor/tax", now + DAY)
+        vault.keep_parts(session, TENANT, [kept(0, b"a" * 76, "hold/h1", None)])
+        vault.keep_parts(session, TENANT, [kept(0, b"a" * 76, "floor/tax", now + DAY)])
         with pytest.raises(NotDecryptable):
-            vault.keep_part(session, TENANT, ENTRY, 0, b"b" * 76, "floor/tax", now)
+            vault.keep_parts(session, TENANT, [kept(0, b"b" * 76, "floor/tax", now)])
         with pytest.raises(NotDecryptable):
-            vault.keep_part(session, TENANT, ENTRY, 1, b"short", "floor/tax", now)
+            vault.keep_parts(session, TENANT, [kept(1, b"short", "floor/tax", now)])
     with any_world.transaction() as session:
         part = session.exec(select(PartKey)).one()
         assert (part.ground, part.until) == ("floor/tax", now + DAY)
@@ -261,18 +268,15 @@ def test_a_part_goes_when_its_ground_ends_and_is_not_kept_again(any_world: Any) 
     vault = any_world.vault()
     now = any_world.clock.now
     with any_world.transaction() as session:
-        vault.keep_part(session, TENANT, ENTRY, 0, b"a" * 76, "floor/tax", now + DAY)
-        vault.keep_part(session, TENANT, ENTRY, 1, b"b" * 76, "hold/h1", None)
-        assert vault.ended_parts(session, TENANT, now) == []
-        assert vault.ended_parts(session, TENANT, now + DAY) == [(ENTRY, 0)]
+        vault.keep_parts(session, TENANT, [kept(0, b"a" * 76, "floor/tax", now + DAY)])
+        vault.keep_parts(session, TENANT, [kept(1, b"b" * 76, "hold/h1", None)])
     with any_world.transaction() as session:
         assert vault.drop_parts(session, TENANT, [(ENTRY, 0)], now=now + DAY, request="sweep-1") == 1
         assert vault.drop_parts(session, TENANT, [(ENTRY, 0)], now=now + DAY, request="sweep-1") == 0
         with pytest.raises(KeyDestroyed):
             vault.open_part(session, TENANT, ENTRY, 0)
         with pytest.raises(KeyDestroyed):
-            vault.keep_part(session, TENANT, ENTRY, 0, b"a" * 76, "floor/tax", None)
-        assert vault.ended_parts(session, TENANT, now + DAY) == []
+            vault.keep_parts(session, TENANT, [kept(0, b"a" * 76, "floor/tax", None)])
     with any_world.transaction() as session:
         groups = vault.groups_of(session, TENANT, [], [(ENTRY, 0)])
         [turned] = vault.rotate_groups(session, TENANT, groups, now, DAY).rotated
@@ -294,7 +298,7 @@ def test_a_lost_database_is_rebuilt_from_snapshots_and_the_key_folder(any_world:
     handles = [provision(any_world, vault, subject) for subject in (1, 2)]
     ids = [handle.key_id for handle in handles]
     with any_world.transaction() as session:
-        vault.keep_part(session, TENANT, ENTRY, 0, b"a" * 76, "hold/h1", None)
+        vault.keep_parts(session, TENANT, [kept(0, b"a" * 76, "hold/h1", None)])
     with any_world.transaction() as session:
         data = vault.snapshot_rows(session, TENANT, ids, [(ENTRY, 0)])
         assert data == any_world.vault().snapshot_rows(session, TENANT, reversed(ids), [(ENTRY, 0)])

@@ -35,6 +35,8 @@ TENANTED = {
     "memory_change": "tenant_id",
     "outbox": "tenant_id",
     "part_ref": "tenant_id",
+    "payload_object": "tenant_id",
+    "payload_walk": "tenant_id",
     "pending_cone": "tenant_id",
     "recorder": "tenant_id",
     "recorder_beat": "tenant_id",
@@ -441,6 +443,45 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
     )
     op.create_index("ix_part_ref_key", "part_ref", ["tenant_id", "key_id", "idx", "part"], unique=False)
     op.create_table(
+        "payload_object",
+        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
+        sa.Column("name", sa.String(length=64), nullable=False),
+        sa.Column("batch_first", sa.BigInteger(), nullable=False),
+        sa.Column("until", sa.BigInteger(), nullable=True),
+        sa.Column("dirty", sa.Boolean(), nullable=False),
+        sa.Column("owner", sa.String(length=40), nullable=True),
+        sa.Column("size", sa.BigInteger(), nullable=True),
+        sa.Column("deleted_at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("tenant_id", "name", "batch_first"),
+        sqlite_with_rowid=False,
+    )
+    op.create_index("ix_payload_batch", "payload_object", ["tenant_id", "batch_first"], unique=False)
+    op.create_index(
+        "ix_payload_dirty",
+        "payload_object",
+        ["tenant_id", "batch_first", "name"],
+        unique=False,
+        sqlite_where=sa.text("dirty"),
+        postgresql_where=sa.text("dirty"),
+    )
+    op.create_index(
+        "ix_payload_owner",
+        "payload_object",
+        ["tenant_id", "owner"],
+        unique=False,
+        sqlite_where=sa.text("owner IS NOT NULL"),
+        postgresql_where=sa.text("owner IS NOT NULL"),
+    )
+    op.create_table(
+        "payload_walk",
+        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
+        sa.Column("what", sa.String(length=16), nullable=False),
+        sa.Column("place", sa.String(length=64), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=True),
+        sa.Column("ended", sa.Boolean(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant_id", "what"),
+    )
+    op.create_table(
         "pending_cone",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
         sa.Column("id", sa.BigInteger(), nullable=False),
@@ -830,7 +871,9 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.PrimaryKeyConstraint("tenant_id", "key_id"),
         sa.UniqueConstraint("tenant_id", "subject_id", "data_class", "month", "scope", name="uq_vault_data_key_spec"),
     )
+    op.create_index("ix_vault_data_key_destroyed", "vault_data_key", ["tenant_id", "destroyed_at"], unique=False)
     op.create_index("ix_vault_data_key_group", "vault_data_key", ["tenant_id", "group_no", "epoch"], unique=False)
+    op.create_index("ix_vault_data_key_month", "vault_data_key", ["tenant_id", "data_class", "month"], unique=False)
     op.create_table(
         "vault_key_fence",
         sa.Column("tenant_id", sa.BigInteger(), autoincrement=False, nullable=False),
@@ -853,6 +896,8 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("tenant_id", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("entry_id", sa.String(length=36), nullable=False),
         sa.Column("part", sa.Integer(), autoincrement=False, nullable=False),
+        sa.Column("idx", sa.BigInteger(), nullable=False),
+        sa.Column("key_id", sa.String(length=32), nullable=False),
         sa.Column("group_no", sa.Integer(), nullable=False),
         sa.Column("epoch", sa.Integer(), nullable=False),
         sa.Column("wrapped", sa.LargeBinary(), nullable=True),
@@ -864,8 +909,10 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("request", sa.String(length=64), nullable=True),
         sa.PrimaryKeyConstraint("tenant_id", "entry_id", "part"),
     )
+    op.create_index("ix_vault_part_key_data_key", "vault_part_key", ["tenant_id", "key_id", "state"], unique=False)
+    op.create_index("ix_vault_part_key_destroyed", "vault_part_key", ["tenant_id", "destroyed_at"], unique=False)
     op.create_index("ix_vault_part_key_group", "vault_part_key", ["tenant_id", "group_no", "epoch"], unique=False)
-    op.create_index("ix_vault_part_key_until", "vault_part_key", ["tenant_id", "until"], unique=False)
+    op.create_index("ix_vault_part_key_idx", "vault_part_key", ["tenant_id", "idx", "part"], unique=False)
     op.create_table(
         "vault_process",
         sa.Column("process_id", sa.String(length=32), nullable=False),
