@@ -8,20 +8,16 @@ Pure: reads nothing. Does not know whether a checkpoint agrees.
 
 from __future__ import annotations
 
-import binascii
-from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from audit.findings import Findings, Verdict
 from audit.headers import ReadHeader, read_header
-from ledger.batches import Batch, batch_digest, decode_batch
+from ledger.batches import Batch, batch_digest, decode_batch, open_envelope, open_frame
 from ledger.entry import NO_PREVIOUS, Kind, header_hash
 from ledger.errors import MalformedBatch, MalformedHeader
 
 RESTORE = "restore the object from an earlier version or a copy of the bucket; nothing else brings its bytes back"
-_HEADERS_START = b'"headers":["'
-_HEADERS_END = b'"]'
 
 
 @dataclass(slots=True, kw_only=True)
@@ -143,29 +139,21 @@ def _decode(taken: Taken, findings: Findings) -> None:
 
 
 def _salvage(key: str, first: int, data: bytes, error: MalformedBatch, findings: Findings) -> Taken | None:
-    """Tell the entries of a damaged envelope apart, so that the damaged one can be named and the others checked."""
-    start = data.find(_HEADERS_START)
-    end = data.rfind(_HEADERS_END)
-    if start < 0 or end <= start:
-        detail = f"the batch cannot be read ({error.reason}); {RESTORE}"
-        findings.add(Verdict.ALTERED, detail, object=key, index=first)
-        return None
-    raws = [_unbase64(item) for item in data[start + len(_HEADERS_START) : end].split(b'","')]
-    for offset, raw in enumerate(raws):
-        if raw is None:
-            detail = f"the header's base64 is damaged; {RESTORE}"
-            findings.add(Verdict.ALTERED, detail, object=key, index=first + offset)
-    if None not in raws:
+    """Take of a damaged batch what can be: its entries without their envelope, or their number without them."""
+    try:
+        raws: Sequence[bytes | None] = open_frame(data)
         detail = f"the envelope of the batch is damaged ({error.reason}); {RESTORE}"
-        findings.add(Verdict.ALTERED, detail, object=key, index=first)
+    except MalformedBatch:
+        try:
+            envelope = open_envelope(data)
+        except MalformedBatch:
+            detail = f"the batch cannot be read ({error.reason}); {RESTORE}"
+            findings.add(Verdict.ALTERED, detail, object=key, index=first)
+            return None
+        raws = [None] * envelope.count
+        last = first + envelope.count - 1
+        detail = f"the headers of entries {first} to {last} are damaged ({error.reason}); {RESTORE}"
+    findings.add(Verdict.ALTERED, detail, object=key, index=first)
     taken = Taken(key=key, first=first, digest=batch_digest(data), envelope=None, raws=raws)
     _decode(taken, findings)
     return taken
-
-
-def _unbase64(item: bytes) -> bytes | None:
-    try:
-        raw = b64decode(item, validate=True)
-    except (binascii.Error, ValueError):
-        return None
-    return raw if raw and b64encode(raw) == item else None

@@ -7,7 +7,6 @@ that leave a history which is sound in itself name what is needed to notice them
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -92,14 +91,12 @@ def _flip(data: bytes, at: int) -> bytes:
     return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
 
-def _flip_in_header(copy: Copy, at: int, offset: int) -> None:
-    """Flip a bit inside the base64 of one header of a batch."""
+def _flip_in_frame(copy: Copy, at: int, offset: int) -> None:
+    """Flip a bit of the compressed headers of a batch."""
     key = copy.batch(at)
-    start, end = copy.history.spans()[at]
-    number = offset % (end - start)
     data = copy.bucket.objects[key]
-    place = data.index(b64encode(encode_header(copy.history.headers[start + number])))
-    copy.bucket.objects[key] = _flip(data, place + 40)
+    start = data.index(b"\n") + 1
+    copy.bucket.objects[key] = _flip(data, start + offset % (len(data) - start))
 
 
 def _exchange_header(copy: Copy, at: int, offset: int, change: Callable[[Header], Header]) -> None:
@@ -130,9 +127,9 @@ def _change_previous(copy: Copy) -> None:
 def _unknown_field(copy: Copy) -> None:
     key = copy.batch(0)
     raw = encode_header(copy.history.headers[0])
-    changed = raw[:-1] + b',"z":1}'
-    data = copy.bucket.objects[key]
-    copy.bucket.objects[key] = data.replace(b64encode(raw), b64encode(changed))
+    batch = decode_batch(copy.bucket.objects[key])
+    changed = replace(batch, headers=(raw[:-1] + b',"z":1}', *batch.headers[1:]))
+    copy.bucket.objects[key] = encode_batch(changed)
 
 
 def _edit_envelope(copy: Copy, at: int, **changes: object) -> None:
@@ -389,9 +386,9 @@ def _of(name: str, apply: Callable[[Copy], None], *needs: str) -> Corruption:
 
 
 CORRUPTIONS: tuple[Corruption, ...] = (
-    _of("flip a bit in a header", lambda copy: _flip_in_header(copy, len(copy.history.starts) // 2, 1)),
-    _of("flip a bit in the first header", lambda copy: _flip_in_header(copy, 0, 0)),
-    _of("flip a bit in the last header", lambda copy: _flip_in_header(copy, -1, -1)),
+    _of("flip a bit in the headers of a batch", lambda copy: _flip_in_frame(copy, len(copy.history.starts) // 2, 1)),
+    _of("flip the first bits of a batch's headers", lambda copy: _flip_in_frame(copy, 0, 0)),
+    _of("flip the last bits of the last batch's headers", lambda copy: _flip_in_frame(copy, -1, -1)),
     _of("exchange a header in the middle", lambda copy: _exchange_header(copy, 0, 1, _other_kind)),
     _of("exchange the last header", lambda copy: _exchange_header(copy, -1, -1, _other_kind)),
     _of("exchange the last header of a batch", lambda copy: _exchange_header(copy, 0, -1, _other_kind)),

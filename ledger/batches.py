@@ -1,37 +1,48 @@
-"""The batch envelope: the only place where the order of the log is written down.
+"""The batch object: the only place where the order of the log is written down.
 
-Guarantees: a batch has one byte string and a byte string at most one batch (it is written again and
-compared). A batch names the one before it by key, count and digest, so a batch cannot be exchanged,
-dropped or moved without the next one showing it, and it names the last checkpoint before it. The first
-index stands in the key, so two writers that want one index want one key, and create-only storage lets
-one of them win. It does not look into headers and stores nothing.
+Guarantees: every byte of a batch object is covered: the envelope is written again and compared, and names the digest
+of the frame behind it, which is bounded before it is opened. A batch names the one before it by key, count and digest,
+so a batch cannot be exchanged, dropped or moved without the next one showing it, and it names the last checkpoint
+before it. The first index stands in the key, so two writers that want one index want one key, and create-only storage
+lets one of them win. It does not look into headers and stores nothing.
 
-The encoding is append-only. Version 1 is RFC 8785 JSON with these keys, all always present:
+Layout: `envelope LF frame`. The frame is one zstd frame, without dictionary and with its content's size, over the
+headers joined by LF, which no header holds. The encoding is append-only. Version 2 of the envelope is RFC 8785 JSON
+with these keys, all always present (version 1 held the headers as base64 and was never released):
 
-    checkpoint_digest  SHA-256 of the last note before, base64, or null    checkpoint_size  its tree size, or 0
-    count              number of headers                                  fence            the writer's fencing number
-    first              index of the first header                          headers          [base64 of header bytes]
-    log                id of the log                                      previous_count   headers in the batch before
-    previous_digest    SHA-256 of that batch, base64, or null             previous_key     its key, or null
-    v                  1
+    bytes              length of the headers joined by LF, in bytes        checkpoint_digest  SHA-256 of the last note
+                                                                           before, base64, or null
+    checkpoint_size    its tree size, or 0                                 count              number of headers
+    fence              the writer's fencing number                         first              index of the first header
+    frame              SHA-256 of the frame, base64                        log                id of the log
+    previous_count     headers in the batch before                         previous_digest    SHA-256 of that object,
+                                                                           base64, or null
+    previous_key       its key, or null                                    v                  2
+
+Source: RFC 8878 (zstd), RFC 8785 (canonical JSON), ADR 28.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 import msgspec
+import zstandard
 
 from ledger.errors import LogForked, MalformedBatch
 
-VERSION = 1
+VERSION = 2
 DIGEST_SIZE = 32
 MAX_INT = (1 << 53) - 1
 MAX_HEADER_BYTES = 16 * 1024
-MAX_BATCH_BYTES = 64 * 1024 * 1024
+MAX_HEADERS_BYTES = 64 * 1024 * 1024
+"""The most bytes of headers in a batch, after decompression."""
+MAX_ENVELOPE_BYTES = 4 * 1024
 PREFIX = "batch/"
+_LINE = b"\n"
+_LEVEL = 1  # higher ones gain nothing: most of what is left are digests
 
 _LOG_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,255}")
 _KEY = re.compile(r"batch/([0-9]{20})")
@@ -64,14 +75,25 @@ class Batch:
         return self.first + self.count
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Envelope:
+    """What a batch says of itself: its headers left out, their frame named by length and digest."""
+
+    count: int
+    size: int
+    frame_digest: bytes
+    batch: Batch
+
+
 # The fields stand in the order of their names, which is the order RFC 8785 asks for.
-class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"log_id": "log"}):
+class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"log_id": "log", "size": "bytes"}):
+    size: int
     checkpoint_digest: bytes | None
     checkpoint_size: int
     count: int
     fence: int
     first: int
-    headers: tuple[bytes, ...]
+    frame: bytes
     log_id: str
     previous_count: int
     previous_digest: bytes | None
@@ -103,41 +125,31 @@ def batch_digest(data: bytes) -> bytes:
 
 
 def encode_batch(batch: Batch) -> bytes:
-    """Return the canonical bytes of a batch. Raises: MalformedBatch naming what is wrong."""
+    """Return the bytes of a batch object. Raises: MalformedBatch naming what is wrong."""
     _check(batch)
-    data = _ENCODER.encode(
-        _Wire(
-            checkpoint_digest=batch.checkpoint_digest,
-            checkpoint_size=batch.checkpoint_size,
-            count=batch.count,
-            fence=batch.fence,
-            first=batch.first,
-            headers=batch.headers,
-            log_id=batch.log_id,
-            previous_count=batch.previous_count,
-            previous_digest=batch.previous_digest,
-            previous_key=batch.previous_key,
-            v=VERSION,
-        )
-    )
-    if len(data) > MAX_BATCH_BYTES:
-        reason = f"{len(data)} bytes, at most {MAX_BATCH_BYTES} are allowed"
+    if not batch.headers or batch.count != len(batch.headers):
+        reason = f"expected {batch.count} headers and at least one, got {len(batch.headers)}"
         raise MalformedBatch(reason)
-    return data
+    for header in batch.headers:
+        _header(header)
+    plain = _LINE.join(batch.headers)
+    if len(plain) > MAX_HEADERS_BYTES:
+        reason = f"{len(plain)} bytes of headers, at most {MAX_HEADERS_BYTES} are allowed"
+        raise MalformedBatch(reason)
+    frame = zstandard.ZstdCompressor(level=_LEVEL).compress(plain)
+    return _ENCODER.encode(_wire(batch, len(plain), sha256(frame).digest())) + _LINE + frame
 
 
-def decode_batch(data: bytes) -> Batch:
-    """Return the batch in these bytes, when they are exactly what `encode_batch` writes.
+def open_envelope(data: bytes) -> Envelope:
+    """Return what stands before the frame, when it is exactly what `encode_batch` writes; the frame is not looked at.
 
     Raises: MalformedBatch.
     """
-    if len(data) > MAX_BATCH_BYTES:
-        reason = f"{len(data)} bytes, at most {MAX_BATCH_BYTES} are allowed"
-        raise MalformedBatch(reason)
+    text, found, _ = data[:MAX_ENVELOPE_BYTES].partition(_LINE)
     try:
-        wire = _DECODER.decode(data)
+        wire = _DECODER.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        reason = "not JSON of the known form"
+        reason = "the envelope is not JSON of the known form"
         raise MalformedBatch(reason) from error
     batch = Batch(
         version=wire.v,
@@ -150,12 +162,49 @@ def decode_batch(data: bytes) -> Batch:
         checkpoint_size=wire.checkpoint_size,
         checkpoint_digest=wire.checkpoint_digest,
         fence=wire.fence,
-        headers=wire.headers,
+        headers=(),
     )
-    if encode_batch(batch) != data:
-        reason = "not the canonical encoding"
+    _check(batch)
+    _digest(wire.frame, "frame")
+    if not found or _ENCODER.encode(_wire(batch, wire.size, wire.frame)) != text:
+        reason = "the envelope is not the canonical encoding"
         raise MalformedBatch(reason)
-    return batch
+    if not batch.count <= _count(wire.size, "bytes") <= MAX_HEADERS_BYTES:
+        reason = f"{wire.size} bytes of headers, at most {MAX_HEADERS_BYTES} are allowed"
+        raise MalformedBatch(reason)
+    return Envelope(count=wire.count, size=wire.size, frame_digest=wire.frame, batch=batch)
+
+
+def open_frame(data: bytes) -> tuple[bytes, ...]:
+    """Return the headers in the frame of a batch object, whatever its envelope says. Raises: MalformedBatch."""
+    frame = data[data.find(_LINE) + 1 :] if _LINE in data[:MAX_ENVELOPE_BYTES] else b""
+    try:
+        if zstandard.get_frame_parameters(frame).content_size > MAX_HEADERS_BYTES:
+            reason = f"the frame states more than {MAX_HEADERS_BYTES} bytes, or no size"
+            raise MalformedBatch(reason)
+        plain = zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
+    except zstandard.ZstdError as error:
+        reason = "the frame of the headers cannot be opened"
+        raise MalformedBatch(reason) from error
+    return tuple(plain.split(_LINE))
+
+
+def decode_batch(data: bytes) -> Batch:
+    """Return the batch in these bytes, when they are exactly what `encode_batch` wrote.
+
+    Raises: MalformedBatch.
+    """
+    envelope = open_envelope(data)
+    if sha256(memoryview(data)[data.index(_LINE) + 1 :]).digest() != envelope.frame_digest:
+        reason = "the frame of the headers is not the one that the envelope names"
+        raise MalformedBatch(reason)
+    headers = open_frame(data)
+    if len(headers) != envelope.count or sum(map(len, headers)) + len(headers) - 1 != envelope.size:
+        reason = f"expected {envelope.count} headers of {envelope.size} bytes, got {len(headers)}"
+        raise MalformedBatch(reason)
+    for header in headers:
+        _header(header)
+    return replace(envelope.batch, headers=headers)
 
 
 def verify_follows(batch: Batch, previous: Batch | None, previous_digest: bytes | None) -> None:
@@ -180,6 +229,23 @@ def verify_follows(batch: Batch, previous: Batch | None, previous_digest: bytes 
         raise LogForked(detail, size=batch.first)
 
 
+def _wire(batch: Batch, size: int, frame_digest: bytes) -> _Wire:
+    return _Wire(
+        size=size,
+        checkpoint_digest=batch.checkpoint_digest,
+        checkpoint_size=batch.checkpoint_size,
+        count=batch.count,
+        fence=batch.fence,
+        first=batch.first,
+        frame=frame_digest,
+        log_id=batch.log_id,
+        previous_count=batch.previous_count,
+        previous_digest=batch.previous_digest,
+        previous_key=batch.previous_key,
+        v=VERSION,
+    )
+
+
 def _check(batch: Batch) -> None:
     if isinstance(batch.version, bool) or batch.version != VERSION:
         reason = f"version {batch.version!r} is unknown, this program writes {VERSION}"
@@ -187,12 +253,10 @@ def _check(batch: Batch) -> None:
     _log_id(batch.log_id)
     _count(batch.first, "first")
     _count(batch.fence, "fence")
-    if _count(batch.count, "count") != len(batch.headers) or not batch.headers:
-        reason = f"expected {batch.count} headers and at least one, got {len(batch.headers)}"
+    if not _count(batch.count, "count"):
+        reason = "a batch has at least one header"
         raise MalformedBatch(reason)
     _count(batch.end, "end")
-    for header in batch.headers:
-        _header(header)
     _check_previous(batch)
     _check_checkpoint(batch)
 
@@ -231,8 +295,8 @@ def _log_id(value: object) -> None:
 
 
 def _header(value: object) -> None:
-    if not isinstance(value, bytes) or not 0 < len(value) <= MAX_HEADER_BYTES:
-        reason = f"a header has 1 to {MAX_HEADER_BYTES} bytes"
+    if not isinstance(value, bytes) or not 0 < len(value) <= MAX_HEADER_BYTES or _LINE in value:
+        reason = f"a header has 1 to {MAX_HEADER_BYTES} bytes and no line feed"
         raise MalformedBatch(reason)
 
 

@@ -11,9 +11,9 @@ from audit.prove import prove
 from audit.verify import Options, verify
 
 EXPECTED = {
-    "flip a bit in a header": "altered",
-    "flip a bit in the first header": "altered",
-    "flip a bit in the last header": "altered",
+    "flip a bit in the headers of a batch": "altered",
+    "flip the first bits of a batch's headers": "altered",
+    "flip the last bits of the last batch's headers": "altered",
     "exchange a header in the middle": "altered",
     "exchange the last header": "altered",
     "exchange the last header of a batch": "altered",
