@@ -42,6 +42,7 @@ from erasure.footprint import end_footprints
 from erasure.leases import free_all
 from erasure.parts import Parts as ErasureParts
 from erasure.parts import Tenant as ErasureTenant
+from erasure.payload_expiry import parts_gone
 from erasure.recover import Healed, Recovery, heal
 from erasure.timeline import Timeline
 from erasure.worker import run_due
@@ -55,6 +56,7 @@ from ledger.errors import (
     StoreDenied,
     StoreUnavailable,
 )
+from ledger.expiry import Expiry
 from ledger.files import FileStore
 from ledger.head import LogParts
 from ledger.keyring import CERTIFICATE, KeyWindow, read_windows, signers
@@ -153,6 +155,7 @@ class Services:
             anchored=lambda log_id: told(self.anchoring.states(log_id)),
             read=self._read_entries,
             append=self.record.append,
+            payload=Expiry(self.locked, self.timeline.transaction, parts_gone),
             exports=self.exports_folder,
         )
 

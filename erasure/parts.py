@@ -18,6 +18,7 @@ from erasure.errors import CallbackFailed
 from ledger.anchors import UNANCHORED
 from ledger.checkpoint import Signer
 from ledger.entry import Kind
+from ledger.expiry import Expiry
 from ledger.head import Transactions
 from ledger.models import EntryRow
 from registry.acting import Acting
@@ -107,6 +108,8 @@ class Parts:
     """Reads entries of the record (`registry.playback`), for exports; where it is missing, exports are not built."""
     append: Callable[[Acting, Sequence[bytes], datetime], AppendResult] | None = None
     """Appends entries about a person (`registry.record`), for corrections."""
+    payload: Expiry | None = None
+    """Deletes the record's payload objects (`ledger.expiry`); where it is missing, passes leave them alone."""
     exports: Path | None = None
     """The folder of exports, one below it for each tenant; where it is missing, exports are not built."""
     call: Callable[[int, Call], str | None] = _no_calls

@@ -7,6 +7,8 @@ Opening a pass, in order:
  4. one transaction: the run, its copies with sealed captures, the items that wait for a human.
 A crash after 3 leaves an event without effect; the next pass plans again.
 
+A pass also deletes payload objects of the record that no key opens (`erasure.payload_expiry`), before its copies.
+
 Guarantees: a pass uses the same decision, executor and verifier as a request; each copy is decided again in the
 transaction that dispatches it, so that a hold placed in the middle wins. A pass with a brake sends nothing before
 another principal approved it. What failed is live again and tried by the next pass. Eligible items and none removed is
@@ -30,6 +32,8 @@ from erasure.history import fact_of
 from erasure.leases import Lease, leased
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
+from erasure.payload_expiry import PayloadEnd, result_of
+from erasure.payload_expiry import summary_of as payload_summary
 from erasure.plan import PlanCopy, instant_text
 from erasure.planning import wanted_of
 from erasure.regenerate import regenerate
@@ -37,7 +41,9 @@ from erasure.request import BROKEN, GONE, CopyState, State, is_settled
 from erasure.sealed import SWEEP_KEY, Capture, RequestSeal
 from erasure.standing import standing
 from erasure.work import BY_HAND
+from ledger import expiry
 from ledger.entry import Kind
+from ledger.expiry import Found
 from ledger.models import Instant
 from registry import artifacts, stores
 from registry.acting import Acting
@@ -138,6 +144,7 @@ class Sweeps:
         self._brakes = brakes or Brakes()
         self._every = every
         self._desk = RequestDesk()
+        self._payload = PayloadEnd(parts.payload, parts.transactions)
 
     def start(
         self, acting: Acting, now: datetime, *, at: datetime | None = None, dry_run: bool = False
@@ -147,6 +154,7 @@ class Sweeps:
         The caller checks that `at` is later than `now` only for a dry run.
         """
         self._refresh(acting.tenant_id)  # 1
+        self._payload.refresh(acting.tenant_id, now)
         sweep_id = f"swp_{random_hex()}"
         with self._parts.transactions(acting.tenant_id, write=False) as session:  # 2
             gathered = Gathering(session, acting.tenant_id, self._desk, at or now).run(sweep_id, self._brakes, now=now)
@@ -154,8 +162,9 @@ class Sweeps:
             missing = {name: fact.not_covered for name, fact in standing(session, acting.tenant_id).stores.items()}
         plan = gathered.plan
         lines = copies_of(plan.ending, {name: missing.get(name) for name in known})
+        payload = self._payload.plan(acting.tenant_id, now)
         if dry_run:
-            return self._write(acting, gathered, lines, {}, now, state="planned")
+            return self._write(acting, gathered, lines, {}, now, state="planned", payload=payload)
         state = state_of(plan)
         found = captures.capture(self._parts, acting.tenant_id, wanted_of(lines)) if state == "executing" else {}
         body = {
@@ -164,10 +173,11 @@ class Sweeps:
             "at": instant_text(plan.at),
             "ends": {name: count.ends for name, count in plan.counts.items()},
             "brake": None if plan.brake is None else plan.brake.reason,
+            "payload": {"objects": len(payload.all), "names": payload.digest},
             "by": acting.principal,
         }
         self._parts.record.event(acting.tenant_id, Kind.RETENTION_PLANNED, body, now)  # 3
-        return self._write(acting, gathered, lines, found, now, state=state)  # 4
+        return self._write(acting, gathered, lines, found, now, state=state, payload=payload)  # 4
 
     def approve(self, acting: Acting, sweep_id: str, now: datetime) -> dict[str, Any]:
         """The run that waited, executing. Raises: NotKnown, NotOpen, SecondPersonNeeded."""
@@ -198,6 +208,7 @@ class Sweeps:
             if row.state != "awaiting_approval":
                 raise NotOpen("run", sweep_id, row.state, "stopped")
             history.drop_copies(session, acting.tenant_id, sweep_id)
+            expiry.release(session, acting.tenant_id, sweep_id)
             row.state, row.finished_at = "stopped", now
             session.add(row)
             body = {"sweep": sweep_id, "stopped_by": acting.principal}
@@ -289,12 +300,13 @@ class Sweeps:
         now: datetime,
         *,
         state: str,
+        payload: Found,
     ) -> dict[str, Any]:
         plan = gathered.plan
         with self._parts.transactions(acting.tenant_id) as session:
             hold_writer(session, acting.tenant_id)
             free = self._still_free(session, acting.tenant_id, lines)
-            if state == "executing" and not free:
+            if state == "executing" and not free and not payload.all:
                 state = "completed"
             row = SweepRow(
                 tenant_id=acting.tenant_id,
@@ -303,7 +315,7 @@ class Sweeps:
                 at=plan.at,
                 dry_run=state == "planned",
                 plan_hash=plan.hash,
-                counts={"plan": summary_of(plan)},
+                counts={"plan": summary_of(plan), "payload": payload_summary(payload)},
                 brake=None if plan.brake is None else plan.brake.as_json(),
                 created_by=acting.principal,
                 created_at=now,
@@ -314,6 +326,7 @@ class Sweeps:
             if state in OPEN_RUNS:
                 self._put_copies(session, acting.tenant_id, plan, free, found)
             if state in (*OPEN_RUNS, "completed"):
+                expiry.claim(session, acting.tenant_id, payload, plan.sweep_id)
                 dispositions.open_reviews(session, acting.tenant_id, plan.reviews, now)
                 write_hints(session, acting.tenant_id, gathered.moved)
             return view_of(session, row)
@@ -359,6 +372,7 @@ class Sweeps:
         return row
 
     def _advance(self, tenant_id: int, sweep_id: str, now: datetime, lease: Lease) -> int:
+        self._payload.carry_out(tenant_id, sweep_id, now)
         for _ in range(_ROUNDS):
             if not lease.is_mine:
                 return 0
@@ -390,10 +404,11 @@ class Sweeps:
                     result["retained"] += 1
                 elif copy.state not in GONE:
                     result["failed"] += 1
-            row.counts = {**row.counts, "result": result}
+            objects = result_of(session, tenant_id, sweep_id)
+            row.counts = {**row.counts, "result": result, "payload": {**row.counts.get("payload", {}), **objects}}
             row.state, row.finished_at = "completed", now
             session.add(row)
-            body = {"sweep": sweep_id, "plan_hash": row.plan_hash, **result}
+            body = {"sweep": sweep_id, "plan_hash": row.plan_hash, **result, "payload": objects}
             self._parts.record.announce(session, tenant_id, Kind.RETENTION_RAN, body, now)
             return True
 
@@ -461,6 +476,7 @@ def view_of(session: Session, row: SweepRow) -> dict[str, Any]:
     """A run as the contract shows it. Source: API §7."""
     plan = row.counts.get("plan", {})
     result = row.counts.get("result")
+    payload = row.counts.get("payload", {})
     return {
         "id": row.sweep_id,
         "state": row.state,
@@ -476,12 +492,15 @@ def view_of(session: Session, row: SweepRow) -> dict[str, Any]:
         "kept": plan.get("kept", {}),
         "capped": plan.get("capped", False),
         "copies_by_state": history.counts_of(session, row.tenant_id, row.sweep_id),
+        "payload_objects": payload,
         "brake": row.brake,
-        "alarm": alarm_of(plan, result),
+        "alarm": alarm_of(plan, result, payload),
     }
 
 
-def alarm_of(plan: Mapping[str, Any], result: Mapping[str, int] | None) -> str | None:
+def alarm_of(
+    plan: Mapping[str, Any], result: Mapping[str, int] | None, payload: Mapping[str, int] | None = None
+) -> str | None:
     """What the operator must hear: eligible items of which none was removed, or some that failed."""
     if result is None:
         return None
@@ -489,6 +508,9 @@ def alarm_of(plan: Mapping[str, Any], result: Mapping[str, int] | None) -> str |
         return f"{plan['ends']} items were to end and none was removed; the report names each"
     if result["failed"]:
         return f"{result['failed']} items could not be removed; the next run tries again"
+    if payload and payload.get("planned", 0) > payload.get("deleted", 0):
+        left = payload["planned"] - payload.get("deleted", 0)
+        return f"{left} payload objects that no key opens could not be deleted; the next run tries again"
     return None
 
 

@@ -16,7 +16,8 @@ from sqlmodel import Session, col, select
 
 from ledger import recorders
 from ledger.entry import Header
-from ledger.models import EntryRow, LogState, LogStream, PartRef
+from ledger.models import EntryRow, LogState, LogStream, PartRef, PayloadRow
+from ledger.payload_names import rows_of
 
 _IN_LIMIT = 500
 MAX_INDEX_BYTES = 256 * 1024 * 1024
@@ -138,6 +139,9 @@ def insert(session: Session, tenant_id: int, first: int, headers: Sequence[Heade
     connection.execute(sa.insert(EntryRow), entries)
     if refs:
         connection.execute(sa.insert(PartRef), refs)
+    objects = rows_of(tenant_id, first, headers)
+    if objects:
+        connection.execute(sa.insert(PayloadRow), objects)
     _raise_heads(session, tenant_id, heads)
     recorders.note(session, tenant_id, headers, [line.stream_no for line in lines])
 

@@ -164,6 +164,42 @@ class PartRef(SQLModel, table=True):
     __table_args__ = (sa.Index("ix_part_ref_key", "tenant_id", "key_id", "idx", "part"), {"sqlite_with_rowid": False})
 
 
+class PayloadRow(SQLModel, table=True):
+    """A payload object and a batch that names it (-1: none does), until when it is locked, and what became of it.
+
+    `dirty`: a key of its batch was destroyed since it was last looked into. `owner` is the run that is to delete it.
+    """
+
+    __tablename__ = "payload_object"
+    tenant_id: int = Field(primary_key=True, sa_type=sa.BigInteger)
+    name: str = Field(primary_key=True, max_length=64)
+    batch_first: int = Field(primary_key=True, sa_type=sa.BigInteger)
+    until: datetime | None = Field(default=None, sa_type=Instant)
+    dirty: bool = False
+    owner: str | None = Field(default=None, max_length=40)
+    size: int | None = Field(default=None, sa_type=sa.BigInteger)
+    deleted_at: datetime | None = Field(default=None, sa_type=Instant)
+    __table_args__ = (
+        sa.Index("ix_payload_batch", "tenant_id", "batch_first"),
+        sa.Index("ix_payload_dirty", "tenant_id", "batch_first", "name",
+                 sqlite_where=sa.text("dirty"), postgresql_where=sa.text("dirty")),
+        sa.Index("ix_payload_owner", "tenant_id", "owner",
+                 sqlite_where=sa.text("owner IS NOT NULL"), postgresql_where=sa.text("owner IS NOT NULL")),
+        {"sqlite_with_rowid": False},
+    )  # fmt: skip
+
+
+class PayloadWalk(SQLModel, table=True):
+    """How far a folder of payload objects was listed (`what` is its name), or destroyed keys were looked at."""
+
+    __tablename__ = "payload_walk"
+    tenant_id: int = Field(primary_key=True, sa_type=sa.BigInteger)
+    what: str = Field(primary_key=True, max_length=16)
+    place: str = Field(default="", max_length=64)
+    at: datetime | None = Field(default=None, sa_type=Instant)
+    ended: bool = False
+
+
 class OutboxRow(SQLModel, table=True):
     """An announcing event that shares its change's transaction and waits to be appended to the log."""
 

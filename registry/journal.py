@@ -62,7 +62,19 @@ MARGIN = timedelta(hours=1)
 TENANT_TABLE = "tenant"
 CONTROL = (TENANT_TABLE, "token", "data_class", "kind", "machine", "store", "hold")
 """Small tables without which nothing can be served: written again whenever a row of them changed."""
-REBUILT = frozenset({"entry", "part_ref", "log_state", "log_stream", "recorder_range", "recorder_beat", "staged"})
+REBUILT = frozenset(
+    {
+        "entry",
+        "part_ref",
+        "payload_object",
+        "payload_walk",
+        "log_state",
+        "log_stream",
+        "recorder_range",
+        "recorder_beat",
+        "staged",
+    }
+)
 """Tables that come from the bucket."""
 LEFT_OUT = frozenset({"outbox", "idempotency"})
 """Announcements on their way to the log, and answers kept for a day."""

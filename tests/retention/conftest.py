@@ -18,8 +18,10 @@ from api.database import Database
 from api.settings import load
 from api.wiring import Services, build
 from erasure.parts import Parts
+from erasure.payload_expiry import parts_gone
 from erasure.sweep_copies import RequestDesk, Sweeps
 from ledger.entry import uuid7
+from ledger.expiry import Expiry
 from registry import artifacts
 from registry.acting import Acting
 from registry.classes import put_class
@@ -64,6 +66,7 @@ class House:
             signer=self.services.certificate_signer,
             kek_grace=timedelta(0),
             truncate_log=self.services.database.truncate_wal,
+            payload=Expiry(self.services.locked, self.services.database.transaction, parts_gone),
         )
         self.sweeps = Sweeps(self.parts, brakes=Brakes(jump=timedelta(days=10_000)))
         self.holds = Holds(
