@@ -2,65 +2,60 @@
 
 Guarantees: accepts exactly the bytes that `ledger.entry.decode_header` accepts (a test holds the two together over
 random and mutated bytes): the grammar stands here a second time, as a stranger would write it down from the format's
-description, and the bytes are written again and compared. Source: the table in `ledger.entry`, RFC 8785.
+description, and the bytes are written again and compared. What a log repeats (kinds, classes, streams, object keys) is
+judged once and remembered; what is new in every header is judged by one pattern. Source: the table in `ledger.entry`,
+RFC 8785.
 """
 
 from __future__ import annotations
 
+import re
 from datetime import datetime
-from typing import Annotated
+from functools import lru_cache
 
 import msgspec
 
 from ledger.entry import MAX_HEADER_BYTES, MAX_INT, VERSION
 from ledger.errors import MalformedHeader
 
-# `\A` and `\Z` because these patterns are searched for, not matched.
-_Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT)]
-_Name = Annotated[str, msgspec.Meta(pattern=r"\A[a-z0-9][a-z0-9_.:-]{0,127}\Z")]
-_Class = Annotated[str, msgspec.Meta(pattern=r"\A[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}\Z")]
-_Digest = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-_Stream = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
-_Recorder = Annotated[str, msgspec.Meta(pattern=r"\A(?:[0-9a-f]{2}){8,32}\Z")]
-_Uuid7 = Annotated[
-    str, msgspec.Meta(pattern=r"\A[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}\Z")
-]
-_Instant = Annotated[
-    str, msgspec.Meta(pattern=r"\A[0-9]{4}-[0-9]{2}-[0-9]{2}T(?:[01][0-9]|2[0-3]):[0-9]{2}:[0-9]{2}\.[0-9]{6}Z\Z")
-]
-_Object = Annotated[
-    str,
-    msgspec.Meta(max_length=512, pattern=r"\A[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*\Z"),
-]
+_NAME = r"[a-z0-9][a-z0-9_.:-]{0,127}"
+_CLASS = r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}"
+_OBJECT = r"(?=.{1,512}\Z)[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*"
+_STREAM = r"[0-9a-f]{32}"
+_RECORDER = r"(?:[0-9a-f]{2}){8,32}"
+_DIGEST = r"[0-9a-f]{64}"
+_UUID7 = r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+_INSTANT = r"[0-9]{4}-[0-9]{2}-[0-9]{2}T(?:[01][0-9]|2[0-3]):[0-9]{2}:[0-9]{2}\.[0-9]{6}Z"
+_OWN = rf"{_INSTANT}\n{_INSTANT}\n{_UUID7}(?:\n{_DIGEST})+"
 
 
 class ReadPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     """Where one sealed part lies; the digest is lower-case hexadecimal."""
 
-    alg: _Name
-    len: _Count
-    obj: _Object
-    off: _Count
-    role: _Name
-    sha256: _Digest
+    alg: str
+    len: int
+    obj: str
+    off: int
+    role: str
+    sha256: str
 
 
 class ReadHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False, rename={"data_class": "class"}):
     """A header as its bytes say it; fields in the order of their names, which is that of the encoding."""
 
-    at: _Instant
-    data_class: _Class
-    id: _Uuid7
-    kind: _Name
+    at: str
+    data_class: str
+    id: str
+    kind: str
     parts: tuple[ReadPart, ...]
-    position: _Count
-    previous: _Digest
-    received: _Instant
-    recorder: _Recorder | None
-    seq: _Count | None
-    sources: _Count
-    sources_root: _Digest | None
-    stream: _Stream
+    position: int
+    previous: str
+    received: str
+    recorder: str | None
+    seq: int | None
+    sources: int
+    sources_root: str | None
+    stream: str
     v: int
 
     @property
@@ -71,6 +66,10 @@ class ReadHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fal
 
 _DECODER = msgspec.json.Decoder(ReadHeader, strict=True)
 _ENCODER = msgspec.json.Encoder()
+_OWN_FIRST = 3
+_OWN_LENGTH = 27 + 1 + 27 + 1 + 36
+_DIGEST_LENGTH = 1 + 64
+_own = re.compile(_OWN).fullmatch
 
 
 def read_header(data: bytes) -> ReadHeader:
@@ -80,7 +79,8 @@ def read_header(data: bytes) -> ReadHeader:
         raise MalformedHeader(reason)
     try:
         header = _DECODER.decode(data)
-        # The patterns hold the form, this the calendar.
+        form = _is_of_the_form(header)
+        # The pattern holds the form, this the calendar.
         datetime.fromisoformat(header.at)
         datetime.fromisoformat(header.received)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -89,6 +89,9 @@ def read_header(data: bytes) -> ReadHeader:
     if header.v != VERSION:
         reason = f"version {header.v} is unknown, this program reads {VERSION}"
         raise MalformedHeader(reason)
+    if not form:
+        reason = "not of the known form"
+        raise MalformedHeader(reason)
     if (header.sources_root is None) != (header.sources == 0):
         reason = "sources_root is there if and only if there are sources"
         raise MalformedHeader(reason)
@@ -96,3 +99,38 @@ def read_header(data: bytes) -> ReadHeader:
         reason = "not the canonical encoding"
         raise MalformedHeader(reason)
     return header
+
+
+def _is_of_the_form(header: ReadHeader) -> bool:
+    own = [header.at, header.received, header.id, header.previous]
+    if header.sources_root is not None:
+        own.append(header.sources_root)
+    for part in header.parts:
+        own.append(part.sha256)
+        if not (_repeats(part.alg, part.role, part.obj) and 0 <= part.len <= MAX_INT and 0 <= part.off <= MAX_INT):
+            return False
+    text = "\n".join(own)
+    # The length too: a value that holds a line feed must not pass for two.
+    return (
+        len(text) == _OWN_LENGTH + (len(own) - _OWN_FIRST) * _DIGEST_LENGTH
+        and _own(text) is not None
+        and _stands_often(header.data_class, header.kind, header.stream, header.recorder)
+        and 0 <= header.position <= MAX_INT
+        and 0 <= header.sources <= MAX_INT
+        and (header.seq is None or 0 <= header.seq <= MAX_INT)
+    )
+
+
+@lru_cache(maxsize=16_384)
+def _repeats(algorithm: str, role: str, name: str) -> bool:
+    return bool(re.fullmatch(_NAME, algorithm) and re.fullmatch(_NAME, role) and re.fullmatch(_OBJECT, name))
+
+
+@lru_cache(maxsize=16_384)
+def _stands_often(data_class: str, kind: str, stream: str, recorder: str | None) -> bool:
+    return bool(
+        re.fullmatch(_CLASS, data_class)
+        and re.fullmatch(_NAME, kind)
+        and re.fullmatch(_STREAM, stream)
+        and (recorder is None or re.fullmatch(_RECORDER, recorder))
+    )

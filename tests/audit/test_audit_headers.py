@@ -48,6 +48,18 @@ FIELDS = {
     rb'"seq":\d+': [b'"seq":null', b'"seq":-1', b'"seq":1.0', b'"seq":1e3', b'"seq":9007199254740991', b'"seq":true'],
     rb'"position":\d+': [b'"position":9007199254740992', b'"position":00', b'"position":null'],
     rb'"recorder":"[^"]*"': [b'"recorder":null', b'"recorder":"AB"', b'"recorder":"abab\\u0061babababababab"'],
+    rb'"previous":"[^"]*"': [
+        b'"previous":"' + b"0" * 64 + b"\\n" + b"0" * 64 + b'"', b'"previous":""', b'"previous":"' + b"0" * 63 + b'"',
+        b'"previous":"' + b"0" * 63 + b'\\n"', b'"previous":"' + b"A" * 64 + b'"',
+    ],
+    rb'"sha256":"[^"]*"': [
+        b'"sha256":"' + b"0" * 64 + b"\\n" + b"0" * 64 + b'"', b'"sha256":"\\n"', b'"sha256":"' + b"0" * 65 + b'"',
+    ],
+    rb'"received":"[^"]*"': [
+        b'"received":"2026-02-28T12:00:00.000000Z\\n2026-02-28T12:00:00.000000Z"',
+        b'"received":"0000-01-01T00:00:00.000000Z"',
+    ],
+    rb'"len":\d+': [b'"len":-1', b'"len":9007199254740992', b'"len":true'],
     rb'"sources":0': [b'"sources":1'],
     rb'"sources_root":null': [b'"sources_root":"' + b"0" * 64 + b'"'],
     rb'"v":1': [b'"v":2', b'"v":1,"v":1', b'"v":1,"w":1', b'"v":"1"'],
@@ -56,7 +68,7 @@ FIELDS = {
     rb'"class":"[^"]*"': [b'"class":"Ab"', b'"class":" "'],
     rb'"stream":"[^"]*"': [b'"stream":"' + b"A" * 32 + b'"', b'"stream":"' + b"f" * 32 + b'"'],
     rb'"id":"[^"]*"': [b'"id":"019ca945-0a00-49fe-bcaf-000000000000"'],
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
