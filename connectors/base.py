@@ -350,6 +350,7 @@ _BUILT = {
     "s3": ("connectors.s3", ""),
     "redis": ("connectors.redis", "muniment-server[redis]"),
     "agent": ("connectors.agent", ""),
+    "lancedb": ("connectors.lancedb", "muniment-server[lancedb]"),
 }
 """Kind → module with `open_store(config, read_only=…)`, and what to install where its import fails."""
 

@@ -101,6 +101,16 @@ class KindNotBuilt(ConnectorError):
         super().__init__(f"store kind {kind!r} is not built in this version, built are {', '.join(self.built)}")
 
 
+class ModeNotBuilt(KindNotBuilt):
+    """A kind is built, and not in the way the configuration asks for; `setting` is what asks for it."""
+
+    def __init__(self, kind: str, setting: str) -> None:
+        ConnectorError.__init__(self, f"store kind {kind!r} is not built with {setting!r} in this version; use 'path'")
+        self.kind = kind
+        self.built = ("path",)
+        self.setting = setting
+
+
 class NotWalkable(ConnectorError):
     """A store of this kind cannot list its places, so nobody can look there for copies that came back."""
 
