@@ -25,10 +25,11 @@ from erasure.footprint import ENDED
 from erasure.history import fact_of, ref_of
 from erasure.models import CertificateRow, CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
+from erasure.payload_expiry import SWEEP_EVERY, sealed_until
 from erasure.plan import instant_text
 from erasure.planning import request_seal
 from erasure.rendering.blocks import local_day
-from erasure.request import BROKEN, CopyState, State, completion
+from erasure.request import BROKEN, GONE, CopyState, State, completion
 from ledger.entry import Kind
 from ledger.models import PartRef
 from registry import stores
@@ -155,7 +156,7 @@ def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, n
         "retained": [_retained(copy) for copy in copies if copy.state == CopyState.RETAINED],
         "skeleton": _skeleton(session, row.tenant_id, copies),
         "recipients": _recipients(copies, known),
-        "residuals": _residuals(copies, known, details, now),
+        "residuals": [*_residuals(copies, known, details, now), *_sealed_bytes(session, row.tenant_id, copies)],
         "exceptions": _exceptions(copies, details),
         "verifier": {
             "independence": INDEPENDENCE,
@@ -336,6 +337,16 @@ def _residuals(
         until = instant_text(datetime.fromisoformat(details["kek_due"]))
         found.append({"store": "vault", "what": "backups of wrapped keys", "until": until})
     return found
+
+
+def _sealed_bytes(session: Session, tenant_id: int, copies: Sequence[CopyRow]) -> list[dict[str, Any]]:
+    """Until when bytes of the record lie in the object store that no key opens any more."""
+    ids = [copy.key_id for copy in copies if copy.key_id is not None and copy.state in GONE]
+    end = sealed_until(session, tenant_id, ids, lag=2 * SWEEP_EVERY)
+    if end is None:
+        return []
+    until = end if isinstance(end, str) else instant_text(end)
+    return [{"store": "record", "what": "sealed_bytes", "until": until}]
 
 
 def _later(duration: str, now: datetime) -> str:

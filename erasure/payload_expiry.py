@@ -7,9 +7,9 @@ the work grows with them and not with the record. The deletion itself is `ledger
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlmodel import Session, col
@@ -17,14 +17,22 @@ from sqlmodel import Session, col
 from ledger import expiry, index
 from ledger.expiry import Carried, Expiry, Found, SealedPart
 from ledger.head import Transactions
-from registry.keyed import chunks
+from registry import classes
+from registry.declaration import DataClass
+from registry.keyed import NO_MONTH, chunks
+from registry.record import lock_end
+from retention.decide import Item, class_end
+from retention.schedule import RECORD_STATE, month_end, rules_of
 from vault.models import DataKey, KeyState, PartKey
 
+SWEEP_EVERY = timedelta(hours=1)
+"""How often passes are made."""
 CAP = 5_000
 """How many objects one pass deletes at most."""
 KEYS = "keys"
 OVERLAP = timedelta(hours=2)
 """A destruction is dated at its beginning and committed later: so far back each look starts again."""
+Unknown = Literal["unknown"]
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -107,3 +115,52 @@ def _mark_kept_parts(session: Session, tenant_id: int, since: datetime) -> None:
     entries = sorted(set(session.scalars(query)))
     firsts = {row.batch_first for row in index.known(session, tenant_id, entries).values()}
     expiry.mark(session, tenant_id, firsts)
+
+
+def sealed_until(
+    session: Session, tenant_id: int, key_ids: Sequence[str], *, lag: timedelta
+) -> datetime | Unknown | None:
+    """The latest instant at which the sealed bytes of these keys are deleted; None where they seal none.
+
+    A part shares its object with others of its time, so the object stays until the last of their keys has ended by its
+    class as well; a hold on somebody else's part can keep it longer. `lag` is the wait for the passes that do it.
+    """
+    months: set[str] = set()
+    for some in chunks(sorted(set(key_ids))):
+        keys = sa.select(col(DataKey.month)).where(
+            col(DataKey.tenant_id) == tenant_id, col(DataKey.key_id).in_(some), col(DataKey.month) != NO_MONTH
+        )
+        months.update(session.scalars(keys))
+        kept = sa.select(col(PartKey.until)).where(
+            col(PartKey.tenant_id) == tenant_id,
+            col(PartKey.key_id).in_(some),
+            col(PartKey.state) == KeyState.LIVE.value,
+        )
+        if set(session.scalars(kept)):
+            return "unknown"
+    if not months:
+        return None
+    ends = [
+        end
+        for spec in classes.in_force(session, tenant_id).values()
+        if spec.state == RECORD_STATE
+        for end in _ends_of(spec, months)
+    ]
+    known = [end for end in ends if end is not None]
+    return max(known) + lag if known and len(known) == len(ends) else "unknown"
+
+
+def _ends_of(spec: DataClass, months: Collection[str]) -> Iterator[datetime | None]:
+    rules = rules_of(spec)
+    for month in months:
+        at = month_end(month)
+        # What a key's clock waits for may come at any time, so only the cap is sure.
+        waits = rules.starts in ("last_activity", "consent") or spec.event is not None
+        if waits:
+            yield None if spec.latest is None else spec.latest.add_to(at)
+        else:
+            yield class_end(Item(item_id=0, data_class=spec.name, created=at), rules)
+        if spec.floor is not None:
+            yield spec.floor.keep.add_to(at)
+        if spec.lock is not None:
+            yield lock_end(spec, at, at)

@@ -32,7 +32,7 @@ from erasure.history import fact_of
 from erasure.leases import Lease, leased
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
-from erasure.payload_expiry import PayloadEnd, result_of
+from erasure.payload_expiry import SWEEP_EVERY, PayloadEnd, result_of
 from erasure.payload_expiry import summary_of as payload_summary
 from erasure.plan import PlanCopy, instant_text
 from erasure.planning import wanted_of
@@ -59,7 +59,6 @@ from retention.schedule import maximum_age
 from retention.stops import Stops
 from retention.sweep import Brakes, SweepItem, SweepPlan
 
-SWEEP_EVERY = timedelta(hours=1)
 OPEN_RUNS = ("awaiting_approval", "executing", "verifying")
 _ROUNDS = 8
 _UNSENT = (CopyState.PENDING, CopyState.RETAINED, CopyState.AWAITING_HUMAN, CopyState.NOT_COVERED)

@@ -86,6 +86,7 @@ _EN = {
     "what_log_retention": "logs",
     "what_cache_ttl": "caches",
     "what_provider_retention": "provider's own copies",
+    "what_sealed_bytes": "bytes that no key opens any more",
     "what_keys": "backups of destroyed keys",
     "head_opening": "The certificate is about you: how to see that",
     "opening": "The certificate names nobody. It holds a number that can be computed only from your name and a "
@@ -186,6 +187,7 @@ _DE = {
     "what_log_retention": "Protokolle",
     "what_cache_ttl": "Zwischenspeicher",
     "what_provider_retention": "Kopien beim Anbieter",
+    "what_sealed_bytes": "Bytes, die kein Schlüssel mehr öffnet",
     "what_keys": "Sicherungen vernichteter Schlüssel",
     "head_opening": "Die Bescheinigung handelt von Ihnen: wie Sie das sehen",
     "opening": "Die Bescheinigung nennt niemanden. Sie enthält eine Zahl, die sich nur aus Ihrem Namen und einem "
