@@ -274,11 +274,11 @@ class Record:
             log_id = tenant.log_id
             spec = skeleton_class(session, tenant_id)
             ring = Keyring(self._vault, session, tenant_id)
-            keys = {at: ring.key(NOBODY, spec.name, f"{at:%Y-%m}") for at in {event_at for _, _, _, event_at in events}}
+            # By the month of receipt, like everything: the key of its own month may be gone when an event waited long.
+            handle = ring.key(NOBODY, spec.name, f"{now:%Y-%m}")
             digest_key = Lookups(self._vault, tenant_id)
         drafts = []
         for entry_id, kind, body, at in events:
-            handle = keys[at]
             bound = context(str(tenant_id), log_id, entry_id, "part.0")
             part = SealedPart(
                 role="part.0",

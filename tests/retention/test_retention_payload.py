@@ -16,7 +16,7 @@ from audit.verify import verify
 from erasure.payload_expiry import PayloadEnd
 from erasure.sweep_copies import Sweeps
 from ledger import expiry
-from ledger.entry import decode_header, uuid7
+from ledger.entry import Kind, decode_header, uuid7
 from ledger.errors import ObjectMissing, StoreUnavailable
 from ledger.expiry import Expiry
 from ledger.models import EntryRow, LogState, PartRef, PayloadRow
@@ -390,3 +390,17 @@ def test_an_object_that_vanished_although_its_key_lives_is_still_missing(locked:
         house.services.locked.get(f"{house.log_id}/{name}")
     assert [part.state for part in read(house, said).parts] == ["missing"]
     assert [finding.verdict.value for finding in audited(house).findings] == ["missing"]
+
+
+def test_an_announcement_that_waited_longer_than_its_months_key_still_gets_into_the_record(house: Any) -> None:
+    """The outbox stood still for ever: the key of an event's own month had ended when the clock jumped."""
+    house.services.record.ship_outbox(house.tenant_id, house.now)
+    with house.transaction() as session:
+        house.services.record.announce(session, house.tenant_id, Kind.RETENTION_RAN, {"sweep": "swp_x"}, house.now)
+    move(house, 2048, 6, 1)
+    house.sweep()
+    with house.transaction(write=False) as session:
+        old = session.exec(select(DataKey).where(DataKey.data_class == "skeleton", DataKey.month == "2040-06")).one()
+        assert old.state == KeyState.DESTROYED
+    assert house.services.record.ship_outbox(house.tenant_id, house.now) > 0
+    assert house.services.record.ship_outbox(house.tenant_id, house.now) == 0
