@@ -7,8 +7,9 @@ Does not judge: `audit` does.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,7 +24,7 @@ from api.settings import SettingRefused, Settings
 from audit.findings import Report
 from audit.payload import ERASED, EXPIRED, PartStates
 from audit.reader import FolderReader, Reader
-from audit.verify import Options, verify
+from audit.verify import Helping, Options, verify
 from ledger.anchors import parse_anchors
 from ledger.errors import BadSignature, LogForked, MalformedAnchor, MalformedNote, ObjectHidden, ObjectMissing
 from ledger.keyring import LOG, follow
@@ -41,6 +42,9 @@ from vault.providers import open_root
 from vault.vault import Vault
 
 ORIGIN = "muniment/{log_id}"
+_MOST = 3  # this process follows the chain, and two helpers compare parts faster than it does
+_WORTH_A_HELPER = 300_000
+_OPEN = ExitStack()
 _GONE = (KeyState.DESTROYED.value, KeyState.LOST.value)
 
 Sessions = Callable[[int], AbstractContextManager[Session]]
@@ -267,8 +271,42 @@ def verify_log(
     options: Options,
     sessions: Sessions | None,
     progress: Callable[[int], None] | None = None,
+    helping: Helping | None = None,
 ) -> Report:
     """Returns what one log comes to; `keys` may be any keys the log had, its rotations are followed. Raises BadPin."""
     keys = [pin for key in keys for pin in _followed(bucket, log, key)]
     states = None if sessions is None or log.tenant_id is None else part_states(sessions, log.tenant_id)
-    return verify(bucket, log_id=log.log_id, keys=keys, options=options, hot=hot, part_states=states, progress=progress)
+    return verify(
+        bucket,
+        log_id=log.log_id,
+        keys=keys,
+        options=options,
+        hot=hot,
+        part_states=states,
+        progress=progress,
+        helping=helping,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpensAgain:
+    """Opens, in a helper process, the bucket and the database anew; both stay open as long as it lives."""
+
+    settings: Settings
+    tenant_id: int | None
+
+    def __call__(self) -> tuple[Reader, PartStates | None]:
+        """Returns a reader of the locked store, and what says whose keys are gone."""
+        bucket, _ = stores_of(self.settings)
+        sessions = _OPEN.enter_context(read_only(self.settings))
+        states = None if sessions is None or self.tenant_id is None else part_states(sessions, self.tenant_id)
+        return bucket, states
+
+
+def helping_with(settings: Settings, log: KnownLog, processes: int | None) -> Helping | None:
+    """Returns who helps with a log: `processes` in all, or as many as are worth their start; None for nobody."""
+    if processes is None:
+        processes = min(_MOST, len(os.sched_getaffinity(0))) if log.size >= _WORTH_A_HELPER else 1
+    if processes == 1:
+        return None
+    return Helping(opener=OpensAgain(settings=settings, tenant_id=log.tenant_id), processes=processes - 1)

@@ -9,6 +9,7 @@ Pure: reads nothing. Does not know whether a checkpoint agrees.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from audit.findings import Findings, Verdict
@@ -140,19 +141,19 @@ def _decode(taken: Taken, findings: Findings) -> None:
 
 def _salvage(key: str, first: int, data: bytes, error: MalformedBatch, findings: Findings) -> Taken | None:
     """Take of a damaged batch what can be: its entries without their envelope, or their number without them."""
+    raws: Sequence[bytes | None] = ()
+    with suppress(MalformedBatch):
+        raws = open_frame(data)
     try:
-        raws: Sequence[bytes | None] = open_frame(data)
-        detail = f"the envelope of the batch is damaged ({error.reason}); {RESTORE}"
+        count = open_envelope(data).count
     except MalformedBatch:
-        try:
-            envelope = open_envelope(data)
-        except MalformedBatch:
-            detail = f"the batch cannot be read ({error.reason}); {RESTORE}"
+        detail = f"the envelope of the batch is damaged ({error.reason}); {RESTORE}"
+        if not raws:
             findings.add(Verdict.ALTERED, detail, object=key, index=first)
             return None
-        raws = [None] * envelope.count
-        last = first + envelope.count - 1
-        detail = f"the headers of entries {first} to {last} are damaged ({error.reason}); {RESTORE}"
+    else:
+        detail = f"the headers of entries {first} to {first + count - 1} are damaged ({error.reason}); {RESTORE}"
+        raws = raws if len(raws) == count else [None] * count
     findings.add(Verdict.ALTERED, detail, object=key, index=first)
     taken = Taken(key=key, first=first, digest=batch_digest(data), envelope=None, raws=raws)
     _decode(taken, findings)

@@ -8,9 +8,10 @@ Does not look at any log.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import islice
 from typing import Any
 
 MAX_FINDINGS = 1_000
@@ -190,6 +191,11 @@ class Findings:
         self.counts[verdict] += 1
         if len(self.kept) < MAX_FINDINGS:
             self.kept.append(Finding(verdict=verdict, object=object, entry=entry, index=index, detail=detail))
+
+    def take(self, kept: Iterable[Finding], counts: Mapping[Verdict, int]) -> None:
+        """Take over what another collection kept and counted."""
+        self.counts.update(counts)
+        self.kept.extend(islice(kept, MAX_FINDINGS - len(self.kept)))
 
     @property
     def verdict(self) -> Verdict:

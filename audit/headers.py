@@ -101,6 +101,11 @@ def read_header(data: bytes) -> ReadHeader:
     return header
 
 
+def unchecked(data: bytes) -> ReadHeader:
+    """Return the header in bytes that `read_header` accepted before."""
+    return _DECODER.decode(data)
+
+
 def _is_of_the_form(header: ReadHeader) -> bool:
     own = [header.at, header.received, header.id, header.previous]
     if header.sources_root is not None:

@@ -31,6 +31,7 @@ from audit.headers import ReadHeader
 from audit.heads import PINNED, Heads
 from audit.keys import LogKey, log_key, open_checkpoint, witness_key
 from audit.payload import PartStates, PayloadCheck
+from audit.processes import Helpers, Opener, Task, helpers
 from audit.reader import Reader, whole
 from audit.silence import Pulse, Silence
 from ledger.batches import batch_key, parse_batch_key
@@ -70,6 +71,14 @@ class Options:
     seed: int | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Helping:
+    """Other processes that compare the sealed parts, each with readers of its own."""
+
+    opener: Opener
+    processes: int = 1
+
+
 @dataclass(slots=True, kw_only=True)
 class _State:
     """Where the procedure stands between two batches. `held` waits for the next one, which commits to it."""
@@ -98,14 +107,16 @@ def verify(
     hot: Reader | None = None,
     part_states: PartStates | None = None,
     progress: Callable[[int], None] | None = None,
+    helping: Helping | None = None,
 ) -> Report:
     """Return what the log in this bucket comes to.
 
     `keys` are the vkeys that may have signed it, all of one name, which is the log's origin. `hot`, the unlocked store,
-    adds tiles and the pointer to the newest checkpoint. `progress` is told how many entries were done.
+    adds tiles and the pointer to the newest checkpoint. `progress` is told how many entries were done. `helping` lets
+    other processes compare the sealed parts.
     Raises: BadPin when a key or the pinned checkpoint cannot be used at all.
     """
-    return _Audit(
+    audit = _Audit(
         reader=reader,
         log_id=log_id,
         keys=keys,
@@ -113,7 +124,11 @@ def verify(
         hot=hot,
         part_states=part_states,
         progress=progress,
-    ).run()
+    )
+    if helping is None:
+        return audit.run()
+    with helpers(helping.opener, audit.payload, helping.processes) as audit.helpers:
+        return audit.run()
 
 
 class _Audit:
@@ -152,6 +167,7 @@ class _Audit:
             states=part_states,
             everything=options.sample is None and options.stream is None,
         )
+        self.helpers: Helpers | None = None
         self.tiles = None if hot is None else TileCheck(reader=hot, prefix=self.prefix, findings=self.findings)
         self.state = _State()
         self.pulses: dict[str, Pulse] = {}
@@ -178,6 +194,8 @@ class _Audit:
             self._end()  # 4
         except (StoreUnavailable, StoreDenied) as error:
             self.findings.add(Verdict.UNREADABLE, f"the bucket could not be read: {error.detail}", object=self.prefix)
+        if self.helpers is not None:
+            self.helpers.collect()
         self._judge()  # 5
         return self._report()
 
@@ -386,7 +404,15 @@ class _Audit:
             if self._is_chosen(index, header):
                 chosen.append((index, header))
         if chosen:
-            self.payload.check(held.first, held.end, chosen)  # e
+            self._compare(held, chosen)  # e
+
+    def _compare(self, held: Taken, chosen: Sequence[tuple[int, ReadHeader]]) -> None:
+        if self.helpers is None or held.envelope is None:
+            self.payload.check(held.first, held.end, chosen)
+            return
+        everything = len(chosen) == len(held.raws)
+        offsets = None if everything else tuple(index - held.first for index, _ in chosen)
+        self.helpers.check(Task(key=held.key, first=held.first, digest=held.digest, offsets=offsets))
 
     def _broken_entry(self, taken: Taken, offset: int) -> None:
         header = taken.headers[offset]

@@ -20,6 +20,7 @@ from api.verification import (
     KnownLog,
     Sessions,
     Verified,
+    helping_with,
     logs_of,
     own_vkey,
     part_states,
@@ -48,6 +49,7 @@ class _Asked:
     witnesses: tuple[str, ...]
     sample: int | None
     stream: str | None
+    processes: int | None
 
 
 @click.command("verify")
@@ -65,6 +67,9 @@ class _Asked:
     help="A witness's public key (C2SP vkey) that you pinned; those of ANCHORS count without.",
 )
 @click.option("--prove", "prove_it", is_flag=True, help="Corrupt a copy in every known way and show what was noticed.")
+@click.option(
+    "--processes", type=click.IntRange(1, 16), default=None, help="How many work on a log; as many as it is worth."
+)
 @local
 def verify_command(
     *,
@@ -75,6 +80,7 @@ def verify_command(
     since: Path | None,
     witnesses: tuple[str, ...],
     prove_it: bool,
+    processes: int | None,
     data: Path,
     tenant: str | None,
     as_json: bool,
@@ -85,7 +91,7 @@ def verify_command(
         raise CannotRun(message)
     chosen = settings_module.load(data)
     pinned = (*witnesses, *witnesses_of(chosen))
-    asked = _Asked(key=key, since=_note(since), witnesses=pinned, sample=sample, stream=stream)
+    asked = _Asked(key=key, since=_note(since), witnesses=pinned, sample=sample, stream=stream, processes=processes)
     try:
         bucket, hot = stores_of(chosen)
         with read_only(chosen) as sessions:
@@ -118,6 +124,7 @@ class _Work:
                     options=self._options(log),
                     sessions=self._sessions,
                     progress=_moves(bar),
+                    helping=helping_with(self._settings, log, self._asked.processes),
                 )
             if self._asked.key is None and report.verdict is Verdict.SOUND:
                 report = replace(report, notes=(*report.notes, _OWN_KEY))

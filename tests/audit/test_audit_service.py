@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -16,9 +19,11 @@ from sqlmodel import col, update
 
 from api import cli, migrate, settings, telemetry
 from api.administration import NewTenant, create_tenant
-from api.verification import KnownLog, logs_of, part_states, read_only, stores_of
+from api.verification import KnownLog, OpensAgain, logs_of, part_states, read_only, stores_of
 from api.wiring import Services, build
+from audit.findings import Verdict
 from audit.replay import Content, StoredEntry, Unsealed, fold, transcript_json
+from audit.verify import Helping, verify
 from ledger.entry import Header, uuid7
 from registry.acting import Acting
 from vault.models import DataKey
@@ -243,3 +248,52 @@ def test_a_stream_replays_byte_for_byte_under_a_signed_head(kept: Kept) -> None:
     assert [one.integrity.value for one in found.entries] == ["verified"] * 3
     assert bytes(transcript_json(found)["entries"][1]["body"]) == bodies[1]
     assert base64.b64encode(proofs[0].header)
+
+
+def test_a_second_process_comes_to_the_same_report(kept: Kept) -> None:
+    """Sound, with erased holes, and with an altered part: word for word what one process says."""
+    with kept.services.database.transaction(kept.acting.tenant_id) as session:
+        gone = update(DataKey).where(col(DataKey.subject_id) != 0).values(state="destroyed", request="r")
+        session.execute(gone)
+    for changed, options in ((False, ["--stream", "conv_2"]), (True, [])):
+        if changed:
+            payload = kept.payloads()[0]
+            payload.chmod(0o600)
+            payload.write_bytes(b"\0" + payload.read_bytes()[1:])
+        alone = kept.verify("--key", kept.made.log_key, "--processes", "1", *options)
+        assert alone == kept.verify("--key", kept.made.log_key, "--processes", "2", *options)
+        assert alone[1]["verdict"] == ("altered" if changed else "sound")
+        assert alone[1]["erased"] > 0
+
+
+def _by_helper(kept: Kept, opener: Any) -> Any:
+    bucket, hot = stores_of(kept.services.settings)
+    return verify(
+        bucket,
+        log_id=kept.acting.log_id,
+        keys=[kept.made.log_key],
+        hot=hot,
+        helping=Helping(opener=opener, processes=1),
+    )
+
+
+def test_a_helper_that_dies_is_never_a_sound_log(kept: Kept) -> None:
+    report = _by_helper(kept, partial(os._exit, 3))
+    assert (report.verdict, report.exit_code) == (Verdict.UNREADABLE, 2)
+    assert report.checked == 0
+
+
+def test_a_store_that_shows_the_helper_something_else_is_found(kept: Kept, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(kept.folder / "objects", other / "objects")
+    report = _by_helper(kept, OpensAgain(settings=settings.load(other), tenant_id=None))
+    assert report.verdict is Verdict.SOUND
+    batch = other / kept.batches()[0].relative_to(kept.folder)
+    batch.chmod(0o600)
+    batch.write_bytes(batch.read_bytes() + b"x")
+    report = _by_helper(kept, OpensAgain(settings=settings.load(other), tenant_id=None))
+    assert report.verdict is Verdict.ALTERED
+    assert "two readers" in report.findings[0].detail
+    batch.unlink()
+    report = _by_helper(kept, OpensAgain(settings=settings.load(other), tenant_id=None))
+    assert report.verdict is Verdict.UNREADABLE
