@@ -23,7 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "stores": ("declarations", "Apply stores from files."),
     "inventory": ("inventory", "Show classes and stores with what is missing."),
     "import": ("imports", "Bring real transcripts into the record."),
-    "scan": ("later", "Look at what an existing store holds."),
+    "scan": ("scan", "Look at what an existing store holds."),
     "request": ("requests", "File a rights request."),
     "approve": ("requests", "Approve a planned request."),
     "report": ("requests", "Fetch a request's certificate."),

@@ -8,7 +8,6 @@ _ISSUES: dict[str, int | None] = {
     "demo": 2,
     "verify": 3,
     "verify-bundle": None,
-    "scan": 6,
     "retention": 7,
     "verify-report": 5,
 }

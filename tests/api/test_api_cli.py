@@ -94,7 +94,7 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert "Usage:" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["scan", "x"], ["tenant", "export", "x"]])
+@pytest.mark.parametrize("arguments", [["verify-bundle", "x"], ["tenant", "export", "x"]])
 def test_what_is_not_built_says_so_in_one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(arguments) == 2
     said = capsys.readouterr()

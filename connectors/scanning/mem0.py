@@ -1,0 +1,92 @@
+"""mem0's history database: old texts of memories, and each scope's last raw turns. Source: store-recipes.md §2.6.
+
+Guarantees: says what `delete_all` leaves here, which is everything: history rows keep the text, a DELETE row repeats
+it, and `messages` is not touched at all. The memories themselves lie in a vector store, which is a place of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from connectors.scanning.database import Database, Unreadable
+from connectors.scanning.look import Look, time_of
+from connectors.scanning.report import DryRun, Place
+from connectors.scanning.threads import Threads
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_SCOPE_OWNERS = ("user_id", "actor_id")
+
+
+def is_mem0(db: Database) -> bool:
+    """Tell whether the tables are mem0's."""
+    return db.has("history", "messages") and (
+        db.tables["history"].has("memory_id", "old_memory", "new_memory", "event")
+        and db.tables["messages"].has("session_scope", "content")
+    )
+
+
+def scan_mem0(db: Database, look: Look, label: str, config: Mapping[str, Any]) -> Place:
+    """Return what history and messages hold."""
+    place = Place(
+        what="mem0-history", label=label, kind="mem0", config=config, data_class="memory", ages=look.ages()
+    )  # fmt: skip
+    asked = [0, 0]
+    for name, scan in (("history", _history), ("messages", _messages)):
+        place.parts[name] = 0
+        try:
+            scan(db, look, place, asked)
+        except Unreadable as error:
+            place.unread.append(f"{name} after {place.parts[name]} rows: {error}")
+    if look.subject is not None:
+        place.dry_run = DryRun(items=asked[0], mentions=asked[1])
+    if place.parts["messages"]:
+        place.leaves.append(f"{place.parts['messages']} raw turns in messages: delete_all does not touch the table")
+    if place.parts["history"]:
+        place.leaves.append(
+            "every text a memory ever had, in history; a delete writes the deleted text there once more"
+        )
+    return place
+
+
+def _history(db: Database, look: Look, place: Place, asked: list[int]) -> None:
+    deleted: set[str] = set()
+    texts: dict[str, int] = {}
+    wanted = look.text()
+    query = "SELECT memory_id, old_memory, new_memory, event, created_at FROM history"
+    for memory, old, new, event, created in db.rows(query):
+        place.parts["history"] += 1
+        place.rows += 1
+        held = f"{old or ''}\0{new or ''}"
+        place.bytes += len(held) - 1
+        place.ages.add(time_of(created))
+        if str(event).upper() == "DELETE":
+            deleted.add(str(memory))
+        if len(held) > 1:
+            texts[str(memory)] = texts.get(str(memory), 0) + 1
+        asked[1] += wanted is not None and wanted in held
+    why = "their memories were deleted, and their texts lie here; the vector store no longer says whose they were"
+    place.orphan("history rows of deleted memories", sum(texts.get(name, 0) for name in deleted), why)
+
+
+def _messages(db: Database, look: Look, place: Place, asked: list[int]) -> None:
+    threads = Threads(look)
+    wanted = look.text()
+    for scope, content, created in db.rows("SELECT session_scope, content, created_at FROM messages"):
+        place.parts["messages"] += 1
+        place.rows += 1
+        place.bytes += len(content or "")
+        place.ages.add(time_of(created))
+        pairs = dict(part.split("=", 1) for part in str(scope).split("&") if "=" in part)
+        owner = next((pairs[name] for name in _SCOPE_OWNERS if name in pairs), None)
+        if owner is None:
+            place.nobody += 1
+        else:
+            place.people.add([owner])
+            place.owner_fields["session_scope"] += 1
+        threads.add(str(scope), ("session_scope", owner) if owner else None)
+        theirs = owner is not None and look.is_subject(owner)
+        asked[0] += theirs
+        asked[1] += wanted is not None and not theirs and wanted in str(content)
+    place.threads = len(threads)
