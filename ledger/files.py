@@ -27,13 +27,22 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ledger.errors import LedgerError, ObjectExists, ObjectLocked, ObjectMissing, StoreDenied, StoreUnavailable
+from ledger.errors import (
+    LedgerError,
+    LockNotEnforced,
+    ObjectExists,
+    ObjectLocked,
+    ObjectMissing,
+    StoreDenied,
+    StoreUnavailable,
+)
 from ledger.objects import ObjectInfo, check_key, check_lock, check_prefix
 
 MODE = "FILE"
 """How these locks are named in reports: kept by this program, not by the storage."""
 
 _LOCKS = ".lock"
+_HOLDS = ".hold"
 _INCOMING = ".incoming"
 _GUARD = ".guard"
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
@@ -113,7 +122,8 @@ class FileStore:
                 raise ObjectMissing(key)
         until = self._read_lock(key)
         mode = None if until is None else MODE
-        return ObjectInfo(size=size, locked_until=until, mode=mode, hidden=False, versions=1)
+        held = os.path.lexists(self._root / _HOLDS / key)
+        return ObjectInfo(size=size, locked_until=until, mode=mode, hidden=False, versions=1, held=held)
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[str]:
         """Yield keys in byte order. Raises: see `ObjectStore`."""
@@ -127,6 +137,8 @@ class FileStore:
         with _translated(), self._guarded():
             until = self._read_lock(key)
             present = os.path.lexists(path) and not path.is_dir()
+            if present and os.path.lexists(self._root / _HOLDS / key):
+                raise ObjectLocked(key, None)
             if present and until is not None and self._clock() < until:
                 raise ObjectLocked(key, until)
             if present:
@@ -137,6 +149,31 @@ class FileStore:
             if os.path.lexists(lock):
                 lock.unlink()
                 self._fsync_folder(lock.parent)
+
+    # ── legal holds ──
+
+    def hold(self, key: str, *, on: bool) -> None:
+        """Set or lift the legal hold. Raises: see `HoldingStore`."""
+        self.head(key)
+        mark = self._root / _HOLDS / key
+        with _translated(), self._guarded():
+            if on and not os.path.lexists(mark):
+                self._make_folder(mark.parent)
+                self._write_draft(b"").replace(mark)
+                self._fsync_folder(mark.parent)
+            elif not on and os.path.lexists(mark):
+                mark.unlink()
+                self._fsync_folder(mark.parent)
+
+    def prolong(self, key: str, until: datetime) -> None:
+        """Move the end of the lock to a later date. Raises: see `HoldingStore`."""
+        if self.head(key).locked_until is None:
+            detail = f"object {key} was created without a lock"
+            raise LockNotEnforced(detail)
+        with _translated(), self._guarded():
+            known = self._read_lock(key)
+            if known is None or known < until:
+                self._write_lock(key, until)
 
     # ── names ──
 

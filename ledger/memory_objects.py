@@ -12,7 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from ledger.errors import ObjectExists, ObjectHidden, ObjectLocked, ObjectMissing, StoreDenied, StoreUnavailable
+from ledger.errors import (
+    LockNotEnforced,
+    ObjectExists,
+    ObjectHidden,
+    ObjectLocked,
+    ObjectMissing,
+    StoreDenied,
+    StoreUnavailable,
+)
 from ledger.objects import Attack, ObjectInfo, check_key, check_lock, check_prefix
 
 _STRENGTH = {None: 0, "GOVERNANCE": 1, "COMPLIANCE": 2}
@@ -29,6 +37,7 @@ class _Version:
 class _Object:
     versions: list[_Version] = field(default_factory=list)
     marker: bool = False
+    held: bool = False
 
 
 class MemoryStore:
@@ -98,6 +107,7 @@ class MemoryStore:
                 mode=first.mode,
                 hidden=held.marker or len(held.versions) > 1,
                 versions=len(held.versions),
+                held=held.held,
             )
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[str]:
@@ -112,9 +122,29 @@ class MemoryStore:
         check_key(key)
         with self._guard:
             self._before_write()
+            if self._objects.get(key, _Object()).held:
+                raise ObjectLocked(key, None)
             for version in self._objects.get(key, _Object()).versions:
                 self._require_unlocked(key, version)
             self._objects.pop(key, None)
+            self._after_write()
+
+    def hold(self, key: str, *, on: bool) -> None:
+        """Set or lift the legal hold. Raises: see `HoldingStore`."""
+        with self._guard:
+            self._before_write()
+            self._require(key).held = on
+            self._after_write()
+
+    def prolong(self, key: str, until: datetime) -> None:
+        """Move the end of the lock to a later date. Raises: see `HoldingStore`."""
+        with self._guard:
+            self._before_write()
+            for version in self._require(key).versions[:1]:
+                if version.until is None:
+                    detail = f"object {key} was created without a lock"
+                    raise LockNotEnforced(detail)
+                version.until = max(version.until, until)
             self._after_write()
 
     # ── what the store's own interface has beyond the port ──

@@ -32,7 +32,7 @@ _RACERS = 8
 class ObjectInfo:
     """What a store knows about one object. `hidden`: a delete marker or a second version lies over it.
 
-    Size, lock and mode are those of the oldest version, the one that was created first.
+    Size, lock, mode and legal hold are those of the oldest version, the one that was created first.
     """
 
     size: int
@@ -40,6 +40,7 @@ class ObjectInfo:
     mode: str | None
     hidden: bool
     versions: int
+    held: bool = False
 
 
 class ObjectStore(Protocol):
@@ -81,6 +82,23 @@ class ObjectStore(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove the bytes of every version; a missing object is fine. Raises: ObjectLocked."""
+
+
+@runtime_checkable
+class HoldingStore(Protocol):
+    """A locked store that can keep an object for as long as a matter lasts, beside its lock."""
+
+    def hold(self, key: str, *, on: bool) -> None:
+        """Set or lift the legal hold of every version: while it is set, `delete` is refused whatever the lock.
+
+        Setting it twice is setting it once. Raises: ObjectMissing.
+        """
+
+    def prolong(self, key: str, until: datetime) -> None:
+        """Move the end of the lock to a later date, of an object that has a lock; an earlier date changes nothing.
+
+        Raises: ObjectMissing, LockNotEnforced for an object that has no lock.
+        """
 
 
 class HotStore(ObjectStore, Protocol):

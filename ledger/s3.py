@@ -200,6 +200,7 @@ class S3Store:
             mode=found.get("ObjectLockMode"),
             hidden=hidden,
             versions=len(real),
+            held=found.get("ObjectLockLegalHoldStatus") == "ON",
         )
 
     def list(self, prefix: str, after: str | None = None) -> Iterator[str]:
@@ -234,14 +235,41 @@ class S3Store:
         for version in sorted(self._versions(key), key=lambda item: item.is_marker):
             self._delete_version(key, version.id)
 
+    def hold(self, key: str, *, on: bool) -> None:
+        """Set or lift the legal hold of every version. Raises: see `HoldingStore`."""
+        name = self._name(key)
+        for version in self._real(key):
+            self._call(
+                "PutObjectLegalHold",
+                key,
+                lambda version=version: self._client.put_object_legal_hold(  # type: ignore[misc]  # as in list
+                    Bucket=self._bucket, Key=name, VersionId=version, LegalHold={"Status": "ON" if on else "OFF"}
+                ),
+            )
+
+    def prolong(self, key: str, until: datetime) -> None:
+        """Move the end of the lock of the oldest version to a later date. Raises: see `HoldingStore`."""
+        known = self.head(key).locked_until
+        if known is None:
+            detail = f"object {key} was created without a lock"
+            raise LockNotEnforced(detail)
+        if known < until:
+            until = _whole_second(until)
+            self._retain(key, self._real(key)[-1], self._mode, until)
+            self._require_lock(key, until)
+
+    def _real(self, key: str) -> tuple[str, ...]:
+        """Return the ids of the versions that hold bytes, the newest first. Raises: ObjectMissing."""
+        real = tuple(version.id for version in self._versions(key) if not version.is_marker)
+        if not real:
+            raise ObjectMissing(key)
+        return real
+
     # ── what the interface has beyond the port ──
 
     def attacks(self, key: str) -> Sequence[Attack]:
         """Return what Object Lock must refuse, for `probe`. The bypass header is never sent."""
-        real = [item.id for item in self._versions(key) if not item.is_marker]
-        if not real:
-            raise ObjectMissing(key)
-        version = real[-1]
+        version = self._real(key)[-1]
         until = self.head(key).locked_until or datetime.max.replace(tzinfo=UTC)
         sooner = until - timedelta(minutes=30)
         attacks = [
@@ -385,13 +413,13 @@ class S3Store:
         except ObjectMissing:
             return
         except StoreDenied as denied:
-            until = self._lock_of(key, version)
-            if until is None:
+            until, is_held = self._lock_of(key, version)
+            if until is None and not is_held:
                 raise
-            raise ObjectLocked(key, until) from denied
+            raise ObjectLocked(key, None if is_held else until) from denied
 
-    def _lock_of(self, key: str, version: str) -> datetime | None:
-        """Return the end of a version's lock, `None` when it has none or it cannot be asked."""
+    def _lock_of(self, key: str, version: str) -> tuple[datetime | None, bool]:
+        """Return the end of a version's lock and whether a legal hold lies on it; nothing when it cannot be asked."""
         name = self._name(key)
         try:
             found = self._call(
@@ -400,8 +428,8 @@ class S3Store:
                 lambda: self._client.head_object(Bucket=self._bucket, Key=name, VersionId=version),
             )
         except LedgerError:
-            return None
-        return found.get("ObjectLockRetainUntilDate")
+            return None, False
+        return found.get("ObjectLockRetainUntilDate"), found.get("ObjectLockLegalHoldStatus") == "ON"
 
     def _batch_delete(self, key: str, version: str) -> None:
         name = self._name(key)

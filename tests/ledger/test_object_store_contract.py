@@ -25,7 +25,7 @@ from ledger.errors import (
 )
 from ledger.files import FileStore
 from ledger.memory_objects import MemoryStore
-from ledger.objects import HotStore, ObjectStore, probe, require_kept
+from ledger.objects import HoldingStore, HotStore, ObjectStore, probe, require_kept
 from ledger.s3 import S3Store, s3_client
 
 LOCKED, HOT = "contract-locked", "contract-hot"
@@ -336,3 +336,56 @@ def test_a_second_probe_removes_what_the_first_left_once_its_lock_is_over(tmp_pa
         bench.advance(timedelta(hours=2))
         probe(bench.locked, bench.now())
         assert len(list(bench.locked.list("probe/"))) == 1
+
+
+# ── holds ──
+
+
+def held(bench: Bench, until: datetime | None) -> HoldingStore:
+    bench.locked.put("a/1", b"sealed", lock_until=until)
+    assert isinstance(bench.locked, HoldingStore)
+    return bench.locked
+
+
+def test_a_legal_hold_refuses_a_delete_without_a_lock_and_after_it_until_it_is_lifted(bench: Bench) -> None:
+    store = held(bench, None)
+    for _ in range(2):
+        store.hold("a/1", on=True)
+    assert bench.reopened().head("a/1").held
+    with pytest.raises(ObjectLocked) as refused:
+        bench.locked.delete("a/1")
+    assert refused.value.until is None, "a hold has no end"
+    assert bench.locked.get("a/1") == b"sealed"
+    for _ in range(2):
+        store.hold("a/1", on=False)
+    assert not bench.locked.head("a/1").held
+    bench.locked.delete("a/1")
+    with pytest.raises(ObjectMissing):
+        bench.locked.head("a/1")
+
+
+def test_a_legal_hold_outlasts_the_lock_and_a_lock_is_only_ever_prolonged(bench: Bench) -> None:
+    first = bench.now() + timedelta(seconds=2)
+    store = held(bench, first)
+    store.hold("a/1", on=True)
+    bench.locked.put("a/2", b"sealed", lock_until=first)
+    later = bench.now() + timedelta(hours=1)
+    store.prolong("a/2", later)
+    store.prolong("a/2", first)
+    assert (bench.locked.head("a/2").locked_until or first) >= later - timedelta(seconds=1)
+    bench.advance(timedelta(seconds=3))
+    for key in ("a/1", "a/2"):
+        with pytest.raises(ObjectLocked):
+            bench.locked.delete(key)
+    store.hold("a/1", on=False)
+    bench.locked.delete("a/1")
+
+
+def test_nothing_is_held_or_prolonged_that_is_not_there_or_has_no_lock(bench: Bench) -> None:
+    store = held(bench, None)
+    with pytest.raises(LockNotEnforced):
+        store.prolong("a/1", bench.now() + timedelta(hours=1))
+    with pytest.raises(ObjectMissing):
+        store.hold("a/2", on=True)
+    with pytest.raises(ObjectMissing):
+        store.prolong("a/2", bench.now() + timedelta(hours=1))
