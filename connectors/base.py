@@ -193,6 +193,29 @@ class Corrector(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What became of a legal hold on one item. `versions`: those on which it was set or lifted now, and no other."""
+
+    copy_id: str
+    state: Literal["set", "lifted", "absent", "refused"]
+    versions: tuple[str, ...]
+    detail: str
+
+
+@runtime_checkable
+class Holder(Protocol):
+    """A connector whose store can itself refuse that an item is deleted; only some stores can."""
+
+    def hold(self, items: Sequence[Item], *, deadline: float) -> list[Held]:
+        """Set a legal hold on every version that has none; one answer each, in order."""
+        ...
+
+    def lift(self, items: Sequence[tuple[Item, Sequence[str]]], *, deadline: float) -> list[Held]:
+        """Lift it from the named versions, those that `hold` set; a version that is gone is lifted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckReport:
     """What a canary showed that `check` wrote, erased, reclaimed and looked for."""
 
@@ -350,6 +373,7 @@ _BUILT = {
     "s3": ("connectors.s3", ""),
     "redis": ("connectors.redis", "muniment-server[redis]"),
     "agent": ("connectors.agent", ""),
+    "chroma": ("connectors.chroma", "muniment-server[chroma]"),
     "lancedb": ("connectors.lancedb", "muniment-server[lancedb]"),
 }
 """Kind → module with `open_store(config, read_only=…)`, and what to install where its import fails."""

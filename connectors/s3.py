@@ -28,6 +28,7 @@ from connectors.base import (
     Deadline,
     FenceReport,
     Finding,
+    Held,
     Item,
     Level,
     Locator,
@@ -337,6 +338,58 @@ class S3Connector(Connector):
             return Outcome.FAILED, code if " " in code else f"the store refused the delete: {code}"
         return Outcome.FAILED, "versions or uploads of the key are listed again after the delete"
 
+    def hold(self, items: Sequence[Item], *, deadline: float) -> list[Held]:
+        """Set a legal hold on every version that has none. Raises: as `erase`."""
+        limit = self._writing("hold", deadline)
+        if not self._keeps_locks(limit):
+            why = "the bucket has no Object Lock, so a hold would hold nothing"
+            return [_held(item, "refused", (), why) for item in items]
+        return self._map(lambda item: self._hold(item, limit), items)
+
+    def lift(self, items: Sequence[tuple[Item, Sequence[str]]], *, deadline: float) -> list[Held]:
+        """Lift the legal hold from the named versions. Raises: as `erase`."""
+        limit = self._writing("lift", deadline)
+        return self._map(lambda pair: self._lift(pair[0], frozenset(pair[1]), limit), items)
+
+    def _writing(self, verb: str, deadline: float) -> Deadline:
+        if self._read_only:
+            raise ReadOnlyConnector(verb)
+        return Deadline(verb, deadline)
+
+    def _keeps_locks(self, limit: Deadline) -> bool:
+        try:
+            with self._bucket.guard(limit, about_item=True):
+                answer = self._bucket.client(limit).get_object_lock_configuration(Bucket=self._bucket.name)
+        except Refused:
+            return False
+        return bool(answer.get("ObjectLockConfiguration", {}).get("ObjectLockEnabled") == "Enabled")
+
+    def _hold(self, item: Item, limit: Deadline) -> Held:
+        done: list[str] = []
+        try:
+            found = [one for one in self._bucket.versions(_key(item.locator), limit) if not one.is_marker]
+            for version in found:
+                # A hold that somebody else set stays theirs: it is not ours to lift later.
+                if not _is_held(self._bucket.head(version, limit)):
+                    self._bucket.set_hold(version, limit, on=True)
+                    done.append(version.version_id)
+        except (Refused, BadLocator) as error:
+            return _held(item, "refused", done, f"the store refused the hold: {error}")
+        if not found:
+            return _held(item, "absent", done, "no version of the key is listed")
+        return _held(item, "set", done, f"a legal hold lies on {len(found)} versions")
+
+    def _lift(self, item: Item, ours: frozenset[str], limit: Deadline) -> Held:
+        done: list[str] = []
+        try:
+            for version in self._bucket.versions(_key(item.locator), limit):
+                if version.version_id in ours and not version.is_marker:
+                    self._bucket.set_hold(version, limit, on=False)
+                    done.append(version.version_id)
+        except (Refused, BadLocator) as error:
+            return _held(item, "refused", done, f"the store refused to lift the hold: {error}")
+        return _held(item, "lifted", sorted(ours), f"lifted from {len(done)} versions")
+
     @override
     def await_done(self, *, deadline: float) -> bool:
         return True
@@ -505,6 +558,14 @@ def _lock_of(headers: Mapping[str, Any]) -> tuple[datetime | None, str] | None:
         return None
     why = [f"{str(mode).lower()} retention"] if is_kept else []
     return (until if is_kept and not held else None), " and ".join([*why, "legal hold"] if held else why)
+
+
+def _is_held(headers: Mapping[str, Any] | None) -> bool:
+    return (headers or {}).get("ObjectLockLegalHoldStatus") == "ON"
+
+
+def _held(item: Item, state: Literal["set", "lifted", "absent", "refused"], done: Sequence[str], detail: str) -> Held:
+    return Held(copy_id=item.copy_id, state=state, versions=tuple(done), detail=detail)
 
 
 def _receipt(item: Item, answer: Answer, at: datetime) -> Receipt:

@@ -195,6 +195,16 @@ class Bucket:
             if refused.code not in _GONE:
                 raise
 
+    def set_hold(self, version: Version, limit: Deadline, *, on: bool) -> None:
+        """Set or lift the legal hold of one version. Raises: Refused."""
+        with self.guard(limit, about_item=True):
+            self.client(limit).put_object_legal_hold(
+                Bucket=self.name,
+                Key=version.key,
+                VersionId=version.version_id,
+                LegalHold={"Status": "ON" if on else "OFF"},
+            )
+
     def delete(self, versions: list[Version], limit: Deadline) -> dict[Version, str]:
         """Delete these versions and no other by one request; return the refused ones with S3's code."""
         named = [{"Key": version.key, "VersionId": version.version_id} for version in versions]

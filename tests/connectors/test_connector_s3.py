@@ -14,8 +14,8 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
-from connectors.errors import BadConfig, StoreUnreachable, WrongCredentials
+from connectors.base import Connector, Holder, Item, Level, Outcome, Selector, open_connector
+from connectors.errors import BadConfig, ReadOnlyConnector, StoreUnreachable, WrongCredentials
 from tests.connectors.contract import MIA, NOW, Bed, Contract, captured, erase, fill, text_of
 
 pytestmark = pytest.mark.s3
@@ -285,6 +285,37 @@ def test_check_writes_nothing_where_every_new_object_is_locked(make_bed: Callabl
     assert (report.reachable, report.can_erase, report.level_reached) == (True, False, None)
     assert "3 days" in report.findings[0]
     assert bed.listed() == []
+
+
+def test_a_hold_is_set_on_every_version_and_lifted_from_those_alone(make_bed: Callable[..., S3Bed]) -> None:
+    bed = make_bed(locked=True)
+    item = Item(copy_id="a", locator=bed.put("mia-0", text_of("mia-0"), "mia"))
+    bed.s3.put_object_legal_hold(Bucket=bed.bucket, Key="notes/mia-0.txt", LegalHold={"Status": "ON"})
+    bed.put("mia-0", "a second version", "mia")
+    gone = Item(copy_id="b", locator={"key": "notes/none.txt"})
+    with bed.open() as connector:
+        assert isinstance(connector, Holder)
+        first, absent = connector.hold([item, gone], deadline=30)
+        assert (first.state, len(first.versions), absent.state) == ("set", 1, "absent")
+        again = connector.hold([item], deadline=30)[0]
+        assert (again.state, again.versions) == ("set", ()), "somebody else's hold, and our own, are not set again"
+        assert erase(connector, [item])[0].outcome is Outcome.LOCKED
+        lifted = connector.lift([(item, first.versions)], deadline=30)[0]
+        assert (lifted.state, lifted.versions) == ("lifted", first.versions)
+        assert erase(connector, [item])[0].outcome is Outcome.LOCKED
+        # The version that its owner's lawyers hold is still there, and ours is gone.
+        assert bed.get("mia-0") == text_of("mia-0")
+        assert connector.lift([(item, first.versions)], deadline=30)[0].state == "lifted"
+    with bed.open(read_only=True) as connector, pytest.raises(ReadOnlyConnector):
+        connector.hold([item], deadline=30)  # type: ignore[attr-defined]  # a Holder, as above
+
+
+def test_a_bucket_without_object_lock_refuses_a_hold_and_says_so(bed: S3Bed) -> None:
+    item = Item(copy_id="a", locator=bed.put("mia-0", text_of("mia-0"), "mia"))
+    with bed.open() as connector:
+        held = connector.hold([item], deadline=30)[0]  # type: ignore[attr-defined]  # a Holder, as above
+    assert held.state == "refused"
+    assert held.detail == "the bucket has no Object Lock, so a hold would hold nothing"
 
 
 @pytest.mark.scenario("A10")
