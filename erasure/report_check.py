@@ -1,7 +1,7 @@
 """Checks a certificate offline: no server, no database, no network.
 
- 1. The file is exactly its canonical bytes.
- 2. The certificate's signature, by the key that the caller pinned.
+ 1. The file has one reading: strict JSON (`erasure.strict_json`); white space and the order of members do not count.
+ 2. The certificate's signature over its canonical bytes (RFC 8785), by the key that the caller pinned.
  3. The checkpoint's signature, by the log key that the caller pinned, else by the one inside (reported as not pinned).
  4. Each event: its header is canonical, stands in the tree of that checkpoint, and commits to the sealed part, which
     the disclosed part key opens to the event's body.
@@ -24,11 +24,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
-import rfc8785
-
 from erasure.certificate import PREFIX, PROVEN, SCHEMA, STATED, commitment
 from erasure.errors import ReportError
 from erasure.request import GONE, CopyFact, State, completion
+from erasure.strict_json import canonical, parse
 from ledger.checkpoint import Checkpoint, parse_checkpoint, verify_note
 from ledger.entry import Kind, decode_header, header_hash
 from ledger.errors import LedgerError
@@ -79,12 +78,12 @@ def check(report: bytes, certificate_vkey: str | Sequence[str], log_vkey: str | 
 
 def check_opening(report: bytes, opening: bytes) -> str:
     """That a letter's names and salts open the commitments of a checked certificate, in words. Raises: ReportError."""
+    told = parse(opening)
     try:
-        told = json.loads(opening)
         lines = [(bytes.fromhex(line["salt"]), str(line["subject"])) for line in told["openings"]]
-    except (ValueError, RecursionError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ReportError("", "the letter holds no opening") from error
-    certificate = json.loads(report)["certificate"]
+    certificate = _parse(report)["certificate"]
     shown = certificate["subject_commitments"]
     opened = {commitment(salt, subject) for salt, subject in lines}
     if not opened or not opened <= set(shown):
@@ -95,15 +94,9 @@ def check_opening(report: bytes, opening: bytes) -> str:
 def _parse(report: bytes) -> dict[str, Any]:
     if len(report) > MAX_BYTES:
         raise ReportError("", f"the file has {len(report)} bytes, at most {MAX_BYTES} are read")
-    try:
-        document = json.loads(report)
-        canonical = rfc8785.dumps(document)
-    except (ValueError, RecursionError, rfc8785.CanonicalizationError) as error:
-        raise ReportError("", "not JSON") from error
+    document = parse(report)
     if not isinstance(document, dict) or set(document) != {"certificate", "signature"}:
         raise ReportError("", "expected certificate and signature")
-    if canonical != report:
-        raise ReportError("", "the bytes are not canonical (RFC 8785)")
     return document
 
 
@@ -142,7 +135,7 @@ def _check_signature(document: Mapping[str, Any], certificate: Mapping[str, Any]
         if signature["key"] not in known:
             raise ReportError("/signature/key", f"expected {' or '.join(known)}, got another")
         verifier, window = known[signature["key"]]
-        verifier.verify(PREFIX + rfc8785.dumps(dict(certificate)), _bytes(signature["ed25519"], "/signature/ed25519"))
+        verifier.verify(PREFIX + canonical(dict(certificate)), _bytes(signature["ed25519"], "/signature/ed25519"))
     except LedgerError as error:
         raise ReportError("/signature", str(error)) from error
     if certificate.get("schema") != SCHEMA:

@@ -7,14 +7,12 @@ strictly and bounded; anything else is refused, never guessed at. What is taken 
 
 from __future__ import annotations
 
-import json
 import re
 import zlib
 
-import rfc8785
-
 from erasure.errors import ReportError
 from erasure.rendering.paper import ATTACHED
+from erasure.strict_json import canonical, parse
 
 MAX_BYTES = 256 * 1024 * 1024
 OPENING = "opening.json"
@@ -60,10 +58,7 @@ def _scripted(file: bytes, name: bytes) -> bytes:
 
 def _canonical(inside: bytes) -> bytes:
     """The page writes `<` as an escape; the signed bytes are the canonical ones of the same value."""
-    try:
-        return rfc8785.dumps(json.loads(inside))
-    except (ValueError, RecursionError, rfc8785.CanonicalizationError) as error:
-        raise ReportError("", "what the page carries is not JSON") from error
+    return canonical(parse(inside))
 
 
 def _attached(file: bytes, name: str) -> bytes:
