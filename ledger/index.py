@@ -6,20 +6,30 @@ Guarantees: each function runs in the caller's transaction and never commits. No
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
 import zstandard
-from sqlmodel import Session, col, select
+from sqlmodel import Session, SQLModel, col, select
 
 from ledger import recorders
 from ledger.entry import Header
-from ledger.models import EntryRow, LogState, LogStream, PartRef, PayloadRow
+from ledger.models import EntryRow, LogState, LogStream, PartRef, PayloadRow, microseconds
 from ledger.payload_names import rows_of
 
 _IN_LIMIT = 500
+
+
+def _plain(model: type[SQLModel]) -> sa.Insert:
+    """Return an insert whose values go to the driver as they are: types cost as much as the rows themselves."""
+    table = model.__table__  # type: ignore[attr-defined]
+    return sa.insert(sa.table(table.name, *(sa.column(column.name) for column in table.columns)))
+
+
+_ENTRY, _PART_REF = _plain(EntryRow), _plain(PartRef)
 MAX_INDEX_BYTES = 256 * 1024 * 1024
 _T = TypeVar("_T")
 
@@ -103,6 +113,7 @@ def insert(session: Session, tenant_id: int, first: int, headers: Sequence[Heade
     """Index one batch: entries, part references, stream heads."""
     entries: list[dict[str, Any]] = []
     refs: list[dict[str, Any]] = []
+    received: dict[datetime, int] = {}
     heads: dict[int, dict[str, Any]] = {}
     for idx, (header, line) in enumerate(zip(headers, lines, strict=True), start=first):
         entries.append(
@@ -118,8 +129,9 @@ def insert(session: Session, tenant_id: int, first: int, headers: Sequence[Heade
                 "class_version": line.class_version,
                 "run_no": line.run_no,
                 "set_id": line.set_id,
-                "at": header.at,
-                "received": header.received,
+                "at": microseconds(header.at),
+                "received": received.get(header.received)
+                or received.setdefault(header.received, microseconds(header.received)),
                 "digest": line.digest,
                 "noncanonical": line.noncanonical,
             }
@@ -136,9 +148,9 @@ def insert(session: Session, tenant_id: int, first: int, headers: Sequence[Heade
             "position": header.position + 1,
         }
     connection = session.connection()
-    connection.execute(sa.insert(EntryRow), entries)
+    connection.execute(_ENTRY, entries)
     if refs:
-        connection.execute(sa.insert(PartRef), refs)
+        connection.execute(_PART_REF, refs)
     objects = rows_of(tenant_id, first, headers)
     if objects:
         connection.execute(sa.insert(PayloadRow), objects)

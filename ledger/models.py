@@ -15,7 +15,15 @@ from sqlalchemy.engine import Dialect
 from sqlmodel import Field, SQLModel
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
+
+
+def microseconds(value: datetime) -> int:
+    """Return the whole microseconds of an aware time since 1970. Raises: ValueError for a naive one."""
+    if value.tzinfo is None:
+        message = "a naive datetime reached the database; pass an aware UTC one"
+        raise ValueError(message)
+    since = value - _EPOCH
+    return (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds
 
 
 class Instant(sa.types.TypeDecorator[datetime]):
@@ -27,12 +35,7 @@ class Instant(sa.types.TypeDecorator[datetime]):
     def process_bind_param(self, value: datetime | None, dialect: Dialect) -> Any:
         """Microseconds since 1970; a naive datetime is refused."""
         del dialect
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            message = "a naive datetime reached the database; pass an aware UTC one"
-            raise ValueError(message)
-        return (value - _EPOCH) // _MICROSECOND
+        return None if value is None else microseconds(value)
 
     def process_result_value(self, value: Any, dialect: Dialect) -> datetime | None:
         """The aware UTC datetime."""

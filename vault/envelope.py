@@ -22,6 +22,7 @@ Example::
 import hmac
 import os
 from collections.abc import Mapping
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -48,8 +49,21 @@ def context(tenant: str, log_id: str, entry_id: str, part: int | str) -> bytes:
 
     ``part`` is the part's number, or a label for sealed values that are no part of an entry.
     """
-    fields = (tenant.encode(), log_id.encode(), entry_id.encode(), str(part).encode())
-    return b"".join(len(field).to_bytes(4, "big") + field for field in fields)
+    return _of_log(tenant, log_id) + _field(entry_id.encode()) + _of_part(str(part))
+
+
+def _field(value: bytes) -> bytes:
+    return len(value).to_bytes(4, "big") + value
+
+
+@lru_cache(maxsize=1024)
+def _of_log(tenant: str, log_id: str) -> bytes:
+    return _field(tenant.encode()) + _field(log_id.encode())
+
+
+@lru_cache(maxsize=1024)
+def _of_part(part: str) -> bytes:
+    return _field(part.encode())
 
 
 def derive_part_key(prk32: bytes, salt24: bytes, context: bytes) -> bytes:

@@ -31,13 +31,13 @@ from ledger.lease import Lease
 from ledger.log import Log
 from ledger.memory_objects import MemoryStore
 from ledger.merkle import root, verify_consistency, verify_inclusion
-from ledger.models import EntryRow, LogKnock, LogLease, LogState, LogStream, OutboxRow, PartRef, StagedRow
+from ledger.models import EntryRow, LogKnock, LogLease, LogState, LogStream, OutboxRow, PartRef, PayloadRow, StagedRow
 from ledger.signing import Ed25519Signer, Verifier, verifier_from_vkey
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 TENANT = 7
 LOG_ID = "ab" * 16
-_MODELS = (LogState, LogLease, LogStream, EntryRow, PartRef, OutboxRow, StagedRow, LogKnock)
+_MODELS = (LogState, LogLease, LogStream, EntryRow, PartRef, PayloadRow, OutboxRow, StagedRow, LogKnock)
 _TABLES = [SQLModel.metadata.tables[str(model.__tablename__)] for model in _MODELS]
 
 
