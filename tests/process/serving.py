@@ -77,13 +77,13 @@ class Nursery:
             env=os.environ | {"PYTHONPATH": f"{REPOSITORY}{os.pathsep}{REPOSITORY}/client/src"} | (environment or {}),
         )
 
-    def run(self, arguments: Sequence[str]) -> Child:
-        """Start `muniment ARGUMENTS`."""
+    def run(self, arguments: Sequence[str], environment: dict[str, str] | None = None) -> Child:
+        """Start `muniment ARGUMENTS`, with more in its environment if given."""
         self._count += 1
         out = self._folder / f"out-{self._count}"
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([str(out), list(arguments)]) + "\n")
+        self._process.stdin.write(json.dumps([str(out), list(arguments), environment or {}]) + "\n")
         self._process.stdin.flush()
         return Child(int(self._process.stdout.readline()), out)
 
@@ -103,7 +103,7 @@ def _serve() -> None:
         import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
-        out, arguments = json.loads(line)
+        out, arguments, environment = json.loads(line)
         pid = os.fork()
         if pid == 0:
             ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
@@ -112,6 +112,7 @@ def _serve() -> None:
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             os.dup2(descriptor, 1)
             os.dup2(descriptor, 2)
+            os.environ |= environment
             sys.argv = ["muniment", *arguments]
             try:
                 main()
