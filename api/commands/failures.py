@@ -10,7 +10,7 @@ _CODES: dict[str, int] = {
     "api.folder.FolderLocked": 2,
     "api.folder.ServerNotRunning": 2,
     "api.settings.SettingRefused": 2,
-    "api.commands.rebuild.Refused": 1,
+    "api.commands.rebuilding.Refused": 1,
     "api.wiring.StoreRefused": 2,
     "api.migrate.NewerSchema": 2,
     "api.migrate.OlderSchema": 2,

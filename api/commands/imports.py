@@ -15,13 +15,10 @@ from typing import Any
 import click
 import msgspec
 
-from api import settings
 from api.commands.options import client_of, progress, remote, show
 from muniment.errors import ApiProblem, ImportFault
 from muniment.importers import batches, read_entries
 from muniment.registry import Client
-from vault.keks import KekStore
-from vault.providers import open_root
 
 _PATIENCE_S = 60.0
 _RETRIED = frozenset({429, 503})
@@ -30,7 +27,11 @@ _HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
 
 def import_key(data: Path) -> bytes:
     """The secret under which import ids are made, created once in the key store."""
-    from api.clock import Clock  # noqa: PLC0415 - beside its one use
+    # Settings and keys are heavy, and --help needs none of them.
+    from api import settings  # noqa: PLC0415
+    from api.clock import Clock  # noqa: PLC0415
+    from vault.keks import KekStore  # noqa: PLC0415
+    from vault.providers import open_root  # noqa: PLC0415
 
     chosen = settings.load(data)
     folder = chosen.key_folder

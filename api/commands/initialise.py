@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from api import folder
-from api.administration import DEFAULT_TENANT, NewTenant, create_tenant
-from api.commands.opening import opened
 from api.commands.options import local, show
+
+if TYPE_CHECKING:
+    from api.administration import NewTenant
 
 
 @click.command("init")
 @local
 def init(data: Path, tenant: str | None, *, as_json: bool) -> int:
     """Makes the data folder, database, keys, a tenant, its starter classes and tokens; prints the tokens once."""
+    # The service is heavy, and --help needs none of it.
+    from api import folder  # noqa: PLC0415
+    from api.administration import DEFAULT_TENANT, create_tenant  # noqa: PLC0415
+    from api.commands.opening import opened  # noqa: PLC0415
+
     place = data.expanduser().absolute()
     name = tenant or DEFAULT_TENANT
     if folder.is_initialised(place):

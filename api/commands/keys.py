@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import click
 
 from api import folder
-from api.administration import DEFAULT_TENANT
-from api.anchoring import Use, rotate_key
-from api.commands.opening import opened
 from api.commands.options import CannotRun, client_of, remote, show
+
+if TYPE_CHECKING:
+    from api.anchoring import Use
 
 
 @click.group()
@@ -31,12 +31,18 @@ def rotate(
         with client_of(data=data, url=url, token=token, tenant=tenant) as client:
             made: dict[str, Any] = client.request("POST", "/v1/log/keys", {"use": use, "revoke": revoke})
     else:
-        made = _rotate_here(data, tenant or DEFAULT_TENANT, cast("Use", use), revoke=revoke)
+        made = _rotate_here(data, tenant, cast("Use", use), revoke=revoke)
     show(made, as_json=as_json, lines=_lines(made))
     return 0
 
 
-def _rotate_here(data: Path, tenant: str, use: Use, *, revoke: bool) -> dict[str, Any]:
+def _rotate_here(data: Path, tenant: str | None, use: Use, *, revoke: bool) -> dict[str, Any]:
+    # The service is heavy, and only this branch needs it.
+    from api.administration import DEFAULT_TENANT  # noqa: PLC0415
+    from api.anchoring import rotate_key  # noqa: PLC0415
+    from api.commands.opening import opened  # noqa: PLC0415
+
+    tenant = tenant or DEFAULT_TENANT
     with opened(data) as services:
         known = {acting.tenant: acting for acting in services.tenants()}
         if tenant not in known:

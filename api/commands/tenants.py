@@ -7,10 +7,8 @@ from pathlib import Path
 import click
 
 from api import folder
-from api.administration import NewTenant, create_tenant
 from api.commands.initialise import lines_of
 from api.commands.later import not_built
-from api.commands.opening import opened
 from api.commands.options import client_of, remote, show
 
 
@@ -32,6 +30,9 @@ def create(
     as_json: bool,
 ) -> int:
     """Makes a tenant with its log, keys, classes and tokens; prints the tokens once."""
+    from api.administration import NewTenant, create_tenant  # noqa: PLC0415 - the service is heavy; --help needs none
+    from api.commands.opening import opened  # noqa: PLC0415 - as above
+
     if url or folder.is_locked(data.expanduser().absolute()):
         with client_of(data=data, url=url, token=token, tenant=tenant) as client:
             made = NewTenant(**client.request("POST", "/v1/tenants", {"name": name}))
@@ -46,6 +47,8 @@ def create(
 @remote
 def list_(data: Path, tenant: str | None, token: str | None, url: str | None, *, as_json: bool) -> int:
     """Lists the tenants."""
+    from api.commands.opening import opened  # noqa: PLC0415 - the service is heavy, and --help needs none of it
+
     if url or folder.is_locked(data.expanduser().absolute()):
         with client_of(data=data, url=url, token=token, tenant=tenant) as client:
             names = [item["name"] for item in client.pages("/v1/tenants")]

@@ -21,7 +21,7 @@ import yaml
 
 from api import administration, folder, migrate, settings, telemetry
 from api.app import create_app
-from api.commands.serve import bind
+from api.commands.serving import bind
 from api.telemetry import quiet_libraries
 from api.verification import logs_of, read_only, stores_of, verify_log
 from api.wiring import Services, build

@@ -22,7 +22,7 @@ from botocore.config import Config
 
 from api import administration, folder, migrate
 from api.app import create_app
-from api.commands.serve import bind
+from api.commands.serving import bind
 from api.settings import Settings, load
 from api.wiring import Services, build
 from muniment.registry import Client

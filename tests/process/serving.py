@@ -99,7 +99,7 @@ def _serve() -> None:
     from api.app import ROUTERS
     from api.cli import main
 
-    for name in ("api.commands.serve", "api.commands.initialise", *(f"api.routes.{router}" for router in ROUTERS)):
+    for name in ("api.commands.serving", "api.administration", *(f"api.routes.{router}" for router in ROUTERS)):
         import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:

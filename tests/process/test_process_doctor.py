@@ -15,7 +15,7 @@ import pytest
 from botocore.config import Config
 
 from api import administration, examination, folder, migrate
-from api.commands.doctor import examine
+from api.commands.examining import examine
 from api.commands.failures import explain
 from api.settings import Settings, load
 from api.wiring import Services, StoreRefused, build

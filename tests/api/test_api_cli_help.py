@@ -1,0 +1,59 @@
+"""Help is quick: of every command and subcommand, it imports nothing of the service."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.process
+HEAVY = (
+    "alembic",
+    "apscheduler",
+    "boto3",
+    "botocore",
+    "fastapi",
+    "opentelemetry",
+    "psycopg",
+    "pydantic",
+    "sqlalchemy",
+    "sqlmodel",
+    "uvicorn",
+)
+PROGRAM = """
+import contextlib, io, json, sys
+import click
+from api.cli import muniment, run
+
+def walk(command, path):
+    yield path
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from walk(command.get_command(context, name), [*path, name])
+
+told = {}
+for path in walk(muniment, []):
+    page = io.StringIO()
+    before = set(sys.modules)
+    with contextlib.redirect_stdout(page):
+        code = run([*path, "--help"])
+    new = sorted({name.partition(".")[0] for name in set(sys.modules) - before})
+    told[" ".join(path)] = {"code": code, "page": page.getvalue(), "imports": new}
+print(json.dumps(told))
+"""
+
+
+def test_the_help_of_every_command_and_subcommand_imports_nothing_of_the_service() -> None:
+    """Processor time is no measure on a busy machine; what is imported is, and it decides about the time."""
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    told = json.loads(done.stdout)
+    assert {"init", "serve", "tenant create", "key rotate", "rebuild", "restore-check", "verify", "doctor"} <= set(told)
+    assert len(told) > 30
+    heavy = {path: [name for name in one["imports"] if name in HEAVY] for path, one in told.items()}
+    assert {path: names for path, names in heavy.items() if names} == {}
+    for path, one in told.items():
+        assert one["code"] == 0, path
+        assert one["page"].startswith(f"Usage: muniment {path}".rstrip()), path
