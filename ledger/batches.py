@@ -8,7 +8,7 @@ lets one of them win. It does not look into headers and stores nothing.
 
 Layout: `envelope LF frame`. The frame is one zstd frame, without dictionary and with its content's size, over the
 headers joined by LF, which no header holds. The encoding is append-only. Version 2 of the envelope is RFC 8785 JSON
-with these keys, all always present (version 1 held the headers as base64 and was never released):
+with these keys, all always present (version 1, which held the headers as base64, is still read):
 
     bytes              length of the headers joined by LF, in bytes        checkpoint_digest  SHA-256 of the last note
                                                                            before, base64, or null
@@ -31,6 +31,7 @@ from hashlib import sha256
 import msgspec
 import zstandard
 
+from ledger import batches_v1
 from ledger.errors import LogForked, MalformedBatch
 
 VERSION = 2
@@ -194,6 +195,8 @@ def decode_batch(data: bytes) -> Batch:
 
     Raises: MalformedBatch.
     """
+    if data.startswith(batches_v1.START):
+        return _of_version_1(data)
     envelope = open_envelope(data)
     if sha256(memoryview(data)[data.index(_LINE) + 1 :]).digest() != envelope.frame_digest:
         reason = "the frame of the headers is not the one that the envelope names"
@@ -205,6 +208,26 @@ def decode_batch(data: bytes) -> Batch:
     for header in headers:
         _header(header)
     return replace(envelope.batch, headers=headers)
+
+
+def _of_version_1(data: bytes) -> Batch:
+    wire = batches_v1.read(data)
+    batch = Batch(
+        log_id=wire.log_id,
+        first=wire.first,
+        count=wire.count,
+        previous_key=wire.previous_key,
+        previous_count=wire.previous_count,
+        previous_digest=wire.previous_digest,
+        checkpoint_size=wire.checkpoint_size,
+        checkpoint_digest=wire.checkpoint_digest,
+        fence=wire.fence,
+        headers=wire.headers,
+    )
+    _check(batch)
+    for header in batch.headers:
+        _header(header)
+    return batch
 
 
 def verify_follows(batch: Batch, previous: Batch | None, previous_digest: bytes | None) -> None:

@@ -74,6 +74,44 @@ def test_what_version_two_wrote_is_read_for_ever() -> None:
     assert batches.decode_batch(stored.encode() + FRAME) == example()
 
 
+ZEROS = "A" * 43 + "="
+FIRST_VERSION = (
+    f'{{"checkpoint_digest":"{ZEROS}","checkpoint_size":7,"count":2,"fence":1,"first":7,'
+    f'"headers":["b25l","dHdv"],"log":"log-5f0c","previous_count":3,"previous_digest":"{ZEROS}",'
+    '"previous_key":"batch/00000000000000000004","v":1}'
+)
+
+
+def test_what_version_one_wrote_is_read_for_ever() -> None:
+    assert batches.decode_batch(FIRST_VERSION.encode()) == example()
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("}", "}\n"),
+        (",", ", "),
+        ('"count":2', '"count":3'),
+        ('"count":2', '"count":2,"count":2'),
+        ('"fence":1', '"fence":1,"more":1'),
+        ('"fence":1', '"fence":-1'),
+        ("b25l", "b25"),
+        ("b25l", "b2_l"),
+        ('"b25l","dHdv"', '"b25l",""'),
+        ("AAA=", "AAB="),
+        ('"v":1', '"v":2'),
+        ('"first":7', '"first":8'),
+        ('"checkpoint_size":7', '"checkpoint_size":0'),
+        ("[", "[" * 3_000),
+    ],
+)
+def test_anything_else_in_version_one_is_refused(old: str, new: str) -> None:
+    changed = FIRST_VERSION.replace(old, new, 1)
+    assert changed != FIRST_VERSION
+    with pytest.raises(MalformedBatch):
+        batches.decode_batch(changed.encode())
+
+
 @given(batch=any_batch())
 def test_batches_read_back_and_are_canonical_json(batch: Batch) -> None:
     data = batches.encode_batch(batch)
