@@ -34,7 +34,7 @@ def scan_files(root: Path, paths: Sequence[Path], look: Look, label: str) -> Pla
     """Return what plain files hold; `root` is the folder a store would be registered with."""
     place = Place(what="files", label=label, kind="files", config={"root": str(root.resolve())}, ages=look.ages())
     threads = Threads(look)
-    asked = [0, 0, 0, 0]
+    asked = [0, 0, 0, 0, 0]
     linked = 0
     for path in paths:
         try:
@@ -57,6 +57,8 @@ def scan_files(root: Path, paths: Sequence[Path], look: Look, label: str) -> Pla
     threads.sum_up(place, nobody=False)
     if not len(threads):
         place.threads = None
+    if asked[4]:
+        place.notes.append(f"{asked[4]} files are shared by several people: of shared lines one person's can go alone")
     if look.subject is not None:
         place.dry_run = DryRun(items=asked[0], shared=asked[1], mentions=asked[2], unread=asked[3])
     place.leaves.append("disk blocks, snapshots and backups of the file system; other copies of a file")
@@ -90,7 +92,7 @@ def _file(root: Path, path: Path, look: Look, place: Place, *, threads: Threads,
         place.people.add([value] * count)
         place.owner_fields[name] += count
     place.nobody += not owners
-    place.several += len({value for _, value in owners}) > 1
+    asked[4] += len({value for _, value in owners}) > 1
     theirs = any(look.is_subject(value) for _, value in owners)
     asked[0] += theirs
     asked[1] += theirs and any(not look.is_subject(value) for _, value in owners)
