@@ -125,8 +125,8 @@ class LanceConnector(VectorConnector):
         return Look(found=frozenset(found), how="every file decoded and its bytes scanned", unproven=unproven)
 
     @override
-    def _hits(self, wanted: Needles, limit: Deadline) -> list[tuple[str, Hits]]:
-        return _Scan(self._path, wanted, limit).run()
+    def _hits(self, canaries: Sequence[bytes], limit: Deadline) -> list[tuple[str, Hits]]:
+        return _Scan(self._path, Needles(canaries), limit).run()
 
     @contextmanager
     def _scratch(

@@ -108,6 +108,8 @@ class Look:
     found: frozenset[int]
     how: str
     unproven: Mapping[str, str] = field(default_factory=dict)
+    traces: frozenset[tuple[str, PointId]] = frozenset()
+    """Places whose id still stands somewhere beside the rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +169,7 @@ class VectorConnector(Connector):
         """Look for canaries, and for traces of these ids, in everything that lies in the files. Raises: Timeout."""
 
     @abstractmethod
-    def _hits(self, wanted: Needles, limit: Deadline) -> list[tuple[str, Hits]]:
+    def _hits(self, canaries: Sequence[bytes], limit: Deadline) -> list[tuple[str, Hits]]:
         """Return the hits in the files by place, decoded ones too. Raises: Timeout."""
 
     @abstractmethod
@@ -391,7 +393,8 @@ class VectorConnector(Connector):
         for number, (item, place) in enumerate(zip(items, named, strict=True)):
             finding = _by_id(item, place, is_present=place in present)
             if finding.present is False and place is not None:
-                finding = _in_files(item, level, look, place[0], is_dirty=number in dirty)
+                is_dirty = number in dirty or place in look.traces
+                finding = _in_files(item, level, look, place[0], is_dirty=is_dirty)
             findings.append(finding)
         return findings
 
@@ -422,7 +425,7 @@ class VectorConnector(Connector):
             return []
         return [
             Residue(where=where, count=count, encoding=encoding, canary=number)
-            for where, hits in self._hits(Needles(canaries), limit)
+            for where, hits in self._hits(canaries, limit)
             for (number, encoding), count in sorted(hits.items())
         ]
 

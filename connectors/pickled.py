@@ -1,0 +1,156 @@
+"""Plain data out of a pickle, without building anything it names: no import, no call, no class.
+
+Guarantees: the stream is read opcode by opcode; texts, numbers, lists and maps become themselves, a reference to a
+class becomes its name (`Named`), and an object that would be made by calling one becomes `Made` with plain content.
+What would run code in Python's own reader is data here. Bounded: a stream of more than `_LIMIT` opcodes is refused.
+`write_texts` writes the one pickle we need ourselves, a map of texts.
+
+    >>> read_pickle(write_texts({"a": "b"}))
+    {'a': 'b'}
+"""
+
+from __future__ import annotations
+
+import pickletools
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from connectors.serialized import Made
+
+_LIMIT = 20_000_000
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_EMPTY = {"EMPTY_DICT": dict, "EMPTY_LIST": list, "EMPTY_TUPLE": tuple, "EMPTY_SET": set}
+_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_VALUES = frozenset({
+    "BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT", "FLOAT", "BINUNICODE",
+    "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
+    "BINSTRING", "SHORT_BINSTRING", "STRING",
+})  # fmt: skip
+_IGNORED = frozenset({"PROTO", "FRAME", "STOP"})
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A class or function that a pickle names; only its name."""
+
+    name: str
+
+
+class _Mark:
+    """Where a group of values begins."""
+
+
+def read_pickle(data: bytes) -> Any:
+    """Return the plain data of a pickle. Raises: ValueError for what is none, or holds what has no plain form."""
+    reader = _Reader()
+    try:
+        for count, (opcode, argument, _) in enumerate(pickletools.genops(data)):
+            if count > _LIMIT:
+                raise ValueError("a pickle of too many parts")
+            reader.step(opcode.name, argument)
+        return reader.stack.pop()
+    except (IndexError, KeyError, TypeError, AttributeError):
+        raise ValueError("a pickle that has no plain form") from None
+
+
+class _Reader:
+    """The stack machine of the format, with calls left undone."""
+
+    def __init__(self) -> None:
+        self.stack: list[Any] = []
+        self.memo: dict[int, Any] = {}
+
+    def step(self, name: str, argument: Any) -> None:
+        """Do one opcode. Raises: ValueError, and what an ill-formed stack raises."""
+        stack = self.stack
+        if name in _VALUES:
+            stack.append(argument)
+        elif name in _CONSTANTS:
+            stack.append(_CONSTANTS[name])
+        elif name in _EMPTY:
+            stack.append(_EMPTY[name]())
+        elif name == "MARK":
+            stack.append(_Mark)
+        elif name in {"MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"}:
+            self.memo[len(self.memo) if name == "MEMOIZE" else int(argument)] = stack[-1]
+        elif name in {"GET", "BINGET", "LONG_BINGET"}:
+            stack.append(self.memo[int(argument)])
+        elif name not in _IGNORED and not self._gather(name) and not self._make(name, argument):
+            raise ValueError("a pickle that has no plain form")
+
+    def _gather(self, name: str) -> bool:
+        """Put values into the list, map, set or tuple that holds them."""
+        stack = self.stack
+        if name in _TUPLES:
+            size = _TUPLES[name]
+            stack[-size:] = [tuple(stack[-size:])]
+        elif name in {"TUPLE", "LIST", "DICT", "FROZENSET"}:
+            values = self._since_mark()
+            pairs = dict(zip(values[::2], values[1::2], strict=True)) if name == "DICT" else None
+            stack.append(pairs if pairs is not None else tuple(values) if name == "TUPLE" else list(values))
+        elif name in {"APPENDS", "ADDITEMS"}:
+            values = self._since_mark()
+            _add(stack[-1], values)
+        elif name == "APPEND":
+            value = stack.pop()
+            _add(stack[-1], [value])
+        elif name == "SETITEMS":
+            values = self._since_mark()
+            stack[-1].update(zip(values[::2], values[1::2], strict=True))
+        elif name == "SETITEM":
+            value, key = stack.pop(), stack.pop()
+            stack[-1][key] = value
+        else:
+            return False
+        return True
+
+    def _make(self, name: str, argument: Any) -> bool:
+        """Note what would be called, beside its plain arguments and state."""
+        stack = self.stack
+        if name == "GLOBAL":
+            stack.append(Named(str(argument).replace(" ", ".")))
+        elif name == "STACK_GLOBAL":
+            last, module = stack.pop(), stack.pop()
+            stack.append(Named(f"{module}.{last}"))
+        elif name in {"REDUCE", "NEWOBJ", "NEWOBJ_EX"}:
+            arguments = [stack.pop() for _ in range(2 if name == "NEWOBJ_EX" else 1)][::-1]
+            called = stack.pop()
+            stack.append(Made(name=called.name, content={"arguments": arguments}))
+        elif name == "BUILD":
+            state = stack.pop()
+            if not isinstance(stack[-1], Made):
+                return False
+            stack[-1].content["state"] = state
+        else:
+            return False
+        return True
+
+    def _since_mark(self) -> list[Any]:
+        place = len(self.stack) - 1
+        while self.stack[place] is not _Mark:
+            place -= 1
+            if place < 0:
+                raise ValueError("a pickle that has no plain form")
+        values = self.stack[place + 1 :]
+        del self.stack[place:]
+        return values
+
+
+def _add(group: Any, values: list[Any]) -> None:
+    if isinstance(group, list):
+        group.extend(values)
+    elif isinstance(group, set):
+        group.update(values)
+    else:
+        raise ValueError("a pickle that has no plain form")  # noqa: TRY004 -- one error for every ill-formed stream
+
+
+def write_texts(texts: Mapping[str, str]) -> bytes:
+    """Return a pickle, protocol 4, of a map of texts."""
+    parts = [b"\x80\x04}("]
+    for text in (each for pair in texts.items() for each in pair):
+        encoded = text.encode()
+        parts.append(b"X" + struct.pack("<I", len(encoded)) + encoded)
+    return b"".join([*parts, b"u."])

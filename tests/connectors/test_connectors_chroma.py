@@ -1,0 +1,416 @@
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sqlite3
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import chromadb
+import pytest
+from chromadb.api.shared_system_client import SharedSystemClient
+from chromadb.config import Settings
+
+from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
+from connectors.chroma_files import Index
+from connectors.errors import BadConfig, BadLocator, StoreUnreachable
+from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, oracle, text_of
+from tests.connectors.vector_beds import near, raw, vector_of
+
+DATABASE = "chroma.sqlite3"
+
+
+class ChromaBed(Bed):
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.folder = folder / "vectors"
+        with self.client() as client:
+            client.create_collection("notes", metadata=settings or None, embedding_function=None)
+
+    @contextmanager
+    def client(self) -> Iterator[Any]:
+        made = chromadb.PersistentClient(self.folder, settings=Settings(anonymized_telemetry=False))
+        try:
+            yield made
+        finally:
+            made._system.stop()  # type: ignore[attr-defined] # there is no public way to give the files up
+            SharedSystemClient.clear_system_cache()
+
+    @contextmanager
+    def notes(self) -> Iterator[Any]:
+        with self.client() as client:
+            yield client.get_collection("notes", embedding_function=None)
+
+    def put(self, name: str, text: str, owner: str) -> Mapping[str, Any]:
+        return self.put_all({name: text}, owner)[0].locator
+
+    def put_all(self, rows: Mapping[str, str], owner: str) -> list[Item]:
+        with self.notes() as notes:
+            notes.add(
+                ids=list(rows),
+                embeddings=[vector_of(text) for text in rows.values()],
+                documents=list(rows.values()),
+                metadatas=[{"user_id": owner, "stars": 4, "ratio": 0.5, "kept": True} for _ in rows],
+            )
+        return [Item(copy_id=name, locator={"collection": "notes", "id": name}) for name in rows]
+
+    def get(self, name: str) -> str | None:
+        with self.notes() as notes:
+            found = notes.get(ids=[name])["documents"]
+        return found[0] if found else None
+
+    def all(self) -> dict[str, tuple[str, dict[str, Any], list[float]]]:
+        with self.notes() as notes:
+            found = notes.get(include=["documents", "metadatas", "embeddings"])
+        rows = zip(found["ids"], found["documents"], found["metadatas"], found["embeddings"], strict=True)
+        return {name: (text, metadata, list(map(float, vector))) for name, text, metadata, vector in rows}
+
+    def near(self, text: str, count: int = 5) -> list[str]:
+        with self.notes() as notes:
+            found: list[str] = notes.query(query_embeddings=[vector_of(text)], n_results=count)["ids"][0]
+        return found
+
+    def open(self, *, read_only: bool = False, owner: bool = True) -> Connector:
+        config = {"path": str(self.folder)} | ({"owner_field": "user_id"} if owner else {})
+        return open_connector("chroma", config, secrets=str, read_only=read_only)
+
+    def hits(self, canary: str) -> int:
+        return oracle([self.folder], canary)
+
+    def raw_hits(self, needle: bytes, pattern: str = "*") -> int:
+        return sum(file.read_bytes().count(needle) for file in self.folder.rglob(pattern) if file.is_file())
+
+    def run(self, statement: str, *values: object) -> list[Any]:
+        with closing(sqlite3.connect(self.folder / DATABASE, isolation_level=None, timeout=5)) as connection:
+            return connection.execute(statement, values).fetchall()
+
+    def block(self) -> Callable[[], None]:
+        other = sqlite3.connect(self.folder / DATABASE, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        return other.close
+
+    def hostile(self) -> list[Mapping[str, Any]]:
+        return [
+            {"collection": "notes", "id": 7},
+            {"collection": "notes"},
+            {"collection": "../notes", "id": "mia-0"},
+            {"collection": "notes' OR '1'='1", "id": "mia-0"},
+            {"collection": "notes", "id": ["mia-0"]},
+            {"collection": "notes", "id": None},
+            {"collection": "notes", "id": True},
+            {"collection": "notes", "id": "mia-0", "where": {}},
+        ]
+
+    def wrong(self) -> Connector:
+        return open_connector("chroma", {"path": str(self.folder.parent), "owner_field": "user_id"}, secrets=str)
+
+    def source(self) -> str:
+        config = {"path": str(self.folder), "owner_field": "user_id"}
+        return (
+            f"from connectors.base import open_connector\nconnector = open_connector('chroma', {config!r}, secrets=str)"
+        )
+
+    def own_delete(self, name: str) -> None:
+        with self.notes() as notes:
+            notes.delete(ids=[name])
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> ChromaBed:
+    return ChromaBed(tmp_path)
+
+
+class TestChroma(Contract):
+    pass
+
+
+def wiped(bed: ChromaBed, items: Sequence[Item]) -> list[tuple[Level | None, bool | None]]:
+    with bed.open() as connector:
+        assert {receipt.outcome for receipt in erase(connector, list(items))} <= {
+            Outcome.ERASED,
+            Outcome.ALREADY_ABSENT,
+        }
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+    with bed.open(read_only=True) as verifier:
+        return [(f.level, f.present) for f in verifier.verify(items, Level.L2, deadline=30, reclaimed=report)]
+
+
+@pytest.mark.scenario("A13", "S30")
+def test_a_small_collection_keeps_the_record_in_its_queue_and_ours_takes_it(bed: ChromaBed) -> None:
+    bed.put_all({f"ben-{n}": text_of(f"ben-{n}") for n in range(40)}, BEN)
+    items = bed.put_all({f"mia-{n}": text_of(f"mia-{n}") for n in range(3)}, "mia")
+    before, nearest = bed.all(), bed.near(text_of("ben-7"))
+    with bed.open() as connector:
+        items = captured(connector, items)
+    for item in items:
+        bed.own_delete(item.copy_id)
+    assert bed.get("mia-1") is None
+    queue = "SELECT count(*), sum(vector IS NOT NULL) FROM embeddings_queue WHERE id LIKE 'mia-%' AND operation = 0"
+    assert bed.run(queue) == [(3, 3)]
+    assert bed.hits(text_of("mia-1")) > 0
+    assert bed.raw_hits(raw(text_of("mia-1"))) > 0
+    with bed.open(read_only=True) as verifier:
+        seen = verifier.verify(items, Level.L2, deadline=30)
+        assert "database" in {residue.where for residue in verifier.residue(items[0].canaries, deadline=30)}
+    assert {(f.level, f.present) for f in seen} == {(Level.L1, True)}
+    assert wiped(bed, items) == [(Level.L2, False)] * 3
+    assert [bed.hits(text_of(item.copy_id)) for item in items] == [0, 0, 0]
+    assert bed.raw_hits(raw(text_of("mia-1"))) == 0
+    assert bed.run("SELECT count(*) FROM embeddings_queue WHERE id LIKE 'mia-%'") == [(0,)]
+    after = bed.all()
+    assert {name: row[:2] for name, row in after.items()} == {
+        name: row[:2] for name, row in before.items() if name.startswith("ben")
+    }
+    assert all(near(after[name][2], before[name][2]) for name in after)
+    assert bed.near(text_of("ben-7")) == nearest
+    assert nearest[0] == "ben-7"
+
+
+def vacuumed(bed: ChromaBed) -> None:
+    program = str(Path(sys.executable).with_name("chroma"))
+    done = subprocess.run([program, "vacuum", "--path", str(bed.folder), "--force"], capture_output=True, check=False)
+    assert done.returncode == 0, done.stdout
+
+
+@pytest.mark.parametrize("space", ["l2", "cosine"])
+@pytest.mark.scenario("A14", "S31", "L32")
+def test_a_vacuum_leaves_the_vectors_in_the_index_file_and_ours_takes_them(tmp_path: Path, space: str) -> None:
+    bed = ChromaBed(tmp_path, **{"hnsw:space": space, "hnsw:sync_threshold": 20, "hnsw:batch_size": 10})
+    items = bed.put_all({f"mia-{n}": text_of(f"mia-{n}") for n in range(3)}, "mia")
+    for start in range(0, 60, 10):
+        bed.put_all({f"ben-{n}": text_of(f"ben-{n}") for n in range(start, start + 10)}, BEN)
+    with bed.open() as connector:
+        items = captured(connector, items)
+    for item in items:
+        bed.own_delete(item.copy_id)
+    for start in range(60, 90, 10):
+        bed.put_all({f"ben-{n}": text_of(f"ben-{n}") for n in range(start, start + 10)}, BEN)
+    vacuumed(bed)
+    assert bed.hits(text_of("mia-1")) == 0
+    (index,) = [Index.of(folder) for folder in bed.folder.iterdir() if folder.is_dir()]
+    assert "mia-1" not in index.ids
+    assert index.unnamed == 3
+    if space == "cosine":
+        # At length one, no form of the vector is there byte by byte.
+        assert bed.raw_hits(raw(text_of("mia-1"))) == 0
+    with bed.open(read_only=True) as verifier:
+        found = verifier.residue(items[1].canaries, deadline=30)
+        assert {residue.where for residue in found} == {"vector index"}
+        seen = verifier.verify(items, Level.L2, deadline=30)
+    assert {(f.level, f.present) for f in seen} == {(Level.L1, True)}
+    before, nearest = bed.all(), bed.near(text_of("ben-7"))
+    assert wiped(bed, items) == [(Level.L2, False)] * 3
+    with bed.open(read_only=True) as verifier:
+        assert verifier.residue([canary for item in items for canary in item.canaries], deadline=30) == []
+    after = bed.all()
+    assert {name: row[:2] for name, row in after.items()} == {name: row[:2] for name, row in before.items()}
+    assert all(near(after[name][2], before[name][2]) for name in after)
+    assert bed.near(text_of("ben-7")) == nearest
+    assert len([folder for folder in bed.folder.iterdir() if folder.is_dir()]) == 1
+
+
+def test_room_of_the_new_index_that_is_not_used_yet_is_blank(bed: ChromaBed) -> None:
+    # The engine writes its whole buffer; what it never filled is old memory of the process, with vectors in it.
+    items, _ = fill(bed, 4)
+    assert wiped(bed, items) == [(Level.L2, False)] * 4
+    (folder,) = [each for each in bed.folder.iterdir() if each.is_dir()]
+    count, size = struct.unpack_from("<2Q", (folder / "header.bin").read_bytes(), 20)
+    data = (folder / "data_level0.bin").read_bytes()
+    assert len(data) > count * size
+    assert not any(data[count * size :])
+
+
+def test_the_folder_that_a_dropped_collection_leaves_goes_with_the_next_reclaim(tmp_path: Path) -> None:
+    bed = ChromaBed(tmp_path, **{"hnsw:sync_threshold": 10, "hnsw:batch_size": 5})
+    (mine,) = bed.put_all({"mia-0": text_of("mia-0")}, "mia")
+    with bed.client() as client:
+        old = client.create_collection("old", metadata={"hnsw:sync_threshold": 10, "hnsw:batch_size": 5})
+        for n in range(30):
+            old.add(ids=[f"{n}"], embeddings=[vector_of(f"old {n}")], documents=[f"old {n}"])
+        client.delete_collection("old")
+    assert bed.raw_hits(raw("old 3"), "data_level0.bin") == 1
+    assert wiped(bed, [mine]) == [(Level.L2, False)]
+    assert bed.raw_hits(raw("old 3")) == 0
+
+
+def test_a_handle_from_before_the_reclaim_fails_and_brings_nothing_back(bed: ChromaBed) -> None:
+    items, _ = fill(bed, 2)
+    with bed.client() as client:
+        handle = client.get_collection("notes", embedding_function=None)
+        assert handle.count() == 4
+        assert wiped(bed, items) == [(Level.L2, False)] * 2
+        with pytest.raises(chromadb.errors.NotFoundError):
+            handle.add(ids=["late"], embeddings=[vector_of("late")], documents=["late"])
+        fresh = client.get_collection("notes", embedding_function=None)
+        fresh.add(ids=["late"], embeddings=[vector_of("late")], documents=["late"])
+    assert sorted(bed.all()) == ["ben-0", "ben-1", "late"]
+
+
+def test_a_write_while_it_is_copied_is_not_lost(bed: ChromaBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    from connectors.chroma import _Rebuild
+
+    items, _ = fill(bed, 3)
+    rounds: list[int] = []
+    copy = _Rebuild._copy
+
+    def meanwhile(self: _Rebuild, *given: Any) -> Any:
+        made = copy(self, *given)
+        rounds.append(len(rounds))
+        if len(rounds) == 1:
+            bed.put("ben-late", "late row", BEN)
+        return made
+
+    monkeypatch.setattr(_Rebuild, "_copy", meanwhile)
+    assert wiped(bed, items) == [(Level.L2, False)] * 3
+    assert len(rounds) == 2
+    assert bed.get("ben-late") == "late row"
+    with bed.client() as client:
+        assert [each.name for each in client.list_collections()] == ["notes"]
+
+
+def test_a_collection_that_is_always_written_to_stays_at_l1_and_whole(
+    bed: ChromaBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from connectors.chroma import _Rebuild
+
+    items, _ = fill(bed, 2)
+    copy = _Rebuild._copy
+    written: list[str] = []
+
+    def meanwhile(self: _Rebuild, *given: Any) -> Any:
+        made = copy(self, *given)
+        written.append(f"ben-late-{len(written)}")
+        bed.put(written[-1], "late row", BEN)
+        return made
+
+    monkeypatch.setattr(_Rebuild, "_copy", meanwhile)
+    with bed.open() as connector:
+        erase(connector, items)
+        assert connector.reclaim(Level.L2, now=NOW, deadline=30).level is Level.L1
+    assert sorted(bed.all()) == ["ben-0", "ben-1", *written]
+
+
+def test_a_copy_that_broke_off_is_removed_and_the_collection_is_whole(
+    bed: ChromaBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from connectors.chroma import _Rebuild
+
+    items, _ = fill(bed, 2)
+    with bed.open() as connector:
+        items = captured(connector, items)
+    with monkeypatch.context() as patch:
+        patch.setattr(_Rebuild, "_swap", lambda *_: (_ for _ in ()).throw(StoreUnreachable("chroma", "cut")))
+        with bed.open() as connector:
+            erase(connector, items[:1])
+            with pytest.raises(StoreUnreachable):
+                connector.reclaim(Level.L2, now=NOW, deadline=30)
+    # The copy still holds mia-1, which is erased only now.
+    assert len(bed.run("SELECT 1 FROM collections WHERE name LIKE 'muniment-copy-%'")) == 1
+    assert wiped(bed, items) == [(Level.L2, False)] * 2
+    assert bed.run("SELECT name FROM collections") == [("notes",)]
+    assert bed.hits(text_of("mia-1")) == 0
+
+
+def test_settings_metadata_and_lists_survive_the_copy(tmp_path: Path) -> None:
+    bed = ChromaBed(tmp_path, **{"hnsw:space": "cosine", "hnsw:M": 8, "purpose": "notes of people"})
+    fill(bed, 2)
+    with bed.notes() as notes:
+        notes.add(
+            ids=["ben-tags", "ben-bare"],
+            embeddings=[vector_of("t"), vector_of("b")],
+            metadatas=[{"user_id": BEN, "tags": ["sea", "hills"]}, {"user_id": BEN}],
+        )
+        before = notes.metadata, notes.configuration_json
+    rows = bed.all()
+    assert wiped(bed, [Item(copy_id="c", locator={"collection": "notes", "id": "mia-0"})]) == [(Level.L2, False)]
+    with bed.notes() as notes:
+        assert (notes.metadata, notes.configuration_json) == before
+        assert notes.get(where_document={"$contains": "Blackthorn"})["ids"] == ["mia-1", "ben-0", "ben-1"]
+        assert notes.get(where={"user_id": "mia"})["ids"] == ["mia-1"]
+    after = bed.all()
+    assert {name: row[:2] for name, row in after.items()} == {
+        name: row[:2] for name, row in rows.items() if name != "mia-0"
+    }
+
+
+def test_owners_that_are_numbers_and_other_databases_are_reached(bed: ChromaBed) -> None:
+    with bed.client() as client:
+        client._admin_client.create_database("second")
+        client.set_database(database="second")
+        other = client.create_collection("notes", embedding_function=None)
+        other.add(
+            ids=["a", "b"], embeddings=[vector_of("a"), vector_of("b")], metadatas=[{"user_id": 77}, {"user_id": 78}]
+        )
+    place = "default_tenant/second/notes"
+    with bed.open() as connector:
+        found = list(connector.discover(Selector(identifiers=("user:77",)), deadline=10))
+        assert found == [{"collection": place, "id": "a"}]
+        items = [Item(copy_id=name, locator={"collection": place, "id": name}) for name in ("a", "b")]
+        assert [receipt.outcome for receipt in erase(connector, items, "user:77")] == [
+            Outcome.ERASED,
+            Outcome.OWNER_MISMATCH,
+        ]
+        assert connector.reclaim(Level.L2, now=NOW, deadline=30).level is Level.L2
+        assert [each["id"] for each in connector.walk(deadline=10)] == ["b"]
+    with bed.client() as client:
+        client.set_database(database="second")
+        assert client.get_collection("notes", embedding_function=None).get()["ids"] == ["b"]
+
+
+def test_looking_changes_no_file(bed: ChromaBed) -> None:
+    items, _ = fill(bed, 2)
+
+    def state() -> dict[str, tuple[int, str]]:
+        files = [file for file in bed.folder.rglob("*") if file.is_file()]
+        return {str(file): (file.stat().st_mtime_ns, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files}
+
+    before = state()
+    with bed.open(read_only=True) as connector:
+        items = captured(connector, items)
+        assert raw(text_of("mia-0")) in b"".join(items[0].canaries)
+        connector.verify(items, Level.L2, deadline=30)
+        list(connector.export(items, deadline=30))
+        list(connector.discover(Selector(identifiers=(MIA,)), deadline=30))
+        connector.residue([b"anything at all"], deadline=30)
+    assert state() == before
+
+
+def test_a_folder_of_another_version_is_refused_and_left_alone(bed: ChromaBed) -> None:
+    items, _ = fill(bed, 1)
+    bed.run("INSERT INTO migrations VALUES ('metadb', 7, 'later.sql', '', '')")
+    with bed.open() as connector, pytest.raises(StoreUnreachable, match="another version"):
+        erase(connector, items)
+    bed.run("DELETE FROM migrations WHERE version = 7 AND dir = 'metadb'")
+    assert bed.get("mia-0") == text_of("mia-0")
+
+
+def test_bad_settings_and_missing_folders_are_named_errors(tmp_path: Path) -> None:
+    path = str(tmp_path)
+    for config in (
+        {},
+        {"path": "relative"},
+        {"path": path, "surprise": 1},
+        {"url": "ftp://h"},
+        {"path": path, "api_key": "k"},
+    ):
+        with pytest.raises(BadConfig):
+            open_connector("chroma", config, secrets=str)
+    with open_connector("chroma", {"path": str(tmp_path / "missing")}, secrets=str) as connector:
+        with pytest.raises(StoreUnreachable):
+            erase(connector, [Item(copy_id="c", locator={"collection": "t", "id": "1"})])
+        assert connector.check(now=NOW, deadline=5).reachable is False
+    assert not (tmp_path / "missing").exists()
+
+
+def test_a_copy_of_the_folder_is_another_store(bed: ChromaBed, tmp_path: Path) -> None:
+    items, _ = fill(bed, 1)
+    shutil.copytree(bed.folder, tmp_path / "copy")
+    assert wiped(bed, items) == [(Level.L2, False)]
+    with open_connector("chroma", {"path": str(tmp_path / "copy")}, secrets=str, read_only=True) as other:
+        assert other.verify(items, Level.L1, deadline=10)[0].present is True
+        with pytest.raises(BadLocator):
+            other.check_locator({"collection": "other", "id": "x"})
