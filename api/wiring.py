@@ -48,6 +48,7 @@ from erasure.timeline import Timeline
 from erasure.worker import run_due
 from ledger.anchors import Anchoring, parse_anchors, told
 from ledger.errors import (
+    LedgerError,
     LockNotEnforced,
     LogForked,
     LogRolledBack,
@@ -86,6 +87,7 @@ from vault.watch import Watch
 LEASE_EVERY = timedelta(seconds=1)
 OUTBOX_EVERY = timedelta(seconds=1)
 CHECKPOINT_EVERY = timedelta(seconds=5)
+CHECKPOINT_EVERY_EMBEDDED = timedelta(seconds=1)
 ANCHORS_EVERY = timedelta(seconds=10)
 JOURNAL_EVERY = timedelta(minutes=1)
 SNAPSHOT_EVERY = timedelta(minutes=10)
@@ -306,6 +308,9 @@ class Services:
         """Ends threads, exporters and connections; another process may lead at once."""
         self.jobs.stop()
         self.clerk.stop()
+        # What is left unsigned is signed at the next start: a store that is away must not keep us from ending.
+        with suppress(LedgerError, SQLAlchemyError):
+            self.log.finish(self.clock.now())
         # Without the database there is nobody to tell, and the lease ends by itself.
         with suppress(SQLAlchemyError):
             self.lease.give_up(self.clock.now())
@@ -463,7 +468,9 @@ def _register_jobs(services: Services) -> None:
     for_each = _for_each_tenant(services)
     jobs.add(Job(name="lease", every=LEASE_EVERY, run=services.lead, shared=False))
     jobs.add(Job(name="outbox", every=OUTBOX_EVERY, run=for_each(services.record.ship_outbox), shared=False))
-    jobs.add(Job(name="checkpoints", every=CHECKPOINT_EVERY, run=for_each(services.log.publish), shared=False))
+    embedded = services.database.on_sqlite and not services.settings.objects.startswith("s3://")
+    checkpoints = CHECKPOINT_EVERY_EMBEDDED if embedded else CHECKPOINT_EVERY
+    jobs.add(Job(name="checkpoints", every=checkpoints, run=for_each(services.log.publish), shared=False))
     offer = offer_anchors(services.anchoring, services.telemetry)
     jobs.add(Job(name="anchors", every=ANCHORS_EVERY, run=for_each(offer), shared=False))
     journal = services.journal

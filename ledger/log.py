@@ -307,6 +307,18 @@ class Log:
                 head.stale = True
                 raise
 
+    def finish(self, now: datetime) -> None:
+        """Sign what this process sequenced and nobody signed yet, before it ends; nothing without the lease.
+
+        Raises: what the first failing log raises; the rest is signed by whoever leads next.
+        """
+        if not self._lease.held:
+            return
+        with self._lock:
+            grown = [head.tenant_id for head in self._heads.values() if head.size > head.checkpoint_size]
+        for tenant_id in grown:
+            self.publish(tenant_id, now)
+
     def proof(self, tenant_id: int, idx: int, now: datetime) -> Proof:
         """Return the proof of one entry against a checkpoint that covers it. Raises: CheckpointPending."""
         return self.proofs(tenant_id, [idx], now)[0]

@@ -250,6 +250,14 @@ def test_a_stream_replays_byte_for_byte_under_a_signed_head(kept: Kept) -> None:
     assert base64.b64encode(proofs[0].header)
 
 
+def test_a_service_that_ends_leaves_nothing_unsigned(kept: Kept) -> None:
+    record(kept, "conv_3", ["said just before the end"], subject="user:ada")
+    kept.services.close()
+    code, found = kept.verify("--key", kept.made.log_key)
+    assert (code, found["verdict"]) == (0, "sound")
+    assert found["logs"][0]["signed_size"] == found["size"] == 7
+
+
 def test_a_second_process_comes_to_the_same_report(kept: Kept) -> None:
     """Sound, with erased holes, and with an altered part: word for word what one process says."""
     with kept.services.database.transaction(kept.acting.tenant_id) as session:
@@ -259,7 +267,8 @@ def test_a_second_process_comes_to_the_same_report(kept: Kept) -> None:
         if changed:
             payload = kept.payloads()[0]
             payload.chmod(0o600)
-            payload.write_bytes(b"\0" + payload.read_bytes()[1:])
+            first, *rest = payload.read_bytes()
+            payload.write_bytes(bytes([first ^ 1, *rest]))
         alone = kept.verify("--key", kept.made.log_key, "--processes", "1", *options)
         assert alone == kept.verify("--key", kept.made.log_key, "--processes", "2", *options)
         assert alone[1]["verdict"] == ("altered" if changed else "sound")
