@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from api.jobs import Job, Jobs
+from erasure.legal_holds import LegalHolds
 from erasure.parts import Parts
 from erasure.sweep_copies import Sweeps
 from registry.acting import Acting
@@ -55,6 +56,33 @@ def register_sweeps(
         return _each(tenants(), lambda acting: sweeps.run_due(acting.tenant_id, now, worker=jobs.owner))
 
     jobs.add(Job(name="retention", every=LOOK_EVERY, run=start, shared=False))
+    jobs.add_work(work)
+
+
+def register_holds(
+    jobs: Jobs, parts: Callable[[], Parts], tenants: Callable[[], Iterable[Acting]], *, leads: Callable[[], bool]
+) -> None:
+    """Adds the work that carries holds into stores: at once when they change, and every few minutes for what came."""
+    seen: dict[int, tuple[str, datetime]] = {}
+
+    def work(now: datetime) -> int:
+        if not leads():
+            return 0
+        holds = LegalHolds(parts())
+
+        def one(acting: Acting) -> int:
+            mark = holds.mark(acting.tenant_id)
+            if (known := seen.get(acting.tenant_id)) and known[0] == mark and known[1] + LOOK_EVERY > now:
+                return 0
+            # What fails is tried again with the next look, not at every turn of the worker.
+            seen[acting.tenant_id] = (mark, now)
+            done = holds.run(acting.tenant_id, now)
+            if done:
+                del seen[acting.tenant_id]
+            return done
+
+        return _each(tenants(), one)
+
     jobs.add_work(work)
 
 

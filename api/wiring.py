@@ -33,7 +33,7 @@ from api.lineage_feed import Feed, open_sink
 from api.registry_jobs import register_registry_jobs
 from api.secrets import Secrets
 from api.settings import SettingRefused, Settings, environment_secret
-from api.sweeping import register_sweeps
+from api.sweeping import register_holds, register_sweeps
 from api.telemetry import Telemetry
 from connectors.base import Connector, open_connector
 from erasure.errors import LogMissing
@@ -60,6 +60,7 @@ from ledger.errors import (
 from ledger.expiry import Expiry
 from ledger.files import FileStore
 from ledger.head import LogParts
+from ledger.holding import Holding
 from ledger.keyring import CERTIFICATE, KeyWindow, read_windows, signers
 from ledger.lease import Lease
 from ledger.log import Log
@@ -158,6 +159,7 @@ class Services:
             read=self._read_entries,
             append=self.record.append,
             payload=Expiry(self.locked, self.timeline.transaction, parts_gone),
+            holding=Holding(self.locked, self.timeline.transaction),
             exports=self.exports_folder,
         )
 
@@ -482,6 +484,8 @@ def _register_jobs(services: Services) -> None:
     jobs.add(Job(name="footprints", every=timedelta(hours=1), run=ends, shared=False))
     jobs.add(Job(name="roots", every=DAY, run=services.keks.turn))
     jobs.add(Job(name="vault", every=VAULT_EVERY, run=lambda _now: services.vault.expire(), shared=False))
+    # Before the requests: what a released hold gives free is free in its store when they come to it.
+    register_holds(jobs, lambda: services.erasure, services.tenants, leads=lambda: services.leads)
     jobs.add_work(lambda now: _work_on_requests(services, now))
     sink = open_sink(services.settings.openlineage)
     feed = (

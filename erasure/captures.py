@@ -49,6 +49,14 @@ def names_of(parts: Parts, tenant_id: int, subject_nos: Iterable[int]) -> Names:
     return Names(identifiers=tuple(sorted(texts)))
 
 
+def places_of(parts: Parts, tenant_id: int, wanted: Sequence[Wanted]) -> dict[str, Mapping[str, Any]]:
+    """Where each copy lies, by its public id; copies whose place is unknown are left out."""
+    with parts.transactions(tenant_id, write=False) as session:
+        items = artifacts.by_numbers(session, tenant_id, [copy.artifact_id for copy in wanted])
+        details = artifacts.open_details(session, parts.vault, tenant_id, list(items.values()))
+    return {copy.ref: details[copy.artifact_id].locator for copy in wanted if copy.artifact_id in details}
+
+
 def capture(parts: Parts, tenant_id: int, wanted: Sequence[Wanted]) -> dict[str, Capture]:
     """The capture of each copy by its public id; copies whose place is unknown are left out."""
     with parts.transactions(tenant_id, write=False) as session:

@@ -20,6 +20,7 @@ from ledger.checkpoint import Signer
 from ledger.entry import Kind
 from ledger.expiry import Expiry
 from ledger.head import Transactions
+from ledger.holding import Holding
 from ledger.models import EntryRow
 from registry.acting import Acting
 from registry.models import StoreRow
@@ -110,6 +111,8 @@ class Parts:
     """Appends entries about a person (`registry.record`), for corrections."""
     payload: Expiry | None = None
     """Deletes the record's payload objects (`ledger.expiry`); where it is missing, passes leave them alone."""
+    holding: Holding | None = None
+    """Sets legal holds on payload objects (`ledger.holding`); where it is missing, they are left to their locks."""
     exports: Path | None = None
     """The folder of exports, one below it for each tenant; where it is missing, exports are not built."""
     call: Callable[[int, Call], str | None] = _no_calls

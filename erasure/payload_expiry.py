@@ -93,7 +93,7 @@ class PayloadEnd:
 
 def summary_of(found: Found) -> dict[str, Any]:
     """What a run's row keeps of its plan."""
-    return {"planned": len(found.all), "orphans": len(found.orphans), "capped": found.capped}
+    return {"planned": len(found.all), "orphans": len(found.orphans), "capped": found.capped, "deleted": 0, "bytes": 0}
 
 
 def result_of(session: Session, tenant_id: int, sweep_id: str) -> dict[str, int]:

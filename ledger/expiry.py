@@ -278,6 +278,7 @@ class Expiry:
                 .where(
                     col(PayloadRow.tenant_id) == tenant_id,
                     col(PayloadRow.dirty).is_(True),
+                    col(PayloadRow.held).is_(False),
                     col(PayloadRow.deleted_at).is_(None),
                     col(PayloadRow.owner).is_(None),
                     sa.or_(col(PayloadRow.until).is_(None), col(PayloadRow.until) <= sa.literal(now, Instant())),
@@ -308,7 +309,7 @@ class Expiry:
         if first not in log.parts:
             if len(log.parts) >= _BATCHES_HELD:
                 log.parts.clear()
-            log.parts[first] = _parts_of(decode_batch(self._locked.get(f"{log.log_id}/{batch_key(first)}")))
+            log.parts[first] = parts_of(decode_batch(self._locked.get(f"{log.log_id}/{batch_key(first)}")))
         return log.parts[first]
 
     def _around(self, session: Session, tenant_id: int, name: str) -> int:
@@ -402,7 +403,8 @@ def _count(verdicts: Mapping[str, str], *wanted: str) -> int:
     return sum(verdict in wanted for verdict in verdicts.values())
 
 
-def _parts_of(batch: Batch) -> dict[str, list[SealedPart]]:
+def parts_of(batch: Batch) -> dict[str, list[SealedPart]]:
+    """The parts that a batch's headers put into each object."""
     found: defaultdict[str, list[SealedPart]] = defaultdict(list)
     for idx, raw in enumerate(batch.headers, start=batch.first):
         header = decode_header(raw)

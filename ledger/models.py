@@ -171,6 +171,7 @@ class PayloadRow(SQLModel, table=True):
     """A payload object and a batch that names it (-1: none does), until when it is locked, and what became of it.
 
     `dirty`: a key of its batch was destroyed since it was last looked into. `owner` is the run that is to delete it.
+    `held`: a legal hold of ours lies on it in the store.
     """
 
     __tablename__ = "payload_object"
@@ -180,6 +181,7 @@ class PayloadRow(SQLModel, table=True):
     until: datetime | None = Field(default=None, sa_type=Instant)
     dirty: bool = False
     owner: str | None = Field(default=None, max_length=40)
+    held: bool = False
     size: int | None = Field(default=None, sa_type=sa.BigInteger)
     deleted_at: datetime | None = Field(default=None, sa_type=Instant)
     __table_args__ = (
@@ -188,6 +190,8 @@ class PayloadRow(SQLModel, table=True):
                  sqlite_where=sa.text("dirty"), postgresql_where=sa.text("dirty")),
         sa.Index("ix_payload_owner", "tenant_id", "owner",
                  sqlite_where=sa.text("owner IS NOT NULL"), postgresql_where=sa.text("owner IS NOT NULL")),
+        sa.Index("ix_payload_held", "tenant_id", "until",
+                 sqlite_where=sa.text("held"), postgresql_where=sa.text("held")),
         {"sqlite_with_rowid": False},
     )  # fmt: skip
 

@@ -39,7 +39,7 @@ from retention.due import schedules_in_force
 from retention.errors import NotKnown, NotOpen, SecondPersonNeeded
 from retention.events import ARTIFACT_KIND
 from retention.items import Candidate, load_artifacts
-from retention.models import HoldRow
+from retention.models import HoldRow, StoreHoldRow
 from retention.stops import Desk, EventRecord, hold_of
 from retention.sweep import decided, is_due
 from vault.models import DataKey, KeyState
@@ -157,10 +157,17 @@ class Holds:
                 {
                     **view_of(row),
                     **self._said(seals, row),
-                    **(counts_of(session, acting.tenant_id, hold_of(session, row)) if row.released_at is None else {}),
+                    **(self._now(session, acting.tenant_id, row) if row.released_at is None else {}),
                 }
                 for row in session.exec(query.order_by(col(HoldRow.hold_id)).limit(limit))
             ]
+
+    def _now(self, session: Session, tenant_id: int, row: HoldRow) -> dict[str, Any]:
+        hold = hold_of(session, row)
+        return {
+            **counts_of(session, tenant_id, hold),
+            "at_stores": at_stores(session, tenant_id, hold),
+        }
 
     def _said(self, seals: Seals, row: HoldRow) -> dict[str, Any]:
         opened = seals.open(NOBODY, LABEL, row.hold_id, row.sealed)
@@ -308,7 +315,7 @@ def view_of(row: HoldRow) -> dict[str, Any]:
 def counts_of(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
     """How many artifacts, and keys of the record, a hold keeps now."""
     ids: set[int] = set()
-    for condition in _conditions(session, tenant_id, hold):
+    for condition in conditions_of(session, tenant_id, hold):
         query = sa.select(col(Artifact.id)).where(
             col(Artifact.tenant_id) == tenant_id, col(Artifact.status) != "erased", condition
         )
@@ -328,7 +335,28 @@ def counts_of(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
     return {"items": len(ids), "keys": int(keys or 0)}
 
 
-def _conditions(session: Session, tenant_id: int, hold: Hold) -> Iterator[sa.ColumnElement[bool]]:
+def at_stores(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
+    """Of the artifacts a hold names, in how many places the store itself keeps them, has none, or refused."""
+    found: dict[int, str] = {}
+    for condition in conditions_of(session, tenant_id, hold):
+        query = (
+            sa.select(col(StoreHoldRow.artifact_id), col(StoreHoldRow.state))
+            .join(
+                Artifact,
+                sa.and_(
+                    col(Artifact.tenant_id) == col(StoreHoldRow.tenant_id),
+                    col(Artifact.id) == col(StoreHoldRow.artifact_id),
+                ),
+            )
+            .where(col(StoreHoldRow.tenant_id) == tenant_id, condition)
+        )
+        found.update((number, state) for number, state in session.execute(query))
+    states = list(found.values())
+    return {state: states.count(state) for state in sorted(set(states))}
+
+
+def conditions_of(session: Session, tenant_id: int, hold: Hold) -> Iterator[sa.ColumnElement[bool]]:
+    """Conditions on artifacts, any of which a held one meets; each is an index look-up."""
     for chunk in chunks(sorted(sets_of(session, tenant_id, expand(session, tenant_id, hold.subjects)))):
         yield col(Artifact.set_id).in_(chunk)
     for some in chunks(sorted(hold.artifacts)):
@@ -348,7 +376,7 @@ def _conditions(session: Session, tenant_id: int, hold: Hold) -> Iterator[sa.Col
 def _matching(session: Session, tenant_id: int, hold: Hold) -> Iterator[list[Artifact]]:
     """The artifacts a hold names, each once, in batches."""
     seen: set[int] = set()
-    for condition in _conditions(session, tenant_id, hold):
+    for condition in conditions_of(session, tenant_id, hold):
         after = 0
         while True:
             rows = session.exec(

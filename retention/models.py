@@ -101,6 +101,23 @@ class DispositionRow(SQLModel, table=True):
     )
 
 
+class StoreHoldRow(SQLModel, table=True):
+    """A legal hold that was set in an artifact's store, on these versions and no other, or why it could not be.
+
+    `state`: set, absent (nothing is there to be held), refused.
+    """
+
+    __tablename__ = "store_hold"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    artifact_id: int = Field(primary_key=True, sa_type=_big)
+    store: str = Field(max_length=64)
+    state: str = Field(max_length=16)
+    versions: list[str] = Field(default_factory=list, sa_type=_json)
+    detail: str = Field(max_length=256)
+    at: datetime = Field(sa_type=Instant)
+    __table_args__ = (sa.Index("ix_store_hold_at", "tenant_id", "at"),)
+
+
 class HintRow(SQLModel, table=True):
     """The version of a class under which its items' end dates were last worked out, so that a change is seen once."""
 

@@ -22,6 +22,7 @@ from erasure.payload_expiry import parts_gone
 from erasure.sweep_copies import RequestDesk, Sweeps
 from ledger.entry import uuid7
 from ledger.expiry import Expiry
+from ledger.holding import Holding
 from registry import artifacts
 from registry.acting import Acting
 from registry.classes import put_class
@@ -67,6 +68,7 @@ class House:
             kek_grace=timedelta(0),
             truncate_log=self.services.database.truncate_wal,
             payload=Expiry(self.services.locked, self.services.database.transaction, parts_gone),
+            holding=Holding(self.services.locked, self.services.database.transaction),
         )
         self.sweeps = Sweeps(self.parts, brakes=Brakes(jump=timedelta(days=10_000)))
         self.holds = Holds(
@@ -160,6 +162,17 @@ class House:
         run = self.sweeps.start(self.acting(principal), self.now, **more)
         self.sweeps.run_due(self.tenant_id, self.now)
         return self.sweeps.get(self.acting(), run["id"])
+
+
+_LONG_ON_POSTGRES = frozenset({"test_retention_payload.py", "test_retention_legal_holds.py"})
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave to `make test-all` what is shown on SQLite in `make test`, and on servers by the process tests."""
+    for item in items:
+        if item.path.name in _LONG_ON_POSTGRES and "[postgres" in item.name:
+            item.add_marker(pytest.mark.slow)
 
 
 def _prepare(url: str) -> None:

@@ -54,6 +54,7 @@ TENANTED = {
     "scope_review_item": "tenant_id",
     "staged": "tenant_id",
     "store": "tenant_id",
+    "store_hold": "tenant_id",
     "stream": "tenant_id",
     "subject": "tenant_id",
     "subject_identifier": "tenant_id",
@@ -450,6 +451,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("until", sa.BigInteger(), nullable=True),
         sa.Column("dirty", sa.Boolean(), nullable=False),
         sa.Column("owner", sa.String(length=40), nullable=True),
+        sa.Column("held", sa.Boolean(), nullable=False),
         sa.Column("size", sa.BigInteger(), nullable=True),
         sa.Column("deleted_at", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("tenant_id", "name", "batch_first"),
@@ -463,6 +465,14 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         unique=False,
         sqlite_where=sa.text("dirty"),
         postgresql_where=sa.text("dirty"),
+    )
+    op.create_index(
+        "ix_payload_held",
+        "payload_object",
+        ["tenant_id", "until"],
+        unique=False,
+        sqlite_where=sa.text("held"),
+        postgresql_where=sa.text("held"),
     )
     op.create_index(
         "ix_payload_owner",
@@ -687,6 +697,18 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("removed", sa.Boolean(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "name", "version"),
     )
+    op.create_table(
+        "store_hold",
+        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
+        sa.Column("artifact_id", sa.BigInteger(), nullable=False),
+        sa.Column("store", sa.String(length=64), nullable=False),
+        sa.Column("state", sa.String(length=16), nullable=False),
+        sa.Column("versions", sa.JSON(), nullable=False),
+        sa.Column("detail", sa.String(length=256), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant_id", "artifact_id"),
+    )
+    op.create_index("ix_store_hold_at", "store_hold", ["tenant_id", "at"], unique=False)
     op.create_table(
         "stream",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),

@@ -1,0 +1,288 @@
+"""A hold reaches the stores: legal holds on objects of the record and on artifacts, set, kept, lifted again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import boto3
+import pytest
+from botocore.config import Config
+from sqlmodel import col, select
+
+from connectors.base import open_connector
+from connectors.errors import StoreUnreachable
+from erasure.legal_holds import LegalHolds
+from erasure.sweep_copies import Sweeps
+from ledger.errors import ObjectLocked
+from ledger.models import PayloadRow
+from registry import artifacts
+from registry.stores import put_store
+from retention.models import StoreHoldRow
+from retention.sweep import Brakes
+
+ADA = "email:ada@example.org"
+BOB = "email:bob@example.org"
+LOCKED = {"state": "record", "retention": {"keep": "P2M", "from": "created", "then": "erase", "lock": "P1M"}}
+
+
+@pytest.fixture
+def locked(house: Any) -> Any:
+    """A house with a class of the record that is locked for a month and kept for two."""
+    house.plain("spoken", **LOCKED)
+    house.plain("other", **LOCKED)
+    return house
+
+
+def hold(house: Any, **selector: Any) -> str:
+    spec = {"name": "acme", "matter": "Acme v. us", "reason": "letter", "selector": selector}
+    return str(house.holds.place(house.acting("ann"), spec, house.now)["id"])
+
+
+def release(house: Any, hold_id: str) -> None:
+    house.holds.release(house.acting("bea"), hold_id, preview=False, now=house.now)
+
+
+def settle(house: Any) -> int:
+    """Look until everything is as it should be; how much changed."""
+    changed, looks = 0, 0
+    while done := LegalHolds(house.parts).run(house.tenant_id, house.now):
+        changed, looks = changed + done, looks + 1
+        assert looks < 50
+    return changed
+
+
+def held(house: Any) -> set[str]:
+    """The objects under a legal hold, as the store says; compared with what the rows say."""
+    store = house.services.locked
+    keys = store.list(f"{house.log_id}/payload/")
+    found = {key.removeprefix(f"{house.log_id}/") for key in keys if store.head(key).held}
+    with house.transaction(write=False) as session:
+        assert {row.name for row in session.exec(select(PayloadRow).where(col(PayloadRow.held).is_(True)))} == found
+    return found
+
+
+def said(house: Any, *arguments: str) -> set[str]:
+    """Say something; the objects that came with it and are locked for their class."""
+    before = set(house.services.locked.list(f"{house.log_id}/payload/2040-07/"))
+    house.say(*arguments)
+    after = set(house.services.locked.list(f"{house.log_id}/payload/2040-07/"))
+    return {key.removeprefix(f"{house.log_id}/") for key in after - before}
+
+
+def move(house: Any, year: int, month: int, day: int) -> None:
+    house.now = datetime(year, month, day, tzinfo=UTC)
+    house.services.clock.move(house.now - house.services.clock.now())
+
+
+@pytest.mark.parametrize("by", ["subjects", "data_classes", "scope"])
+def test_objects_with_a_held_part_are_held_and_no_others_and_let_go_at_the_release(locked: Any, by: str) -> None:
+    house = locked
+    mine, others = said(house, "chat", "I live in Lima", "spoken"), said(house, "talk", "me too", "other", BOB)
+    selectors: dict[str, dict[str, Any]] = {
+        "subjects": {"subjects": [ADA]},
+        "data_classes": {"data_classes": ["spoken"]},
+        "scope": {"scope": {"conversation": "chat"}},
+    }
+    placed = hold(house, **selectors[by])
+    assert held(house) == set()
+    assert settle(house) > 0
+    assert mine <= held(house)
+    assert not others & held(house)
+    later = said(house, "chat", "and I moved", "spoken")
+    settle(house)
+    assert later <= held(house)
+    assert settle(house) == 0, "nothing is left to do"
+    release(house, placed)
+    settle(house)
+    assert held(house) == set()
+
+
+def test_a_held_object_is_not_deleted_and_its_lock_does_not_end_before_the_hold(locked: Any) -> None:
+    house = locked
+    [name] = said(house, "chat", "I live in Lima", "spoken")
+    placed = hold(house, subjects=[ADA])
+    settle(house)
+    key = f"{house.log_id}/{name}"
+    for month in (7, 8, 9, 10):
+        move(house, 2040, month, 25)
+        settle(house)
+        assert house.services.locked.head(key).locked_until > house.now, "the lock goes with the hold"
+    with pytest.raises(ObjectLocked):
+        house.services.locked.delete(key)
+    house.sweep()
+    assert house.services.locked.head(key).held
+    release(house, placed)
+    settle(house)
+    house.sweep()
+    house.now += timedelta(hours=1)
+    assert house.sweep()["payload_objects"]["deleted"] == 0, "a lock that was prolonged is never shortened"
+    move(house, 2041, 2, 1)
+    assert house.sweep()["payload_objects"]["deleted"] == 1
+
+
+def test_two_holds_on_one_object_free_it_when_the_last_one_ends(locked: Any) -> None:
+    house = locked
+    mine = said(house, "chat", "I live in Lima", "spoken")
+    first, second = hold(house, subjects=[ADA]), hold(house, data_classes=["spoken"])
+    settle(house)
+    release(house, first)
+    settle(house)
+    assert mine <= held(house)
+    release(house, second)
+    settle(house)
+    assert held(house) == set()
+
+
+def test_without_holds_a_look_asks_nothing_of_the_record(house: Any) -> None:
+    house.say("chat", "something")
+    LegalHolds(house.parts).run(house.tenant_id, house.now)
+    assert LegalHolds(house.parts).run(house.tenant_id, house.now) == 0
+    assert held(house) == set()
+
+
+class Blobs:
+    """A bucket with Object Lock as a registered store; `fail` lets the next connection fail."""
+
+    def __init__(self, house: Any, service: Any, *, locked: bool) -> None:
+        self.house, self.fail = house, False
+        self.s3 = boto3.client(
+            "s3",
+            endpoint_url=service.endpoint,
+            aws_access_key_id=service.access_key,
+            aws_secret_access_key=service.secret_key,
+            region_name="us-east-1",
+            config=Config(request_checksum_calculation="when_required"),
+        )
+        self.bucket = f"held-{house.tenant_id}"
+        self.s3.create_bucket(Bucket=self.bucket, ObjectLockEnabledForBucket=locked)
+        self.config = {"bucket": self.bucket, "endpoint_url": service.endpoint}
+        keys = {"access_key": service.access_key, "secret_key": service.secret_key}
+
+        def connect(store: Any, read_only: bool) -> Any:
+            if store.kind != "s3":
+                return house.services.connect(store, read_only)
+            if self.fail:
+                raise StoreUnreachable("s3")
+            return open_connector("s3", {**store.config, **keys}, secrets=str, read_only=read_only)
+
+        house.parts = replace(house.parts, connect=connect)
+        house.sweeps = Sweeps(house.parts, brakes=Brakes(jump=timedelta(days=10_000)))
+        with house.transaction() as session:
+            spec = {"kind": "s3", "config": {**self.config, "owner_field": "owner"}}
+            put_store(session, house.acting(), "blobs", spec, house.now, check_target=lambda *_: None)
+
+    def put(self, key: str, owner: str = ADA, data_class: str = "note") -> str:
+        self.s3.put_object(Bucket=self.bucket, Key=key, Body=f"said by {owner}".encode(), Metadata={"owner": owner})
+        item = {"data_class": data_class, "store": "blobs", "locator": {"key": key}, "subjects": [owner]}
+        house = self.house
+        with house.transaction() as session:
+            [result] = artifacts.register(session, house.services.vault, house.acting(), [item], house.now)
+        return str(result["id"])
+
+    def state(self, key: str) -> str | None:
+        try:
+            found = self.s3.head_object(Bucket=self.bucket, Key=key)
+        except self.s3.exceptions.ClientError:
+            return None
+        return str(found.get("ObjectLockLegalHoldStatus", "OFF"))
+
+    def rows(self) -> list[StoreHoldRow]:
+        with self.house.transaction(write=False) as session:
+            return list(session.exec(select(StoreHoldRow)))
+
+
+@pytest.fixture
+def blobs(house: Any, s3_service: Any) -> Iterator[Blobs]:
+    house.plain("note")
+    made = Blobs(house, s3_service, locked=True)
+    yield made
+    made.s3.close()
+
+
+@pytest.mark.s3
+@pytest.mark.scenario("E10")
+def test_one_of_ten_objects_is_held_in_its_bucket_and_nine_end(house: Any, blobs: Blobs) -> None:
+    kept = blobs.put("0")
+    for number in range(1, 10):
+        blobs.put(str(number))
+    placed = hold(house, artifacts=[kept])
+    settle(house)
+    assert [blobs.state(str(number)) for number in range(10)] == ["ON", *["OFF"] * 9]
+    [listed] = house.holds.holds(house.acting())
+    assert (listed["items"], listed["at_stores"]) == (1, {"set": 1})
+    house.now += timedelta(days=100)
+    assert house.sweep()["counts"]["removed"] == 9
+    assert [blobs.state(str(number)) for number in range(10)] == ["ON", *[None] * 9]
+    release(house, placed)
+    settle(house)
+    assert blobs.state("0") == "OFF"
+    assert blobs.rows() == []
+    assert house.sweep()["counts"]["removed"] == 1
+    assert blobs.state("0") is None
+
+
+@pytest.mark.s3
+def test_somebody_elses_hold_in_the_bucket_is_left_alone(house: Any, blobs: Blobs) -> None:
+    blobs.put("0")
+    blobs.s3.put_object_legal_hold(Bucket=blobs.bucket, Key="0", LegalHold={"Status": "ON"})
+    placed = hold(house, subjects=[ADA])
+    settle(house)
+    assert [row.versions for row in blobs.rows()] == [[]]
+    release(house, placed)
+    settle(house)
+    assert blobs.state("0") == "ON"
+    house.now += timedelta(days=100)
+    run = house.sweep()
+    assert run["counts"]["removed"] == 0
+    assert run["alarm"] is not None
+
+
+@pytest.mark.s3
+def test_a_store_that_is_silent_at_the_release_is_asked_again(house: Any, blobs: Blobs) -> None:
+    blobs.put("0")
+    placed = hold(house, subjects=[ADA])
+    settle(house)
+    release(house, placed)
+    blobs.fail = True
+    LegalHolds(house.parts).run(house.tenant_id, house.now)
+    assert blobs.state("0") == "ON"
+    blobs.fail = False
+    settle(house)
+    assert blobs.state("0") == "OFF"
+
+
+@pytest.mark.s3
+def test_a_version_that_comes_under_a_hold_is_held_within_a_day_and_freed_with_it(house: Any, blobs: Blobs) -> None:
+    blobs.put("0")
+    placed = hold(house, subjects=[ADA])
+    settle(house)
+    blobs.s3.put_object(Bucket=blobs.bucket, Key="0", Body=b"a second version", Metadata={"owner": ADA})
+    assert blobs.state("0") == "OFF"
+    house.now += timedelta(days=1)
+    settle(house)
+    assert blobs.state("0") == "ON"
+    assert [len(row.versions) for row in blobs.rows()] == [2]
+    release(house, placed)
+    settle(house)
+    house.now += timedelta(days=100)
+    assert house.sweep()["counts"]["removed"] == 1
+
+
+@pytest.mark.s3
+def test_a_bucket_without_object_lock_is_said_to_refuse_and_the_hold_holds_all_the_same(
+    house: Any, s3_service: Any
+) -> None:
+    house.plain("note")
+    blobs = Blobs(house, s3_service, locked=False)
+    blobs.put("0")
+    hold(house, subjects=[ADA])
+    settle(house)
+    [listed] = house.holds.holds(house.acting())
+    assert listed["at_stores"] == {"refused": 1}
+    house.now += timedelta(days=100)
+    assert house.sweep()["kept"] == {"hold": 1}
+    assert blobs.state("0") == "OFF"
+    blobs.s3.close()
