@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 from starlette.concurrency import run_in_threadpool
@@ -22,6 +22,7 @@ from api import idempotency
 from api.auth import acting_of, bearer_of
 from api.errors import Problem, response_of
 from ledger.entry import format_instant
+from registry.errors import Unknown
 
 _WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _NUL = b"\\u0000"
@@ -35,6 +36,10 @@ class Body(BaseModel):
 
 Instant = Annotated[datetime, PlainSerializer(format_instant, return_type=str, when_used="json-unless-none")]
 """An instant as it goes out: UTC with microseconds, also where they are zero. Source: API §0."""
+
+DryRun = Annotated[
+    bool, Query(description="Judge the declaration as a real one and say which version it would be; change nothing.")
+]
 
 
 class StrictRequest(Request):
@@ -81,12 +86,19 @@ class Route(APIRoute):
             try:
                 return await _once(strict, inner)
             except Exception as error:
-                answer = response_of(error, instance=request.scope.get("request_id"))
+                answer = response_of(_located(error, request), instance=request.scope.get("request_id"))
                 if answer.status_code == 500:  # noqa: PLR2004 - nobody named it: telemetry logs and answers
                     raise
                 return answer
 
         return handle
+
+
+def _located(error: Exception, request: Request) -> Exception:
+    """What the path names and nobody knows is 404; the same name in a body stays what its own problem says."""
+    if isinstance(error, Unknown) and error.name and error.name in request.path_params.values():
+        return Problem("not-found", f"{error}; {error.hint}" if error.hint else str(error))
+    return error
 
 
 async def _once(request: StrictRequest, inner: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:
@@ -109,7 +121,7 @@ async def _once(request: StrictRequest, inner: Callable[[Request], Coroutine[Any
         try:
             response = await inner(request)
         except Exception as error:
-            response = response_of(error, instance=request.scope.get("request_id"))
+            response = response_of(_located(error, request), instance=request.scope.get("request_id"))
             if response.status_code == 500:  # noqa: PLR2004 - see Route
                 raise
         if isinstance(response.body, bytes):

@@ -88,7 +88,7 @@ def get_class(session: Session, tenant_id: int, name: str, version: int | None =
     else:
         row = session.get(DataClassRow, (tenant_id, name, version))
     if row is None:
-        raise UnknownClass(name)
+        raise UnknownClass(name, version)
     return _from_row(row)
 
 

@@ -72,10 +72,15 @@ class TargetNotAllowed(RegistryError):
     """A store or a callback points where the operator has not allowed it, or at the service's own data."""
 
     problem = "target-not-allowed"
-    hint = "the operator lists allowed targets in ALLOW_TARGETS (file:GLOB, sqlite:GLOB, host or host:port)"
+    hint = (
+        "the operator lists what stores may point at in MUNIMENT_ALLOW_TARGETS, or as allow_targets in muniment.toml "
+        "of the data folder (file:GLOB, sqlite:GLOB, host or host:port), and starts the service again"
+    )
 
-    def __init__(self, kind: str, detail: str) -> None:
-        super().__init__(f"target of kind {kind} refused: {detail}")
+    def __init__(self, kind: str, detail: str, *, allow: str | None = None) -> None:
+        """Keep both; `allow` is the entry of the operator's list that would let the target through."""
+        wanted = "" if allow is None else f"; {allow} would allow it"
+        super().__init__(f"target of kind {kind} refused: {detail}{wanted}")
         self.kind = kind
         self.detail = detail
 
@@ -97,6 +102,12 @@ class UnknownClass(Unknown):
     problem = "unknown-class"
     hint = "a platform token registers it first: PUT /v1/data-classes/{name}"
     what = "data class"
+
+    def __init__(self, name: str = "", version: int | None = None) -> None:
+        super().__init__(name)
+        self.version = version
+        if version is not None:
+            self.args = (f"no version {version} of data class {name!r} in this tenant",)
 
 
 class UnknownStore(Unknown):
@@ -141,6 +152,12 @@ class UnknownReview(Unknown):
     """No scope review of that id."""
 
     what = "scope review"
+
+
+class UnknownRegistrationReview(Unknown):
+    """No review of a repeated registration of that id."""
+
+    what = "registration review"
 
 
 class UnknownTenant(Unknown):
@@ -208,7 +225,7 @@ class AmbiguousSubject(Conflict):
 
 
 class SamePrincipalDecides(RegistryError):
-    """Who proposed a merge cannot decide it."""
+    """Who proposed a merge, or asked for a change of another's item, cannot decide it."""
 
     problem = "separate-duties"
     hint = "another person of the legal desk decides the proposal"

@@ -1,20 +1,62 @@
-"""`muniment classes apply` and `muniment stores apply`: files of declarations, a diff first, then an upsert."""
+"""`muniment classes apply` and `muniment stores apply`: files of declarations, a diff first, then an upsert.
+
+Guarantees: every declaration of every file is read here and judged by the server (`?dry_run=true`) before the first one
+is put into force, so that a bad one changes nothing. What fails later all the same ends with the list of what was
+applied and what was not. Exit codes: 0 applied, or nothing to change; 1 refused; 2 could not run.
+"""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
 
+from api.commands.failures import explain
 from api.commands.options import CannotRun, client_of, remote, show
-from muniment.errors import ApiProblem
+from muniment.errors import ApiProblem, MunimentError
 from muniment.registry import Client
 
-_NOT_FOUND = (404, 422)
+_NOT_FOUND = 404
+
+
+@dataclass(slots=True, kw_only=True)
+class Change:
+    """One declaration: what it changes, and what became of it."""
+
+    name: str
+    state: str
+    version: int | None
+    changes: list[str]
+    applied: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Refusal:
+    """One declaration that the server refuses, in its words."""
+
+    name: str
+    status: int | None
+    detail: str
+    errors: list[dict[str, Any]] = field(default_factory=list)
+
+
+class _Once(yaml.SafeLoader):
+    """Reads YAML in which no name is given twice; the format's own readers take the last one silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:  # noqa: FBT001, FBT002 - theirs
+        names = [self.construct_object(name, deep=True) for name, _ in node.value]
+        for number, name in enumerate(names):
+            if name in names[:number]:
+                raise yaml.constructor.ConstructorError(
+                    None, None, "a name is given twice", node.value[number][0].start_mark
+                )
+        found: dict[Any, Any] = super().construct_mapping(node, deep=deep)
+        return found
 
 
 def read_declarations(path: Path, section: str) -> dict[str, Any]:
@@ -25,14 +67,15 @@ def read_declarations(path: Path, section: str) -> dict[str, Any]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        found = tomllib.loads(text) if path.suffix == ".toml" else yaml.safe_load(text)
+        found = tomllib.loads(text) if path.suffix == ".toml" else yaml.load(text, Loader=_Once)  # noqa: S506 - a safe one
     except OSError as error:
         message = f"{path}: {(error.strerror or 'not readable').lower()}"
         raise CannotRun(message) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
-        message = f"{path}: not readable as {'TOML' if path.suffix == '.toml' else 'YAML'}{where}"
+        what = f": {error.problem}" if isinstance(error, yaml.constructor.ConstructorError) else ""
+        message = f"{path}: not readable as {'TOML' if path.suffix == '.toml' else 'YAML'}{where}{what}"
         raise CannotRun(message) from None
     if isinstance(found, dict) and isinstance(found.get(section), dict):
         found = found[section]
@@ -77,28 +120,96 @@ def differences(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> list[s
     return lines
 
 
+def read_all(files: Sequence[Path], section: str) -> dict[str, Any]:
+    """Returns the declarations of all files. Raises CannotRun: a file is bad, or two declare the same name."""
+    found: dict[str, Any] = {}
+    origin: dict[str, Path] = {}
+    for file in files:
+        for name, spec in read_declarations(file, section).items():
+            if name in found:
+                message = f"{file}: {name} is declared in {origin[name]} already"
+                raise CannotRun(message)
+            found[name], origin[name] = spec, file
+    return found
+
+
+def judge(client: Client, path: str, specs: Mapping[str, Any]) -> tuple[list[Change], list[Refusal]]:
+    """What each declaration would change, and those that the server refuses; changes nothing."""
+    changes: list[Change] = []
+    refused: list[Refusal] = []
+    for name, spec in specs.items():
+        try:
+            old = _present(client, f"{path}/{name}")
+            judged = client.request("PUT", f"{path}/{name}?dry_run=true", spec)
+        except ApiProblem as problem:
+            detail = f"{problem.title}: {problem.detail}".rstrip(": ")
+            refused.append(Refusal(name=name, status=problem.status, detail=detail, errors=list(problem.errors or [])))
+            continue
+        lines = differences(old, spec)
+        state = "new" if old is None else "changed" if judged["version"] != old["version"] else "same"
+        changes.append(Change(name=name, state=state, version=judged["version"], changes=lines))
+    return changes, refused
+
+
+def apply(client: Client, path: str, specs: Mapping[str, Any], changes: Sequence[Change]) -> None:
+    """Puts each declaration into force and marks it so. Raises the first error; what is marked stays in force."""
+    for change in changes:
+        change.version = client.request("PUT", f"{path}/{change.name}", specs[change.name])["version"]
+        change.applied = True
+
+
 def _present(client: Client, path: str) -> Mapping[str, Any] | None:
     try:
         found: Mapping[str, Any] = client.request("GET", path)
     except ApiProblem as problem:
-        if problem.status in _NOT_FOUND:
+        if problem.status == _NOT_FOUND:
             return None
         raise
     return found
 
 
-def apply(client: Client, path: str, specs: Iterable[tuple[str, Any]], *, dry_run: bool) -> list[dict[str, Any]]:
-    """Upserts each declaration and returns what was done to it."""
-    done = []
-    for name, spec in specs:
-        old = _present(client, f"{path}/{name}")
-        changes = differences(old, spec)
-        state = "new" if old is None else "changed" if changes else "same"
-        version = None if old is None else old["version"]
-        if not dry_run:
-            version = client.request("PUT", f"{path}/{name}", spec)["version"]
-        done.append({"name": name, "state": state, "version": version, "changes": changes})
-    return done
+def _lines(changes: Sequence[Change], refused: Sequence[Refusal]) -> list[str]:
+    lines = []
+    for change in changes:
+        lines += [f"{change.name}: {change.state} (version {change.version})", *change.changes]
+    for one in refused:
+        lines.append(f"{one.name}: refused ({one.status}): {one.detail}")
+        lines += [f"  {item.get('pointer', '')}: {item.get('detail', '')}" for item in one.errors]
+    return lines
+
+
+def _stopped(changes: Sequence[Change], error: str) -> list[str]:
+    """What a reader needs to know when the work ended in the middle."""
+    done = [change.name for change in changes if change.applied]
+    rest = [change.name for change in changes if not change.applied]
+    return [
+        f"stopped at {rest[0]}: {error}",
+        f"applied: {', '.join(done) or 'nothing'}",
+        f"not applied: {', '.join(rest)}; run the same command again",
+    ]
+
+
+def _run(client: Client, section: str, path: str, specs: Mapping[str, Any], *, dry_run: bool, as_json: bool) -> int:
+    changes, refused = judge(client, path, specs)
+    told: dict[str, Any] = {"dry_run": dry_run, "refused": [asdict(one) for one in refused]}
+    if not as_json:
+        for line in _lines(changes, refused):
+            click.echo(line)
+    code, end = 0, []
+    if refused:
+        code, end = 1, [f"nothing was applied: {len(refused)} of {len(specs)} declarations are refused"]
+    elif dry_run:
+        end = ["dry run: nothing was changed"]
+    else:
+        try:
+            apply(client, path, specs, changes)
+            end = [f"applied: {', '.join(specs) or 'nothing'}"]
+        except MunimentError as error:
+            said, code = explain(error)
+            end = _stopped(changes, said)
+            told["stopped"] = end
+    show({**told, section: [asdict(change) for change in changes]}, as_json=as_json, lines=end)
+    return code
 
 
 def _command(section: str, path: str, what: str) -> click.Group:
@@ -120,17 +231,9 @@ def _command(section: str, path: str, what: str) -> click.Group:
         dry_run: bool,
         as_json: bool,
     ) -> int:
-        # Every file is read before anything is sent, so that a bad one changes nothing.
-        specs = [item for file in files for item in read_declarations(file, section).items()]
+        specs = read_all(files, section)
         with client_of(data=data, url=url, token=token, tenant=tenant) as client:
-            done = apply(client, path, specs, dry_run=dry_run)
-        lines = []
-        for item in done:
-            lines += [f"{item['name']}: {item['state']} (version {item['version']})", *item["changes"]]
-        if dry_run:
-            lines.append("dry run: nothing was changed")
-        show({"dry_run": dry_run, section: done}, as_json=as_json, lines=lines)
-        return 0
+            return _run(client, section, path, specs, dry_run=dry_run, as_json=as_json)
 
     return group
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Body as BodyOf
-from fastapi import Path, Response
+from fastapi import Path, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from api.auth import Anyone, Parts, Platform
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, Page, paged, read_cursor
 from api.preview import due_under, newly_due
-from api.requests import make_router
+from api.requests import DryRun, make_router
 from ledger.entry import Kind
 from registry import classes
 from registry.class_schema import class_schema
@@ -33,6 +33,7 @@ _EXAMPLE: dict[str, Any] = {
 }
 Spec = Annotated[dict[str, Any], BodyOf(examples=[_EXAMPLE], description="API.md §2 lists every field.")]
 Name = Annotated[str, Path(examples=["transcript"], max_length=64)]
+Version = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="The one in force without it.")]
 
 
 class ClassView(BaseModel):
@@ -58,16 +59,20 @@ def _view(one: DataClass) -> ClassView:
 
 
 @router.put("/v1/data-classes/{name}", responses={201: {"description": "A new version is in force."}})
-def put_class(name: Name, spec: Spec, acting: Platform, parts: Parts, response: Response) -> ClassView:
+def put_class(
+    name: Name, spec: Spec, acting: Platform, parts: Parts, response: Response, *, dry_run: DryRun = False
+) -> ClassView:
     """Creates a class or supersedes its version; the same declaration again changes nothing."""
     now = parts.clock.now()
     _check_callback(parts, spec)
     with parts.database.transaction(acting.tenant_id) as session:
         one, created = classes.put_class(session, acting, name, spec, now)
-        if created:
+        if dry_run:
+            session.rollback()
+        elif created:
             body = {"class": one.name, "version": one.version, "by": acting.principal}
             parts.record.announce(session, acting.tenant_id, Kind.CLASS_REGISTERED, body, now)
-    response.status_code = 201 if created else 200
+    response.status_code = 201 if created and not dry_run else 200
     return _view(one)
 
 
@@ -99,7 +104,7 @@ def list_classes(acting: Anyone, parts: Parts, limit: Limit = DEFAULT_LIMIT, cur
 
 
 @router.get("/v1/data-classes/{name}")
-def get_class(name: Name, acting: Anyone, parts: Parts, version: int | None = None) -> ClassView:
+def get_class(name: Name, acting: Anyone, parts: Parts, version: Version = None) -> ClassView:
     """One class: the version in force, or the one asked for."""
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         return _view(classes.get_class(session, acting.tenant_id, name, version))

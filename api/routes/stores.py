@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.auth import Anyone, Parts, Platform
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, Page, paged, read_cursor
-from api.requests import make_router
+from api.requests import DryRun, make_router
 from connectors.errors import ConnectorError, StoreUnreachable, Timeout, WrongCredentials
 from ledger.entry import Kind
 from registry import stores
@@ -56,16 +56,21 @@ class CheckView(BaseModel):
 
 
 @router.put("/v1/stores/{name}", responses={201: {"description": "A new version is in force."}})
-def put_store(name: Name, spec: Spec, acting: Platform, parts: Parts, response: Response) -> StoreName:
+def put_store(
+    name: Name, spec: Spec, acting: Platform, parts: Parts, response: Response, *, dry_run: DryRun = False
+) -> StoreName:
     """Registers a store or supersedes its version; never contacts it."""
     now = parts.clock.now()
     with parts.database.transaction(acting.tenant_id) as session:
         row, created = stores.put_store(session, acting, name, spec, now, check_target=parts.check_target)
-        if created:
+        shown = StoreName(name=row.name, version=row.version)
+        if dry_run:
+            session.rollback()
+        elif created:
             body = {"store": row.name, "version": row.version, "kind": row.kind, "by": acting.principal}
             parts.record.announce(session, acting.tenant_id, Kind.STORE_REGISTERED, body, now)
-        response.status_code = 201 if created else 200
-        return StoreName(name=row.name, version=row.version)
+    response.status_code = 201 if created and not dry_run else 200
+    return shown
 
 
 @router.get("/v1/stores")

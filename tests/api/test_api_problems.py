@@ -132,12 +132,36 @@ def test_a_body_of_20_mib_is_413_whether_its_size_is_declared_or_not(service: An
 def test_a_class_that_is_incomplete_names_everything_that_is_missing(service: Any) -> None:
     body = problem(service.role("platform").put("/v1/data-classes/partial", json={"state": "record"}), 422, "invalid")
     assert {error["pointer"] for error in body["errors"]} >= {"#/owner", "#/personal"}
-    assert service.role("platform").get("/v1/data-classes/partial").status_code == 422
+    assert service.role("platform").get("/v1/data-classes/partial").status_code == 404
 
 
-def test_an_unknown_class_or_store_is_named(service: Any) -> None:
-    problem(service.role("platform").get("/v1/data-classes/nothing"), 422, "unknown-class")
-    problem(service.role("platform").post("/v1/stores/nothing/check"), 422, "unknown-store")
+def test_a_class_or_store_of_the_path_that_nobody_knows_is_404_and_named(service: Any) -> None:
+    """In a body the same name is 422: there the request is wrong, here the resource is not there."""
+    platform = service.role("platform")
+    for method, path in (
+        ("GET", "/v1/data-classes/nothing"),
+        ("DELETE", "/v1/data-classes/nothing"),
+        ("GET", "/v1/stores/nothing"),
+        ("DELETE", "/v1/stores/nothing"),
+        ("POST", "/v1/stores/nothing/check"),
+        ("GET", "/v1/machines/nothing"),
+        ("GET", "/v1/machines/nothing/violations"),
+    ):
+        body = problem(platform.request(method, path), 404, "not-found")
+        assert "'nothing'" in body["detail"], path
+    deleted = platform.delete("/v1/stores/nothing", headers={"Idempotency-Key": "gone"})
+    problem(deleted, 404, "not-found")
+    spec = {"stream": "conv_404", "data_class": "nothing"}
+    problem(service.role("writer").post("/v1/streams", json=spec), 422, "unknown-class")
+
+
+def test_a_version_that_a_class_never_had_is_404_by_its_number(service: Any) -> None:
+    platform = service.role("platform")
+    body = problem(platform.get("/v1/data-classes/transcript?version=9"), 404, "not-found")
+    assert "no version 9 of data class 'transcript'" in body["detail"]
+    assert platform.get("/v1/data-classes/transcript?version=1").status_code == 200
+    for outside in ("0", "-1", str(2**63)):
+        problem(platform.get(f"/v1/data-classes/transcript?version={outside}"), 422, "invalid")
 
 
 def test_a_store_outside_the_operators_list_is_refused_and_its_secret_never_echoed(service: Any) -> None:

@@ -42,7 +42,7 @@ def test_a_class_is_versioned_and_the_same_again_changes_nothing(desk: Any) -> N
     assert (changed.status_code, changed.json()["version"]) == (201, 2)
     assert platform.get("/v1/data-classes/notes?version=1").json()["owner"] == "team-cv"
     assert platform.delete("/v1/data-classes/notes").status_code == 204
-    assert platform.get("/v1/data-classes/notes").status_code == 422
+    assert platform.get("/v1/data-classes/notes").status_code == 404
 
 
 def test_a_preview_changes_nothing_and_counts_what_would_be_due(desk: Any) -> None:
