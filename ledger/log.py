@@ -54,7 +54,18 @@ from ledger.lease import Lease
 from ledger.merkle import consistency_proof, inclusion_proof, root_of, verify_consistency
 from ledger.models import LogState
 from ledger.payloads import Payloads
-from ledger.placing import Fresh, Stored, batch_of, chain, index_lines, pack_objects, personal, receipt_of, weight
+from ledger.placing import (
+    Chain,
+    Fresh,
+    Stored,
+    batch_of,
+    chain,
+    index_lines,
+    pack_objects,
+    personal,
+    receipt_of,
+    weight,
+)
 
 FLUSH_BYTES = 4 * 1024 * 1024
 FLUSH_ENTRIES = 10_000
@@ -558,38 +569,43 @@ class Log:
         fence: int,
         now: datetime,
     ) -> list[Appended] | None:
-        """Give the drafts their places; None when another writer has the log's next index."""
+        """Give the drafts their places, in one batch unless their headers are too large for it.
+
+        None when another writer has the log's next index. A crash between two batches leaves entries that nobody was
+        told of: the retry answers `duplicate`.
+        """
+        first, rest = head.size, fresh
+        while True:
+            made = self._chained(head, rest, stored)
+            here, rest = rest[: len(made.raws)], rest[len(made.raws) :]
+            batch = batch_of(head, made.raws, fence)
+            data = encode_batch(batch)
+            digest = sha256(data).digest()
+            lines = index_lines(here)
+            self._parts.hot.replace(head.key(index_key(batch.first, digest)), index.encode_lines(lines))  # 3
+            if not self._put_batch(head, batch, data, now):  # 4
+                return None
+            placed |= _placed(here, made, batch.first)
+            # 6, sent only when 5 is committed
+            answers = [] if rest else _answers(calls, placed, receipt_of(head, first, batch, data, now))
+            try:
+                with self._parts.transactions(head.tenant_id) as session:  # 5
+                    index.insert(session, head.tenant_id, batch.first, made.headers, lines)
+                    head.took(batch, digest, made.leaves)
+                    save(session, head)
+                    if self._stages and not rest:
+                        staging.answer(session, head.tenant_id, _staged_answers(calls, answers), now)
+            except sa.exc.IntegrityError:
+                # Another process found this batch in the bucket and indexed it first.
+                return None
+            if not rest:
+                return answers
+
+    def _chained(self, head: Head, fresh: Fresh, stored: Mapping[int, Part]) -> Chain:
         with self._parts.transactions(head.tenant_id, write=False) as session:
             require_not_back(session, head)
             positions = index.positions(session, head.tenant_id, (draft.stream_no for draft, _ in fresh))
-        made = chain(fresh, stored, previous=head.previous, positions=positions)
-        batch = batch_of(head, made.raws, fence)
-        data = encode_batch(batch)
-        digest = sha256(data).digest()
-        lines = index_lines(fresh)
-        self._parts.hot.replace(head.key(index_key(batch.first, digest)), index.encode_lines(lines))  # 3
-        if not self._put_batch(head, batch, data, now):  # 4
-            return None
-        for offset, ((draft, dropped), leaf) in enumerate(zip(fresh, made.leaves, strict=True)):
-            placed[draft.entry_id, draft.digest] = Placed(
-                entry_id=draft.entry_id,
-                state=PlacedState.STORED,
-                index=batch.first + offset,
-                leaf=leaf,
-                dropped=tuple(sorted(dropped)),
-            )
-        answers = _answers(calls, placed, receipt_of(head, batch, data, now))  # 6, sent only when 5 is committed
-        try:
-            with self._parts.transactions(head.tenant_id) as session:  # 5
-                index.insert(session, head.tenant_id, batch.first, made.headers, lines)
-                head.took(batch, digest, made.leaves)
-                save(session, head)
-                if self._stages:
-                    staging.answer(session, head.tenant_id, _staged_answers(calls, answers), now)
-        except sa.exc.IntegrityError:
-            # Another process found this batch in the bucket and indexed it first.
-            return None
-        return answers
+        return chain(fresh, stored, previous=head.previous, positions=positions)
 
     def _answer_staged(self, head: Head, calls: Sequence[_Call], answers: Sequence[Appended], now: datetime) -> None:
         wanted = _staged_answers(calls, answers)
@@ -641,6 +657,19 @@ def _fit(waiting: list[_Waiting]) -> tuple[list[_Waiting], list[_Waiting]]:
         if number and (size > FLUSH_BYTES or count > FLUSH_ENTRIES):
             return waiting[:number], waiting[number:]
     return waiting, []
+
+
+def _placed(fresh: Fresh, made: Chain, first: int) -> _Answers:
+    return {
+        (draft.entry_id, draft.digest): Placed(
+            entry_id=draft.entry_id,
+            state=PlacedState.STORED,
+            index=first + offset,
+            leaf=leaf,
+            dropped=tuple(sorted(dropped)),
+        )
+        for offset, ((draft, dropped), leaf) in enumerate(zip(fresh, made.leaves, strict=True))
+    }
 
 
 def _answers(calls: Sequence[_Call], placed: _Answers, receipt: str | None) -> list[Appended]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from hashlib import sha256
 
-from ledger.batches import Batch, batch_key
+from ledger.batches import MAX_HEADERS_BYTES, Batch, batch_key
 from ledger.checkpoint import sign_note
 from ledger.draft import Draft, SealedPart
 from ledger.entry import Header, Part, encode_header, header_hash, uuid7
@@ -55,7 +55,11 @@ def pack_objects(
 
 
 def chain(fresh: Fresh, stored: Mapping[int, Part], *, previous: bytes, positions: Mapping[int, int]) -> Chain:
-    """Give each draft the next position of its stream and the hash of the header before it."""
+    """Give each draft the next position of its stream and the hash of the header before it.
+
+    It ends with the last one whose header still fits into a batch; the others come into the batch after it.
+    """
+    size = 0
     following = dict(positions)
     made = Chain(headers=[], raws=[], leaves=[])
     for draft, dropped in fresh:
@@ -77,6 +81,9 @@ def chain(fresh: Fresh, stored: Mapping[int, Part], *, previous: bytes, position
             parts=tuple(stored[id(part)] for number, part in enumerate(draft.parts) if number not in dropped),
         )
         raw = encode_header(header)
+        size += len(raw) + 1
+        if size > MAX_HEADERS_BYTES:
+            break
         previous = header_hash(raw)
         made.headers.append(header)
         made.raws.append(raw)
@@ -117,10 +124,14 @@ def batch_of(head: Head, raws: Sequence[bytes], fence: int) -> Batch:
     )
 
 
-def receipt_of(head: Head, batch: Batch, data: bytes, now: datetime) -> str:
-    """Return a signed note over a flush: it commits to every header of the batch."""
+def receipt_of(head: Head, first: int, batch: Batch, data: bytes, now: datetime) -> str:
+    """Return a signed note over a flush, from the index `first` to its last batch.
+
+    It commits to every header of the flush: to those of the last batch by its digest, to those of earlier ones because
+    each batch names the digest of the one before it.
+    """
     text = (
-        f"muniment-receipt/v1\n{head.origin}\n{batch.first}\n{batch.count}\n"
+        f"muniment-receipt/v1\n{head.origin}\n{first}\n{batch.end - first}\n"
         f"{sha256(data).hexdigest()}\n{now:%Y-%m-%dT%H:%M:%S.%fZ}\n"
     )
     return sign_note(text, head.signers).decode()

@@ -25,7 +25,9 @@ from registry.lenient import Unsplittable, elements, has_unique_keys, members
 
 MAX_DEPTH = 200
 MAX_SOURCES = 10_000
-MAX_PARTS = 100
+MAX_PARTS = 64
+"""With the parts that the service adds, this many fill a header nearly to its limit whatever their lengths are."""
+
 _MAX_NAME = 512
 _MAX_INT = 2**53
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)")
