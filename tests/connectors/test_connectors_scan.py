@@ -251,7 +251,7 @@ def app(path: Path) -> None:
             [(f"{who}@example.org", "2020-01-01T00:00:00") for who in ("ada", "ben")],
         )
         old = NOW.timestamp()
-        rows = [("ada_lovelace", "c1", SECRET, old - 86_400 * days) for days in (0.5, 3, 20, 60, 200, 900)]
+        rows: list[Any] = [("ada_lovelace", "c1", SECRET, old - 86_400 * days) for days in (0.5, 3, 20, 60, 200, 900)]
         rows += [("ben_bitdiddle", "c1", "hi", old), (None, "c2", "who", None), ("", "c2", "anon", old)]
         db.executemany("INSERT INTO message (user_id, conversation_id, body, ts) VALUES (?, ?, ?, ?)", rows)
         db.execute("INSERT INTO attachment (message_id, data) VALUES (1, x'00'), (99, x'01')")

@@ -1,0 +1,143 @@
+"""`scan` on a real PostgreSQL with LangGraph's saver and store, and on a real Redis; both are only read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.postgres import PostgresSaver
+from langgraph.store.postgres import PostgresStore
+
+from connectors.scanning.plain import as_json
+from connectors.scanning.report import Scan
+from connectors.scanning.scan import scan
+from infra.services import redis as service
+from tests.connectors.langgraph_beds import Database, agent
+from tests.connectors.test_connectors_scan import only, orphans
+
+NOW = datetime.now(UTC)
+
+
+def look(target: str, **more: Any) -> Scan:
+    return scan(target, now=NOW, deadline=60, **more)
+
+
+@pytest.fixture
+def database(server: Any) -> Iterator[Database]:
+    made = Database(server)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def threads(database: Database) -> PostgresSaver:
+    saver = PostgresSaver(database.connection)
+    saver.setup()
+    for thread, who in (("t-ada", "ada_lovelace"), ("t-ben", "ben_bitdiddle"), ("t-none", None)):
+        config = {"configurable": {"thread_id": thread, **({"user_id": who} if who else {})}}
+        agent(saver).invoke({"messages": [HumanMessage(content=f"{thread} speaks")]}, config)
+    return saver
+
+
+@pytest.mark.postgres
+def test_a_savers_tables_are_recognised_and_a_read_only_transaction_reads_them(
+    threads: PostgresSaver, database: Database
+) -> None:
+    state = "SELECT sum(n_tup_ins + n_tup_upd + n_tup_del)::int FROM pg_stat_user_tables"
+    before = database.run(state), database.run("SELECT pg_current_wal_insert_lsn()")
+    found = look(database.url, subject="user:ada_lovelace")
+    assert (database.run(state), database.run("SELECT pg_current_wal_insert_lsn()")) == before
+    place = only(found, "langgraph-postgres")
+    assert (len(place.people), place.threads, place.nobody, orphans(place)) == (2, 3, 1, {})
+    assert place.parts["checkpoint_blobs"] > 0
+    assert place.bytes > 0
+    assert place.dry_run is not None
+    assert (place.dry_run.items, place.dry_run.mentions) == (1, 0)
+    assert found.could_not_read() == []
+
+
+@pytest.mark.postgres
+@pytest.mark.scenario("S2")
+def test_blobs_and_writes_that_a_partial_delete_left_are_counted_apart(
+    threads: PostgresSaver, database: Database
+) -> None:
+    database.run("DELETE FROM checkpoints WHERE thread_id = 't-ada'")
+    place = only(look(database.url), "langgraph-postgres")
+    left = {
+        "writes without checkpoints": "SELECT count(*) FROM checkpoint_writes WHERE thread_id = 't-ada'",
+        "blobs that no checkpoint uses": "SELECT count(*) FROM checkpoint_blobs WHERE thread_id = 't-ada'",
+    }
+    assert orphans(place) == {what: database.run(query)[0][0] for what, query in left.items()}
+    assert all(orphans(place).values())
+    assert place.threads == 2
+
+
+@pytest.mark.postgres
+def test_stores_and_plain_tables_of_every_schema_are_read_and_dead_rows_named(database: Database) -> None:
+    store = PostgresStore(database.connection)
+    store.setup()
+    store.put(("users", "ada"), "home", {"text": "x"})
+    database.run("CREATE SCHEMA app")
+    database.run("CREATE TABLE app.store (id int PRIMARY KEY, user_id text, body bytea, created_at timestamptz)")
+    database.run(
+        "INSERT INTO app.store SELECT n, 'person-' || n % 3, 'about person-1', now() FROM generate_series(1, 50) n"
+    )
+    database.run("CREATE TABLE hidden (id int)")
+    database.run("DELETE FROM app.store WHERE id < 11")
+    database.run("SELECT pg_stat_force_next_flush()")
+    found = look(database.url, subject="user:person-1")
+    assert only(found, "langgraph-store").rows == 1
+    place = only(found, "postgresql")
+    assert place.parts == {"app.store": 40, "hidden": 0}
+    assert (len(place.people), place.ages.as_json()["histogram"]["under a day"]) == (3, 40)
+    assert place.dry_run is not None
+    assert (place.dry_run.items, place.dry_run.mentions) == (13, 27)
+    assert {each.name for each in place.settings} >= {"autovacuum"}
+
+
+@pytest.mark.postgres
+def test_a_wrong_password_or_port_is_a_named_finding_that_shows_no_secret(database: Database) -> None:
+    for url in (
+        "postgresql://somebody:hunter2-secret@127.0.0.1:9/none",
+        database.uri.replace("postgres:@", "nobody_there:hunter2-secret@"),
+    ):
+        found = look(url)
+        assert found.verdict() == "unreadable"
+        told = json.dumps(as_json(found, names=True)) + repr(found)
+        assert "hunter2" not in told
+        assert "somebody" not in told
+
+
+@pytest.mark.postgres
+def test_a_role_that_may_not_read_is_told_so(threads: PostgresSaver, database: Database) -> None:
+    database.run("CREATE ROLE scan_nobody LOGIN")
+    found = look(database.uri.replace("//postgres:@", "//scan_nobody:@"))
+    assert found.could_not_read() == ["the role sees no table that it may read"]
+    database.run("DROP ROLE scan_nobody")
+
+
+def test_redis_families_expiry_and_lost_writes_are_named(tmp_path: Path) -> None:
+    redis = pytest.importorskip("redis")
+    with service.running(tmp_path) as made:
+        client = redis.Redis.from_url(made.url)
+        client.set("checkpoint:t-1:a", "x", ex=600)
+        client.set("checkpoint_write:t-1:a", "x")
+        client.set("checkpoint_write:t-gone:a", "person-number-1")
+        client.set("session:person-number-1", "x", ex=600)
+        before = client.info("stats")["total_commands_processed"], client.lastsave(), client.dbsize()
+        found = look(made.url, subject="user:person-number-1")
+        after = client.info("stats")["total_commands_processed"], client.lastsave(), client.dbsize()
+        client.close()
+    assert (before[1:], after[0] > before[0]) == (after[1:], True)
+    place = only(found, "langgraph-redis")
+    assert place.parts == {"checkpoint_write": 2, "checkpoint": 1, "session": 1}
+    assert (place.threads, orphans(place)) == (1, {"threads with writes and no checkpoint": 1})
+    assert [each.value for each in place.settings if each.name == "ttl of checkpoint_write"] == ["2 of 2 keys without"]
+    assert place.dry_run is not None
+    assert place.dry_run.mentions == 1
+    assert look("redis://127.0.0.1:9/0").verdict() == "unreadable"
