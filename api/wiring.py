@@ -74,6 +74,7 @@ from registry.acting import Acting
 from registry.duration import Duration
 from registry.ids import random_hex
 from registry.journal import Journal
+from registry.keeping import Derived, SealedPart, part_keys
 from registry.models import StoreRow
 from registry.playback import ReadEntry, read_entries
 from registry.rebuild import Rebuild
@@ -154,6 +155,8 @@ class Services:
             kek_grace=self.settings.kek_grace,
             truncate_log=self.database.truncate_wal,
             keep_groups=self.journal.snapshot_groups,
+            keep_part_rows=self.journal.snapshot_parts,
+            part_keys=self._part_keys,
             cleared=self.watch.cleared,
             anchored=lambda log_id: told(self.anchoring.states(log_id)),
             read=self._read_entries,
@@ -252,6 +255,10 @@ class Services:
 
     def _read_entries(self, session: Session, tenant_id: int, rows: Sequence[EntryRow]) -> list[ReadEntry]:
         return read_entries(session, self.vault, self.log, tenant_id, rows)
+
+    def _part_keys(self, tenant_id: int, parts: Sequence[SealedPart]) -> Derived:
+        with self.timeline.transaction(tenant_id, write=False) as session:
+            return part_keys(session, self.vault, self.log, tenant_id, parts)
 
     def _is_own_exports(self, store: StoreRow) -> bool:
         """Whether a store is the service's own folder of exports; nobody else can register one that points there."""

@@ -26,12 +26,14 @@ from erasure.models import CopyRow
 from erasure.parts import Parts
 from erasure.regenerate import ANEW
 from erasure.request import GONE, CopyState
-from erasure.work import captures_of, failed, load_work, report_of
+from erasure.work import PART, captures_of, failed, load_work, report_of
 from ledger.entry import Kind
 from registry import stores
 from registry.errors import RegistryError
 from registry.models import StoreRow
-from vault.errors import VaultError
+from retention.parts import destroyed_keys, split_ref
+from vault.errors import DestructionUnproven, VaultError
+from vault.rows import PartId
 
 INDEPENDENCE = {
     "code": "another module than the eraser, by ids captured before the erasure",
@@ -95,7 +97,7 @@ class _Confirmation:
 
     def _looks_again(self, copy: CopyRow) -> bool:
         # Where a copy lay is forgotten with the request's traces; it was looked for twice before that.
-        return self._again and (copy.kind == "key" or copy.sealed is not None)
+        return self._again and (copy.kind in ("key", PART) or copy.sealed is not None)
 
     def _store(self, store: StoreRow | None, name: str) -> tuple[int, int]:
         with self._parts.transactions(self._tenant_id, write=False) as session:
@@ -165,22 +167,39 @@ class _Confirmation:
         good: list[CopyRow] = []
         sent_back = 0
         with self._parts.transactions(self._tenant_id) as session:
-            for copy in self._wanted(session, "key"):
+            for copy in (*self._wanted(session, "key"), *self._wanted(session, PART)):
                 session.add(copy)
                 try:
-                    self._parts.vault.prove_destroyed(session, self._tenant_id, [copy.key_id or ""])
+                    keys, names = self._prove(session, copy)
                 except VaultError as error:
                     copy.verified_at, copy.key_state = None, "live"
                     failed(session, copy, self._parts, detail=type(error).__name__, end=CopyState.FAILED)
                     sent_back += 1
                     continue
-                final = self._parts.vault.final_at(session, self._tenant_id, [copy.key_id or ""])
+                final = self._parts.vault.final_at(session, self._tenant_id, keys, names)
                 copy.key_state = "destroyed" if final is None else "final"
                 copy.verified_at = self._parts.instant(self._now, copy.finished_at)
                 copy.verified_how = "a vault that holds nothing could not open it"
                 good.append(copy)
             self._announce(session, good)
         return len(good), sent_back
+
+    def _prove(self, session: Session, copy: CopyRow) -> tuple[list[str], list[PartId]]:
+        """Return the key or part key that was shown to be gone; for a part, that of its data keys which is.
+
+        Raises: VaultError where one still opens.
+        """
+        if copy.kind != PART:
+            self._parts.vault.prove_destroyed(session, self._tenant_id, [copy.key_id or ""])
+            return [copy.key_id or ""], []
+        gone, names = destroyed_keys(session, self._tenant_id, copy.ref), [split_ref(copy.ref)]
+        if not gone:
+            raise DestructionUnproven(copy.ref, "none of its data keys was destroyed")
+        self._parts.vault.prove_destroyed(session, self._tenant_id, gone)
+        if not self._parts.vault.part_infos(session, self._tenant_id, names):
+            return gone, []  # it never had a key of its own
+        self._parts.vault.prove_parts_destroyed(session, self._tenant_id, names)
+        return gone, names
 
     def _announce(self, session: Session, rows: Sequence[CopyRow]) -> None:
         for start in range(0, len(rows), history.INSERT_CHUNK):

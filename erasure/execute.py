@@ -2,7 +2,8 @@
 
  1. Begin: the request is `executing`; what a dead worker left running is pending; what was retained is decided again.
  2. Close the persons' keys for sealing and mark the request destructive: from here it cannot be cancelled.
- 3. Record keys: put into the record which keys go (binding), then decide each again and delete it, in one transaction.
+ 3. Record keys: give parts that stay keys of their own (`erasure.keeping`); put into the record which keys go (binds),
+    then decide each again and delete it, in one transaction. Keys of parts whose ground to stay has ended go alike.
  4. Stores, leaves first, in batches; then free the bytes (`erasure.dispatch`).
  5. Bury what is gone: registry rows without their sealed places, tombstones.
  6. The identity key, when nothing else waits for it: readable names, stream names, the key.
@@ -15,7 +16,7 @@ between the event of 3 or 6 and its transaction leaves an event without effect, 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -26,18 +27,35 @@ from erasure import history
 from erasure.desk import facts_of
 from erasure.dispatch import Dispatch
 from erasure.fences import is_limited
+from erasure.keeping import Keeping, list_kept, sealed_still, staying, uncovered
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
-from erasure.plan import IDENTITY
+from erasure.plan import IDENTITY, redecide
 from erasure.request import BROKEN, GONE, WAITING, CopyState, Move, State, move
-from erasure.work import BY_HAND, Work, is_ready, lines_now, load_work, may_go
+from erasure.work import (
+    BY_HAND,
+    PART,
+    Work,
+    ask_human,
+    facts_now,
+    failed,
+    is_ready,
+    is_unseen,
+    lines_now,
+    load_work,
+    may_go,
+    sort_out,
+)
 from ledger.entry import Kind
 from registry import artifacts, streams, subjects
 from retention.decide import DESTRUCTIVE
+from retention.parts import split_ref
 from vault.watch import Fence
 
 _WORKER = "worker"
 _EVENT_CHUNK = 1_000
+_KEEPING_ROUNDS = 3
+"""How often a key is looked at again whose parts changed while they were given keys of their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +72,7 @@ def execute(parts: Parts, tenant_id: int, owner: str, now: datetime) -> Outcome:
         return Outcome(ready_to_confirm=True)
     run.close_keys()  # 2
     run.destroy_record_keys()  # 3
+    run.destroy_part_keys()
     Dispatch(parts, tenant_id, owner, now).run()  # 4
     run.bury()  # 5
     run.destroy_identity()  # 6
@@ -91,11 +110,21 @@ class _Execution:
             return True
 
     def _decide_retained(self, session: Session, work: Work, copies: Sequence[CopyRow]) -> None:
-        """A hold that was released, a floor that ended: the copy is pending again, under the same request."""
+        """A hold that was released, a floor that ended: the copy is pending again, under the same request.
+
+        One that is about others too waits for a second person: the plan that was approved kept it.
+        """
         lines = lines_now(session, work, copies, self._now) if copies else {}
         for copy in copies:
             line = lines.get(history.ref_of(copy))
-            if line is not None and line.action in DESTRUCTIVE:
+            if line is None:
+                continue
+            if is_unseen(copy, line):
+                ask_human(session, copy, line)
+                continue
+            copy.collateral = None if line.collateral is None else dict(line.collateral)
+            session.add(copy)
+            if line.action in DESTRUCTIVE:
                 copy.state, copy.action, copy.rule, copy.until = CopyState.PENDING, line.action, line.rule, line.until
                 copy.because = [reason._asdict() for reason in line.because]
                 copy.detail = None
@@ -118,34 +147,97 @@ class _Execution:
         """Step 3."""
         with self._parts.transactions(self._tenant_id, write=False) as session:
             wanted = [copy.key_id for copy in self._pending_keys(session) if copy.data_class != IDENTITY]
-        self._destroy([key_id for key_id in wanted if key_id is not None])
+        keeping = Keeping(self._parts, self._tenant_id, self._owner, self._now)
+        for start in range(0, len(wanted), _EVENT_CHUNK):
+            chunk = [key_id for key_id in wanted[start : start + _EVENT_CHUNK] if key_id is not None]
+            keeping.close(chunk)
+            for _ in range(_KEEPING_ROUNDS):
+                faults = keeping.give(chunk)
+                self._give_up(faults)
+                if not self._destroy([key_id for key_id in chunk if key_id not in faults]):
+                    break
 
-    def _destroy(self, key_ids: Sequence[str]) -> None:
-        """Say which keys go, then let go of those that still may, in one transaction."""
-        for start in range(0, len(key_ids), _EVENT_CHUNK):
-            chunk = list(key_ids[start : start + _EVENT_CHUNK])
-            body = {"owner": self._owner, "keys": chunk}
+    def _give_up(self, faults: Mapping[str, str]) -> None:
+        """Keys under which a part that must stay cannot be kept: they stay, and say why."""
+        if not faults:
+            return
+        with self._parts.transactions(self._tenant_id) as session:
+            load_work(session, self._tenant_id, self._owner, lock=True)
+            for copy in self._pending_keys(session):
+                why = faults.get(copy.key_id or "")
+                if why is not None:
+                    copy.attempts, copy.started_at = copy.attempts + 1, self._parts.instant(self._now)
+                    failed(session, copy, self._parts, detail=why, end=CopyState.FAILED)
+
+    def _destroy(self, chunk: Sequence[str]) -> bool:
+        """Say which keys go, then let go of those that still may, in one transaction.
+
+        True when a key was left because a part under it must stay and came, or was held, after the last look.
+        """
+        if not chunk:
+            return False
+        body = {"owner": self._owner, "keys": list(chunk)}
+        entry_id = self._parts.record.event(self._tenant_id, Kind.KEY_DESTROYING, body, self._now)
+        with self._parts.transactions(self._tenant_id) as session:
+            work = load_work(session, self._tenant_id, self._owner, lock=True)
+            rows = [copy for copy in self._pending_keys(session) if copy.key_id in set(chunk)]
+            given = facts_now(session, work, rows, self._now)
+            going = sort_out(session, rows, redecide(given))
+            found = staying(given, [copy.key_id for copy in going if copy.key_id is not None])
+            left = uncovered(session, work, found, [copy.key_id for copy in going if copy.key_id is not None])
+            going = [copy for copy in going if copy.key_id not in left]
+            ids = [copy.key_id for copy in going if copy.key_id is not None]
+            self._parts.vault.mark_destroying(session, self._tenant_id, ids, request=self._owner)
+            self._parts.vault.delete_wrapped(session, self._tenant_id, ids, now=self._now, request=self._owner)
+            at = self._parts.instant(self._now)
+            self._mark_gone(session, going, entry_id, at, method="wrapped key deleted")
+            list_kept(session, self._parts, work, found, ids, self._now)
+            if ids:
+                work.put_facts(session, key_fence=self._parts.raise_fence(session, at).as_json())
+            done = {"owner": self._owner, "keys": sorted(ids)}
+            self._parts.record.announce(session, self._tenant_id, Kind.KEY_DESTROYED, done, self._now)
+        # Another thread may have read a row before the commit.
+        self._parts.vault.evict(chunk)
+        return bool(left)
+
+    def _mark_gone(
+        self, session: Session, copies: Sequence[CopyRow], entry_id: str, at: datetime, *, method: str
+    ) -> None:
+        for copy in copies:
+            copy.state, copy.key_state, copy.verified_at = CopyState.KEY_DESTROYED, "destroyed", None
+            copy.method, copy.evidence, copy.detail = method, entry_id, None
+            copy.started_at = copy.finished_at = at
+            copy.attempts += 1
+            session.add(copy)
+
+    def destroy_part_keys(self) -> None:
+        """Step 3 for parts that outlived their data key and have no ground to stay any more."""
+        with self._parts.transactions(self._tenant_id, write=False) as session:
+            wanted = [copy.ref for copy in self._pending_parts(session)]
+        for start in range(0, len(wanted), _EVENT_CHUNK):
+            chunk = wanted[start : start + _EVENT_CHUNK]
+            body = {"owner": self._owner, "keys": [], "parts": chunk}
             entry_id = self._parts.record.event(self._tenant_id, Kind.KEY_DESTROYING, body, self._now)
             with self._parts.transactions(self._tenant_id) as session:
                 work = load_work(session, self._tenant_id, self._owner, lock=True)
-                rows = [copy for copy in self._pending_keys(session) if copy.key_id in set(chunk)]
+                rows = [copy for copy in self._pending_parts(session) if copy.ref in set(chunk)]
                 going = may_go(session, work, rows, self._now)
-                ids = [copy.key_id for copy in going if copy.key_id is not None]
-                self._parts.vault.mark_destroying(session, self._tenant_id, ids, request=self._owner)
-                self._parts.vault.delete_wrapped(session, self._tenant_id, ids, now=self._now, request=self._owner)
-                at = self._parts.instant(self._now)
+                open_still = sealed_still(session, self._tenant_id, [copy.ref for copy in going])
                 for copy in going:
-                    copy.state, copy.key_state = CopyState.KEY_DESTROYED, "destroyed"
-                    copy.method, copy.evidence = "wrapped key deleted", entry_id
-                    copy.started_at = copy.finished_at = at
-                    copy.attempts += 1
-                    session.add(copy)
-                if ids:
-                    work.put_facts(session, key_fence=self._parts.raise_fence(session, at).as_json())
-                done = {"owner": self._owner, "keys": sorted(ids)}
+                    if copy.ref in open_still:
+                        copy.attempts, copy.started_at = copy.attempts + 1, self._parts.instant(self._now)
+                        why = "its data key is still there"
+                        failed(session, copy, self._parts, detail=why, end=CopyState.FAILED)
+                going = [copy for copy in going if copy.ref not in open_still]
+                names = [split_ref(copy.ref) for copy in going]
+                self._parts.vault.drop_parts(session, self._tenant_id, names, now=self._now, request=self._owner)
+                at = self._parts.instant(self._now)
+                self._mark_gone(session, going, entry_id, at, method="wrapped part key deleted")
+                done = {"owner": self._owner, "keys": [], "parts": sorted(copy.ref for copy in going)}
                 self._parts.record.announce(session, self._tenant_id, Kind.KEY_DESTROYED, done, self._now)
-            # Another thread may have read a row before the commit.
-            self._parts.vault.evict(chunk)
+
+    def _pending_parts(self, session: Session) -> list[CopyRow]:
+        return history.copies_of(session, self._tenant_id, self._owner, CopyState.PENDING, kind=PART)
 
     def _pending_keys(self, session: Session) -> list[CopyRow]:
         return history.copies_of(session, self._tenant_id, self._owner, CopyState.PENDING, kind="key")
@@ -177,7 +269,8 @@ class _Execution:
                 session.add(copy)
             may = state == CopyState.PENDING and not any(copy.state in WAITING for copy in others)
             wanted = [copy.key_id for copy in open_keys if copy.key_id is not None] if may else []
-        self._destroy(wanted)
+        for start in range(0, len(wanted), _EVENT_CHUNK):
+            self._destroy(wanted[start : start + _EVENT_CHUNK])
         self._forget()
 
     def _forget(self) -> None:
@@ -196,7 +289,8 @@ class _Execution:
         with self._parts.transactions(self._tenant_id) as session:
             rows = history.copies_of(session, self._tenant_id, self._owner, CopyState.KEY_DESTROYED)
             ids = [copy.key_id for copy in rows if copy.key_id is not None]
-            groups = self._parts.vault.groups_of(session, self._tenant_id, ids)
+            names = [split_ref(copy.ref) for copy in rows if copy.kind == PART]
+            groups = self._parts.vault.groups_of(session, self._tenant_id, ids, names)
             report = self._parts.vault.rotate_groups(session, self._tenant_id, groups, self._now, self._parts.kek_grace)
             if report.rotated:
                 work = load_work(session, self._tenant_id, self._owner, lock=True)

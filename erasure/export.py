@@ -15,6 +15,7 @@ from typing import Any
 from erasure.plan import IDENTITY, VAULT, ArtifactFact, Plan, PlanCopy, PlanInput, depths_of, framed, instant_text
 from erasure.request import CopyState, Right
 from retention.decide import Because, Claim, concerns
+from retention.parts import part_ref
 
 SCHEMA = "muniment-export/v1"
 EXPORT_CLASS = "export"
@@ -155,11 +156,6 @@ def _record(
                 )
             )
     return lines
-
-
-def part_ref(entry_id: str, part: int) -> str:
-    """The id of one part of an entry, as lines of a plan name it."""
-    return f"{entry_id}/{part}"
 
 
 def _line(

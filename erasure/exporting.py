@@ -33,7 +33,7 @@ from connectors.base import Item
 from connectors.errors import ConnectorError
 from erasure import answer_plans, history
 from erasure.errors import NotBuilt
-from erasure.export import EXPORT_CLASS, REQUESTS, Contents, Tally, manifest, part_ref
+from erasure.export import EXPORT_CLASS, REQUESTS, Contents, Tally, manifest
 from erasure.handout import contents_of, json_bytes, request_view
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
@@ -51,6 +51,7 @@ from registry.classes import STARTER_CLASSES
 from registry.errors import RegistryError
 from registry.keyed import chunks
 from registry.playback import ReadEntry
+from retention.parts import part_ref
 from vault.models import DataKey, KeyState
 
 STORE = "muniment.exports"

@@ -7,6 +7,7 @@ dates only; what a person said stays sealed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -168,7 +169,7 @@ def put_copies(
             "required": copy.required,
             "sealed": sealed.get(copy.ref),
             "state": copy.state,
-            "key_state": "live" if copy.kind == "key" else None,
+            "key_state": "live" if copy.required == "key" and copy.kind != "artifact" else None,
             "detail": copy.detail,
             "attempts": 0,
         }
@@ -176,6 +177,11 @@ def put_copies(
     ]
     for start in range(0, len(rows), INSERT_CHUNK):
         session.connection().execute(sa.insert(CopyRow), rows[start : start + INSERT_CHUNK])
+
+
+def numbered(copies: Sequence[PlanCopy], *, after: int) -> list[PlanCopy]:
+    """The lines with numbers behind the last one that is taken."""
+    return [replace(copy, copy_no=after + place) for place, copy in enumerate(copies, start=1)]
 
 
 def drop_copies(session: Session, tenant_id: int, owner: str) -> None:

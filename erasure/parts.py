@@ -23,9 +23,11 @@ from ledger.head import Transactions
 from ledger.holding import Holding
 from ledger.models import EntryRow
 from registry.acting import Acting
+from registry.keeping import Derived, SealedPart
 from registry.models import StoreRow
 from registry.playback import ReadEntry
 from registry.record import AppendResult, Evidence
+from vault.rows import PartId
 from vault.vault import Vault
 from vault.watch import Fence, raise_fence
 
@@ -85,6 +87,10 @@ def _no_calls(_tenant_id: int, _call: Call) -> str | None:
     raise CallbackFailed("this process makes no calls")
 
 
+def _no_part_keys(_tenant_id: int, parts: Sequence[SealedPart]) -> Derived:
+    return Derived(faults={part.place: "this process does not read the record" for part in parts})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """Everything outside this folder. `connect(store, read_only)` opens a registered store's connector."""
@@ -121,6 +127,11 @@ class Parts:
     """Reads the time of each step of a longer work; None: what a verb was given holds for all of it."""
     keep_groups: Callable[[int, Sequence[int], datetime], int] = lambda _tenant_id, groups, _now: len(groups)
     """Writes key groups that were wrapped anew to the unlocked store and reads them back (`registry.journal`)."""
+
+    part_keys: Callable[[int, Sequence[SealedPart]], Derived] = _no_part_keys
+    """Derives the keys that open single parts of the record (`registry.keeping`), for parts that must stay."""
+    keep_part_rows: Callable[[int, Sequence[PartId], datetime], int] = lambda _tenant_id, names, _now: len(names)
+    """Writes the rows of part keys to the unlocked store and reads them back (`registry.journal`)."""
 
     anchored: Callable[[str], str] = lambda _log_id: UNANCHORED
     """Which parties outside the operator's reach have seen the log of that id, in words (`ledger.anchors`)."""

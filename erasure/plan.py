@@ -30,6 +30,7 @@ from retention.decide import (
     concerns,
     decide,
 )
+from retention.parts import part_ref
 
 SCHEMA = "muniment-plan/v1"
 VAULT = "vault"
@@ -39,6 +40,7 @@ IDENTITY = "identity"
 MAX_PATH = 20
 _IDENTITY_RULES = Rules(name=IDENTITY, keep=None, starts="created")
 _ASKED = ("request", "source_end")
+_STAYING = frozenset({"keep", "restrict"})
 _STATES = {
     "erase": CopyState.PENDING,
     "regenerate": CopyState.AWAITING_EXTERNAL,
@@ -102,11 +104,21 @@ class PartFact:
     entry_idx: int
     part: int
     item: Item
+    key_ids: tuple[str, ...] = ()
+
+    @property
+    def ref(self) -> str:
+        """The id by which lines name it."""
+        return part_ref(self.entry_id, self.part)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFact:
-    """A data key of a person, and the parts under it that others share or a scope selects."""
+    """A data key of a person, and the parts under it that others share or a scope selects.
+
+    `dated`: all parts under it, where a duty keeps the key for its youngest part and the oldest may go. `total`: how
+    many parts it seals, known where some are listed.
+    """
 
     key_id: str
     month: str
@@ -116,6 +128,8 @@ class KeyFact:
     joint_parts: int = 0
     joint_subjects: int = 0
     parts: tuple[PartFact, ...] = ()
+    dated: tuple[PartFact, ...] = ()
+    total: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +141,8 @@ class PlanInput:
     claim: Claim | None
     artifacts: Sequence[ArtifactFact]
     keys: Sequence[KeyFact]
+    kept: Sequence[PartFact] = ()
+    """Parts as items of their own: those with keys of their own, and those that are asked about."""
     classes: Mapping[str, ClassFact]
     stores: Mapping[str, StoreFact]
     holds: Sequence[Hold] = ()
@@ -230,8 +246,18 @@ def framed(given: PlanInput, lines: Iterable[PlanCopy]) -> Plan:
         copies=copies,
         not_covered=_not_covered(given),
         coverage=_coverage(given, copies),
-        collateral=_collateral(copies),
+        collateral=_collateral(copies, given),
     )
+
+
+def exceeds(found: Mapping[str, int] | None, shown: Mapping[str, int] | None) -> bool:
+    """Whether an erasure would take more of others than what was shown to whoever approved it."""
+    return any(count > (shown or {}).get(name, 0) for name, count in (found or {}).items())
+
+
+def was_shown(copy_action: str, collateral: Mapping[str, int] | None) -> Mapping[str, int] | None:
+    """What others lose by the approved plan: nothing by a copy that it kept, however many that copy is about."""
+    return collateral if copy_action in DESTRUCTIVE else None
 
 
 def redecide(given: PlanInput) -> dict[str, PlanCopy]:
@@ -281,10 +307,10 @@ class Addendum:
 def addendum(approved: Iterable[PlanCopy], fresh: Plan) -> Addendum:
     """The lines that an approved plan lacks. Additions of a class, store and rule already in it need no new approval.
 
-    Source: DESIGN §7.
+    What others would lose has to be shown before it is approved, so that needs one. Source: DESIGN §7.
     """
     lines = list(approved)
-    known = {(line.kind, line.ref) for line in lines}
+    known = {(line.kind, line.ref): line for line in lines}
     shapes = {(line.data_class, line.store, line.rule, line.action) for line in lines}
     added = [line for line in fresh.copies if (line.kind, line.ref) not in known]
     strange = sorted(
@@ -293,10 +319,19 @@ def addendum(approved: Iterable[PlanCopy], fresh: Plan) -> Addendum:
             for line in added
             if (line.data_class, line.store, line.rule, line.action) not in shapes and line.action != "keep"
         }
+        | {
+            f"{line.data_class} in {line.store}: about others too, which was not shown"
+            for line in fresh.copies
+            if line.action in DESTRUCTIVE and exceeds(line.collateral, _shown_of(known.get((line.kind, line.ref))))
+        }
     )
     first = max((line.copy_no for line in lines), default=0) + 1
     numbered = tuple(replace(line, copy_no=first + place) for place, line in enumerate(added))
     return Addendum(added=numbered, needs_approval=tuple(strange))
+
+
+def _shown_of(line: PlanCopy | None) -> Mapping[str, int] | None:
+    return None if line is None else was_shown(line.action, line.collateral)
 
 
 def _lines(given: PlanInput) -> list[tuple[PlanCopy, Item]]:
@@ -317,8 +352,15 @@ def _lines(given: PlanInput) -> list[tuple[PlanCopy, Item]]:
         path = _path(fact, names)
         line = _artifact_line(fact, decision, given, path=path, depth=depths[fact.artifact_id])
         lines.append((line, item))
-    keys = [key for key in given.keys if key.item.data_class != IDENTITY]
-    lines += [(_key_line(key, given), key.item) for key in keys]
+    parts = {part.ref: (part_line(part, _part_decision(part, given), given), part.item) for part in given.kept}
+    for key in given.keys:
+        if key.item.data_class == IDENTITY:
+            continue
+        decision, staying = decide_key(key, given)
+        lines.append((_key_line(key, decision, staying, given), key.item))
+        for part, found in staying:
+            parts.setdefault(part.ref, (part_line(part, found, given), part.item))
+    lines += parts.values()
     kept = [line for line, item in lines if line.state == CopyState.RETAINED and _belongs(line, item, given)]
     identity = [key for key in given.keys if key.item.data_class == IDENTITY]
     return lines + [(_identity_line(key, given, kept), key.item) for key in identity]
@@ -347,7 +389,6 @@ def _artifact_line(
         state, detail = CopyState.NOT_COVERED, "no data class of this name is in force"
     if missing is not None and state is not CopyState.RETAINED:
         state, detail = CopyState.NOT_COVERED, missing
-    others = len(fact.item.subjects - given.subjects)
     return PlanCopy(
         copy_no=0,
         kind="artifact",
@@ -360,7 +401,7 @@ def _artifact_line(
         because=decision.because,
         until=decision.until,
         path=path,
-        collateral={"subjects": others} if others and decision.action in DESTRUCTIVE else None,
+        collateral=_shared(fact.item, given),
         depth=depth,
         required="L2" if known is None else known.required,
         state=state,
@@ -392,26 +433,79 @@ def _path(fact: ArtifactFact, names: Mapping[int, ArtifactFact]) -> tuple[str, .
     return tuple(reversed(path))
 
 
-def _key_line(key: KeyFact, given: PlanInput) -> PlanCopy:
+def decide_key(key: KeyFact, given: PlanInput) -> tuple[Decision, list[tuple[PartFact, Decision]]]:
+    """What happens to a key, and which parts under it stay when it goes, each by its own decision.
+
+    A key all of whose parts stay is not taken apart.
+    """
     known = given.classes.get(key.item.data_class)
-    rules = None if known is None else known.rules
-    decision = _decide(key.item, rules, given)
-    detail = None
-    if decision.action == "regenerate":
-        # What was recorded is not made anew: a class that regenerates its copies still loses its record.
-        decision = decision._replace(action="erase")
-    if decision.action in DESTRUCTIVE and key.outside:
-        detail = f"the key of this month also opens {key.outside} entries outside the request's conversation"
-        line = _key_copy(key, decision, detail)
-        return replace(line, state=CopyState.NOT_COVERED)
-    if decision.action in DESTRUCTIVE:
-        kept = [(part, _decide(part.item, rules, given)) for part in key.parts]
-        staying = [(part, found) for part, found in kept if found.rule in ("hold", "restriction", "floor", "exemption")]
-        if staying:
-            # Part keys of their own are given by the record; until it offers that, the whole key stays.
-            decision = staying[0][1]
-            detail = f"{len(staying)} parts under this key must stay"
-    return _key_copy(key, decision, detail)
+    decision = _erased(_decide(key.item, None if known is None else known.rules, given))
+    if decision.action not in DESTRUCTIVE and not key.dated:
+        return decision, []
+    found = {part.ref: (part, _part_decision(part, given)) for part in (*key.parts, *key.dated)}
+    staying = [one for one in found.values() if one[1].action in _STAYING and _is_asked(one[0], given)]
+    if decision.action not in DESTRUCTIVE:
+        going = [one for _, one in found.values() if one.action in DESTRUCTIVE]
+        if not going:
+            return decision, []
+        decision = going[0]
+    if staying and len(staying) == key.total:
+        return max((one for _, one in staying), key=lambda one: (one.until is None, one.until or key.item.created)), []
+    return decision, staying
+
+
+def _part_decision(part: PartFact, given: PlanInput) -> Decision:
+    known = given.classes.get(part.item.data_class)
+    return _erased(_decide(part.item, None if known is None else known.rules, given))
+
+
+def _erased(decision: Decision) -> Decision:
+    """What was recorded is not made anew: a class that regenerates its copies still loses its record."""
+    return decision._replace(action="erase") if decision.action == "regenerate" else decision
+
+
+def _is_asked(part: PartFact, given: PlanInput) -> bool:
+    """Whether the request is about this part at all: others under its key stay because nobody asked for them."""
+    return given.claim is None or concerns(given.claim, part.item)
+
+
+def part_line(part: PartFact, decision: Decision, given: PlanInput) -> PlanCopy:
+    """The line of one part of the record: what its key's end does not settle."""
+    return PlanCopy(
+        copy_no=0,
+        kind="entry",
+        ref=part.ref,
+        entry_idx=part.entry_idx,
+        data_class=part.item.data_class,
+        store=VAULT,
+        action=decision.action,
+        rule=decision.rule,
+        because=decision.because,
+        until=decision.until,
+        path=(),
+        collateral=_shared(part.item, given),
+        depth=0,
+        required="key",
+        state=_STATES[decision.action],
+    )
+
+
+def _shared(item: Item, given: PlanInput) -> dict[str, int] | None:
+    """How many others the item is about too, whatever happens to it now: a copy that stays may go when its ground ends.
+
+    Retention ends an item for everybody it is about, so a sweep has no collateral.
+    """
+    others = len(item.subjects - given.subjects)
+    return {"subjects": others} if others and given.claim is not None else None
+
+
+def _key_line(
+    key: KeyFact, decision: Decision, staying: Sequence[tuple[PartFact, Decision]], given: PlanInput
+) -> PlanCopy:
+    told = [f"{len(staying)} parts under this key stay, each with a key of its own"] if staying else []
+    if key.outside and decision.action in DESTRUCTIVE:
+        told.append(f"{key.outside} entries outside the request's conversation stay, with keys of their own")
+    return _key_copy(key, decision, "; ".join(told) or None, given)
 
 
 def _identity_line(key: KeyFact, given: PlanInput, kept: Sequence[PlanCopy]) -> PlanCopy:
@@ -424,12 +518,12 @@ def _identity_line(key: KeyFact, given: PlanInput, kept: Sequence[PlanCopy]) -> 
         reason = Because(decision.rule, "keep", f"needed by {len(kept)} retained copies")
         decision = Decision("keep", kept[0].rule, until, (reason,))  # type: ignore[arg-type]  # a rule by its origin
         detail = f"needed by {len(kept)} retained copies"
-    return _key_copy(key, decision, detail)
+    return _key_copy(key, decision, detail, given)
 
 
-def _key_copy(key: KeyFact, decision: Decision, detail: str | None) -> PlanCopy:
-    ends = decision.action in DESTRUCTIVE
-    collateral = {"parts": key.joint_parts, "subjects": key.joint_subjects} if ends and key.joint_parts else None
+def _key_copy(key: KeyFact, decision: Decision, detail: str | None, given: PlanInput) -> PlanCopy:
+    joint = key.joint_parts and given.claim is not None
+    collateral = {"parts": key.joint_parts, "subjects": key.joint_subjects} if joint else None
     return PlanCopy(
         copy_no=0,
         kind="key",
@@ -486,6 +580,21 @@ def _coverage(given: PlanInput, copies: Sequence[PlanCopy]) -> tuple[Mapping[str
     return tuple(lines)
 
 
-def _collateral(copies: Sequence[PlanCopy]) -> dict[str, int]:
-    touched = [copy.collateral for copy in copies if copy.collateral is not None]
-    return {"copies": len(touched), "parts": sum(line.get("parts", 0) for line in touched)} if touched else {}
+def _collateral(copies: Sequence[PlanCopy], given: PlanInput) -> dict[str, int]:
+    """What others would lose by the plan as it stands: copies, parts of the record, and how many people they are."""
+    touched = [copy for copy in copies if copy.collateral is not None and copy.action not in _STAYING]
+    if not touched:
+        return {}
+    artifacts = {fact.artifact_id: fact.item.subjects for fact in given.artifacts}
+    keys = {key.key_id: frozenset[int]().union(*(part.item.subjects for part in key.parts)) for key in given.keys}
+    parts = {part.ref: part.item.subjects for part in (*given.kept, *(one for key in given.keys for one in key.parts))}
+    people: set[int] = set()
+    for copy in touched:
+        found = artifacts.get(copy.artifact_id or 0) or keys.get(copy.key_id or "") or parts.get(copy.ref)
+        people |= found or frozenset()
+    counts = [copy.collateral or {} for copy in touched]
+    return {
+        "copies": len(touched),
+        "parts": sum(line.get("parts", 0) for line in counts),
+        "subjects": max(len(people - given.subjects), *(line.get("subjects", 0) for line in counts)),
+    }

@@ -27,7 +27,7 @@ from erasure.models import CopyRow
 from erasure.parts import Parts, Tenant
 from erasure.request import GONE, CopyState, State
 from erasure.sealed import Capture
-from erasure.work import load_work
+from erasure.work import PART, load_work
 from erasure.worker import advance
 from ledger.entry import Kind
 from registry import artifacts, stores
@@ -237,7 +237,7 @@ def begin_again(copy: CopyRow, state: str) -> None:
     """Let a copy start anew: what was shown about it does not hold for what came back."""
     copy.state, copy.attempts, copy.level, copy.detail = state, 0, None, None
     copy.started_at = copy.finished_at = copy.verified_at = None
-    if copy.kind == "key":
+    if copy.kind in ("key", PART):
         copy.key_state = "live"
 
 

@@ -22,14 +22,27 @@ from erasure.standing import Standing, standing
 from ledger.models import EntryRow, PartRef
 from registry.ids import artifact_name
 from registry.keyed import IDENTITY_CLASS, chunks
-from registry.models import Artifact, Derivation, ScopeKey, StreamRow
+from registry.models import Artifact, Derivation, ScopeKey
 from registry.sets import members, sets_of
-from retention.decide import Claim, Item
+from retention.decide import Claim, Item, kept_until
 from retention.models import EventRow
-from retention.stops import holds_in_force
+from retention.parts import (
+    PartPlace,
+    RecordPart,
+    count_parts,
+    data_keys_of,
+    first_received,
+    joint_places,
+    kept_places,
+    load_parts,
+    places_of,
+    places_within,
+    streams_of,
+)
 from vault.models import DataKey, KeyState
 
 GONE = "erased"
+ERASING = "erasure"
 _NO_CLASSES = frozenset({IDENTITY_CLASS})
 
 
@@ -44,7 +57,9 @@ def select_subjects(
     rules: Standing | None = None,
 ) -> PlanInput:
     """Everything a plan about these people is made from."""
-    keys = _within(session, tenant_id, _keys(session, tenant_id, subjects, now), claim)
+    known = rules or standing(session, tenant_id)
+    keys = _within(session, tenant_id, _keys(session, tenant_id, subjects, now, known=known, claim=claim), claim)
+    places = {} if claim is None or claim.right != ERASING else kept_places(session, tenant_id, subjects)
     sets = sorted(sets_of(session, tenant_id, subjects))
     rows: list[Artifact] = []
     for chunk in chunks(sets):
@@ -54,8 +69,9 @@ def select_subjects(
             )
         )
     return _input(
-        session, tenant_id, rows, subjects=subjects, keys=keys, owner=owner, claim=claim, now=now, rules=rules
-    )
+        session, tenant_id, rows, subjects=subjects, keys=keys, owner=owner, claim=claim, now=now, known=known,
+        kept=_parts(session, tenant_id, places, now, claim),
+    )  # fmt: skip
 
 
 def select_artifacts(
@@ -68,19 +84,23 @@ def select_artifacts(
     now: datetime,
     subjects: frozenset[int] = frozenset(),
     key_ids: Iterable[str] = (),
+    parts: Iterable[str] = (),
     rules: Standing | None = None,
 ) -> PlanInput:
-    """The same for given artifacts and keys: sweeps, late copies, and the decision at the moment of dispatch."""
+    """The same for given artifacts, keys and parts: sweeps, late copies, and the decision at the moment of dispatch."""
+    known = rules or standing(session, tenant_id)
     rows: list[Artifact] = []
     for chunk in chunks(sorted(set(artifact_ids))):
         rows += session.exec(select(Artifact).where(Artifact.tenant_id == tenant_id, col(Artifact.id).in_(chunk)))
     found: list[DataKey] = []
     for some in chunks(sorted(set(key_ids))):
         found += session.exec(select(DataKey).where(DataKey.tenant_id == tenant_id, col(DataKey.key_id).in_(some)))
-    keys = _within(session, tenant_id, _key_facts(session, tenant_id, found, subjects, now), claim)
+    facts = _key_facts(session, tenant_id, found, subjects, now, known=known, claim=claim)
     return _input(
-        session, tenant_id, rows, subjects=subjects, keys=keys, owner=owner, claim=claim, now=now, rules=rules
-    )
+        session, tenant_id, rows, subjects=subjects, keys=_within(session, tenant_id, facts, claim), owner=owner,
+        claim=claim, now=now, known=known,
+        kept=_parts(session, tenant_id, places_of(session, tenant_id, parts), now, claim),
+    )  # fmt: skip
 
 
 def _input(
@@ -93,15 +113,16 @@ def _input(
     owner: str,
     claim: Claim | None,
     now: datetime,
-    rules: Standing | None,
+    known: Standing,
+    kept: Sequence[PartFact],
 ) -> PlanInput:
-    known = rules or standing(session, tenant_id)
     return PlanInput(
         owner=owner,
         subjects=subjects,
         claim=claim,
         artifacts=_artifacts(session, tenant_id, rows, subjects, known, claim=claim),
         keys=keys,
+        kept=kept,
         classes=known.classes,
         stores=known.stores,
         holds=known.holds,
@@ -226,18 +247,7 @@ def streams_within(session: Session, tenant_id: int, claim: Claim | None) -> fro
     """The streams of the conversation that a request is limited to; None where it is not limited to one."""
     if claim is None or claim.scopes is None:
         return None
-    lookups = [bytes.fromhex(scope) for scope in sorted(claim.scopes)]
-    declared = session.scalars(
-        sa.select(col(ScopeKey.item)).where(
-            col(ScopeKey.tenant_id) == tenant_id, col(ScopeKey.kind) == "s", col(ScopeKey.lookup).in_(lookups)
-        )
-    ).all()
-    named = session.scalars(
-        sa.select(col(StreamRow.stream_no)).where(
-            col(StreamRow.tenant_id) == tenant_id, col(StreamRow.lookup).in_(lookups)
-        )
-    ).all()
-    return frozenset((*declared, *named))
+    return streams_of(session, tenant_id, claim.scopes)
 
 
 def _within(session: Session, tenant_id: int, keys: list[KeyFact], claim: Claim | None) -> list[KeyFact]:
@@ -286,7 +296,15 @@ def _scopes(session: Session, tenant_id: int, kind: str, items: Sequence[int]) -
     return {item: frozenset(lookups) for item, lookups in found.items()}
 
 
-def _keys(session: Session, tenant_id: int, subjects: frozenset[int], now: datetime) -> list[KeyFact]:
+def _keys(
+    session: Session,
+    tenant_id: int,
+    subjects: frozenset[int],
+    now: datetime,
+    *,
+    known: Standing,
+    claim: Claim | None,
+) -> list[KeyFact]:
     rows: list[DataKey] = []
     for chunk in chunks(sorted(subjects)):
         rows += session.exec(
@@ -296,37 +314,108 @@ def _keys(session: Session, tenant_id: int, subjects: frozenset[int], now: datet
                 col(DataKey.state) != KeyState.DESTROYED.value,
             )
         )
-    return _key_facts(session, tenant_id, rows, subjects, now)
+    return _key_facts(session, tenant_id, rows, subjects, now, known=known, claim=claim)
 
 
 def _key_facts(
-    session: Session, tenant_id: int, rows: Sequence[DataKey], subjects: frozenset[int], now: datetime
+    session: Session,
+    tenant_id: int,
+    rows: Sequence[DataKey],
+    subjects: frozenset[int],
+    now: datetime,
+    *,
+    known: Standing,
+    claim: Claim | None,
 ) -> list[KeyFact]:
+    """Keys, with those parts under each that may meet another fate: shared ones, those that a scope or date tells."""
     ids = sorted(row.key_id for row in rows)
-    joint = _joint_parts(session, tenant_id, ids)
-    held = _held_parts(session, tenant_id, ids)
+    joint = joint_places(session, tenant_id, ids)
+    told: set[str] = set()
+    if claim is None or claim.right == ERASING:
+        told = told.union(
+            *(hold.scopes for hold in known.holds),
+            *(restriction.scopes or () for restriction in known.restrictions),
+            *(export.scopes or () for export in known.claims),
+        )
+    scoped = places_within(session, tenant_id, ids, streams_of(session, tenant_id, told)) if told else {}
+    dated = places_within(session, tenant_id, _with_ended_floors(session, tenant_id, rows, now, known, claim))
+    some = {key_id: joint.get(key_id, set()) | scoped.get(key_id, set()) for key_id in ids}
+    every = {key_id: places | dated.get(key_id, set()) for key_id, places in some.items()}
+    loaded = load_parts(session, tenant_id, {place for places in every.values() for place in places})
+    totals = count_parts(session, tenant_id, [key_id for key_id, places in every.items() if places])
     facts = []
     for row in sorted(rows, key=lambda row: row.key_id):
-        person = frozenset({row.subject_id})
-        shared = joint.get(row.key_id, [])
-        others = {other for part in shared for other in part.item.subjects} - subjects
+        item = _key_item(row, now)
+        parts = {
+            place: _part_fact(loaded[place], item, claim) for place in sorted(every[row.key_id]) if place in loaded
+        }
+        shared = [place for place in joint.get(row.key_id, ()) if place in loaded]
+        others = {other for place in shared for other in loaded[place].subjects} - subjects
         facts.append(
             KeyFact(
                 key_id=row.key_id,
                 month=row.month,
-                item=Item(
-                    item_id=0,
-                    data_class=row.data_class,
-                    created=_last_use(row, now),
-                    subjects=person,
-                    own_subjects=person,
-                ),
+                item=item,
                 joint_parts=len(shared),
                 joint_subjects=len(others),
-                parts=(*shared, *held.get(row.key_id, ())),
+                parts=tuple(fact for place, fact in parts.items() if place in some[row.key_id]),
+                dated=tuple(parts.values()) if row.key_id in dated else (),
+                total=totals.get(row.key_id, 0),
             )
         )
     return facts
+
+
+def _key_item(row: DataKey, now: datetime) -> Item:
+    person = frozenset({row.subject_id})
+    return Item(
+        item_id=0, data_class=row.data_class, created=_last_use(row, now), subjects=person, own_subjects=person
+    )
+
+
+def _part_fact(part: RecordPart, of_key: Item, claim: Claim | None) -> PartFact:
+    """A part as decisions see it: about everybody whose key seals it, and as old as it is where a person asks."""
+    item = replace(
+        of_key,
+        created=of_key.created if claim is None else part.received,
+        subjects=part.subjects,
+        own_subjects=part.subjects,
+        scopes=part.scopes,
+    )
+    return PartFact(entry_id=part.entry_id, entry_idx=part.idx, part=part.part, item=item, key_ids=part.key_ids)
+
+
+def _with_ended_floors(  # noqa: PLR0917 - what one look needs
+    session: Session, tenant_id: int, rows: Sequence[DataKey], now: datetime, known: Standing, claim: Claim | None
+) -> list[str]:
+    """Keys that a floor or exemption keeps, and under which something is old enough to go before the rest."""
+    if claim is None or claim.right != ERASING:
+        return []
+    waiting = {}
+    for row in rows:
+        fact = known.classes.get(row.data_class)
+        end = None if fact is None else kept_until(_last_use(row, now), fact.rules)
+        if fact is not None and end is not None and end > now:
+            waiting[row.key_id] = fact.rules
+    found = []
+    for key_id, first in first_received(session, tenant_id, waiting).items():
+        end = kept_until(first, waiting[key_id])
+        if end is not None and end <= now:
+            found.append(key_id)
+    return found
+
+
+def _parts(
+    session: Session, tenant_id: int, places: Iterable[PartPlace], now: datetime, claim: Claim | None
+) -> list[PartFact]:
+    """Parts as items of their own: each with the clock of the key that sealed it, destroyed or not."""
+    loaded = load_parts(session, tenant_id, places)
+    rows = data_keys_of(session, tenant_id, loaded)
+    return [
+        _part_fact(part, _key_item(rows[part.key_ids[0]], now), claim)
+        for part in loaded.values()
+        if part.key_ids and part.key_ids[0] in rows
+    ]
 
 
 def _last_use(row: DataKey, now: datetime) -> datetime:
@@ -336,88 +425,6 @@ def _last_use(row: DataKey, now: datetime) -> datetime:
     first = datetime.fromisoformat(f"{row.month}-01T00:00:00+00:00")
     end = (first + timedelta(days=32)).replace(day=1) - timedelta(microseconds=1)
     return min(end, max(now, row.created_at))
-
-
-def _joint_parts(session: Session, tenant_id: int, key_ids: Sequence[str]) -> dict[str, list[PartFact]]:
-    """Parts that more than one key seals, with everybody they are about."""
-    mine, other = sa.orm.aliased(PartRef), sa.orm.aliased(PartRef)
-    found: dict[str, dict[tuple[int, int], set[int]]] = defaultdict(lambda: defaultdict(set))
-    for chunk in chunks(key_ids):
-        rows = session.execute(
-            sa.select(col(mine.key_id), col(mine.idx), col(mine.part), col(DataKey.subject_id))
-            .join(
-                other,
-                sa.and_(
-                    col(other.tenant_id) == col(mine.tenant_id),
-                    col(other.idx) == col(mine.idx),
-                    col(other.part) == col(mine.part),
-                    col(other.key_id) != col(mine.key_id),
-                ),
-            )
-            .join(
-                DataKey,
-                sa.and_(col(DataKey.tenant_id) == col(other.tenant_id), col(DataKey.key_id) == col(other.key_id)),
-            )
-            .where(col(mine.tenant_id) == tenant_id, col(mine.key_id).in_(chunk))
-        )
-        for key_id, idx, part, subject in rows:
-            found[key_id][idx, part].add(subject)
-    entries = _entry_rows(session, tenant_id, {idx for parts in found.values() for idx, _ in parts})
-    return {
-        key_id: [
-            PartFact(
-                entry_id=str(UUID(bytes=entries[idx].entry_id)),
-                entry_idx=idx,
-                part=part,
-                item=Item(
-                    item_id=0,
-                    data_class=entries[idx].data_class,
-                    created=entries[idx].received,
-                    subjects=frozenset(people),
-                ),
-            )
-            for (idx, part), people in sorted(parts.items())
-            if idx in entries
-        ]
-        for key_id, parts in found.items()
-    }
-
-
-def _held_parts(session: Session, tenant_id: int, key_ids: Sequence[str]) -> dict[str, list[PartFact]]:
-    """Parts in streams that a hold selects by scope."""
-    scopes = sorted({scope for hold in holds_in_force(session, tenant_id) for scope in hold.scopes})
-    found: dict[str, list[PartFact]] = defaultdict(list)
-    if not scopes:
-        return found
-    for chunk in chunks(key_ids):
-        rows = session.execute(
-            sa.select(col(PartRef.key_id), col(PartRef.part), EntryRow, col(ScopeKey.lookup))
-            .join(
-                EntryRow,
-                sa.and_(col(EntryRow.tenant_id) == col(PartRef.tenant_id), col(EntryRow.idx) == col(PartRef.idx)),
-            )
-            .join(
-                ScopeKey,
-                sa.and_(
-                    col(ScopeKey.tenant_id) == col(EntryRow.tenant_id),
-                    col(ScopeKey.kind) == "s",
-                    col(ScopeKey.item) == col(EntryRow.stream_no),
-                ),
-            )
-            .where(
-                col(PartRef.tenant_id) == tenant_id,
-                col(PartRef.key_id).in_(chunk),
-                col(ScopeKey.lookup).in_([bytes.fromhex(scope) for scope in scopes]),
-            )
-        )
-        for key_id, part, entry, lookup in rows:
-            item = Item(
-                item_id=0, data_class=entry.data_class, created=entry.received, scopes=frozenset({lookup.hex()})
-            )
-            found[key_id].append(
-                PartFact(entry_id=str(UUID(bytes=entry.entry_id)), entry_idx=entry.idx, part=part, item=item)
-            )
-    return found
 
 
 def _events(
@@ -440,11 +447,3 @@ def _events(
         item: {scope: happened[name, scope] for scope in scopes if (name, scope) in happened}
         for item, (name, scopes) in wanted.items()
     }
-
-
-def _entry_rows(session: Session, tenant_id: int, indexes: Iterable[int]) -> dict[int, EntryRow]:
-    found: dict[int, EntryRow] = {}
-    for chunk in chunks(sorted(set(indexes))):
-        for row in session.exec(select(EntryRow).where(EntryRow.tenant_id == tenant_id, col(EntryRow.idx).in_(chunk))):
-            found[row.idx] = row
-    return found

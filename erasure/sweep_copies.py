@@ -34,13 +34,13 @@ from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.payload_expiry import SWEEP_EVERY, PayloadEnd, result_of
 from erasure.payload_expiry import summary_of as payload_summary
-from erasure.plan import PlanCopy, instant_text
+from erasure.plan import PlanCopy, instant_text, redecide
 from erasure.planning import wanted_of
 from erasure.regenerate import regenerate
 from erasure.request import BROKEN, GONE, CopyState, State, is_settled
 from erasure.sealed import SWEEP_KEY, Capture, RequestSeal
 from erasure.standing import standing
-from erasure.work import BY_HAND
+from erasure.work import BY_HAND, PART, Work, facts_now, is_unseen, load_work
 from ledger import expiry
 from ledger.entry import Kind
 from ledger.expiry import Found
@@ -50,13 +50,14 @@ from registry.acting import Acting
 from registry.ids import random_hex
 from registry.keyed import chunks, hold_writer
 from retention import dispositions
+from retention.decide import DESTRUCTIVE
 from retention.due import refresh_hints, refresh_undated, schedules_in_force
 from retention.errors import NotKnown, NotOpen, SecondPersonNeeded
 from retention.events import write_hints
 from retention.gather import Gathered, Gathering
 from retention.models import SweepRow
 from retention.schedule import maximum_age
-from retention.stops import Stops
+from retention.stops import Resumed, Stops
 from retention.sweep import Brakes, SweepItem, SweepPlan
 
 OPEN_RUNS = ("awaiting_approval", "executing", "verifying")
@@ -90,7 +91,7 @@ class RequestDesk:
     def busy(
         self, session: Session, tenant_id: int, artifact_ids: Collection[int], key_ids: Collection[str]
     ) -> frozenset[int | str]:
-        """Artifacts and keys in the plan of an open run."""
+        """Artifacts, keys and parts (by their ids) in the plan of an open run."""
         owners = list(
             session.scalars(
                 sa.select(col(SweepRow.sweep_id)).where(
@@ -106,14 +107,18 @@ class RequestDesk:
             query = sa.select(col(CopyRow.artifact_id)).where(mine, col(CopyRow.artifact_id).in_(chunk))
             found.update(number for number in session.scalars(query) if number is not None)
         for some in chunks(sorted(set(key_ids))):
-            query_keys = sa.select(col(CopyRow.key_id)).where(mine, col(CopyRow.key_id).in_(some))
-            found.update(name for name in session.scalars(query_keys) if name is not None)
+            query_keys = sa.select(col(CopyRow.ref)).where(
+                mine, col(CopyRow.kind).in_(("key", PART)), col(CopyRow.ref).in_(some)
+            )
+            found.update(session.scalars(query_keys))
         return frozenset(found)
 
-    def deferred(self, session: Session, tenant_id: int, hold_id: str) -> Mapping[str, Sequence[str]]:
-        """Requests that ended with copies retained by a hold, and those copies."""
-        rows = session.execute(
-            sa.select(col(CopyRow.owner), col(CopyRow.ref), col(CopyRow.because))
+    def deferred(
+        self, session: Session, tenant_id: int, hold_id: str, now: datetime
+    ) -> Mapping[str, Sequence[Resumed]]:
+        """Requests that left copies to a hold, and what becomes of these when it ends, by the rules of now."""
+        rows = session.exec(
+            select(CopyRow)
             .join(
                 RequestRow,
                 sa.and_(
@@ -127,12 +132,32 @@ class RequestDesk:
                 col(CopyRow.rule) == "hold",
                 col(RequestRow.state).in_((State.COMPLETED_WITH_RETAINED, State.EXECUTING, State.VERIFYING)),
             )
+            .order_by(col(CopyRow.owner), col(CopyRow.copy_no))
         )
-        found: dict[str, list[str]] = {}
-        for owner, ref, because in rows:
-            if any(reason["detail"] == hold_id for reason in because):
-                found.setdefault(owner, []).append(ref)
-        return found
+        waiting: dict[str, list[CopyRow]] = {}
+        for copy in rows:
+            if any(reason["detail"] == hold_id for reason in copy.because):
+                waiting.setdefault(copy.owner, []).append(copy)
+        return {
+            owner: _resumed(session, load_work(session, tenant_id, owner), copies, hold_id, now)
+            for owner, copies in waiting.items()
+        }
+
+
+def _resumed(session: Session, work: Work, copies: Sequence[CopyRow], hold_id: str, now: datetime) -> list[Resumed]:
+    """Each copy as it is decided without the hold."""
+    given = facts_now(session, work, copies, now)
+    lines = redecide(replace(given, holds=[hold for hold in given.holds if hold.hold_id != hold_id]))
+    found = []
+    for copy in copies:
+        line = lines.get(copy.ref)
+        if line is None or copy.method == BY_HAND:
+            continue
+        then = "erased" if line.action in DESTRUCTIVE else "retained"
+        if line.action == "review" or is_unseen(copy, line):
+            then = "awaiting_human"
+        found.append(Resumed(ref=copy.ref, then=then, rule=line.rule, collateral=line.collateral))
+    return found
 
 
 class Sweeps:
@@ -336,9 +361,9 @@ class Sweeps:
             session,
             tenant_id,
             [line.artifact_id for line in lines if line.artifact_id is not None],
-            [line.key_id for line in lines if line.key_id is not None],
+            [line.ref for line in lines if line.artifact_id is None],
         )
-        return [line for line in lines if line.artifact_id not in busy and line.key_id not in busy]
+        return [line for line in lines if line.artifact_id not in busy and line.ref not in busy]
 
     def _put_copies(
         self,

@@ -18,7 +18,7 @@ from erasure.errors import UnknownRequest
 from erasure.history import Outline, ref_of
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
-from erasure.plan import PlanCopy, redecide
+from erasure.plan import PlanCopy, PlanInput, exceeds, redecide, was_shown
 from erasure.request import CopyState
 from erasure.sealed import SWEEP_KEY, Capture, RequestSeal
 from erasure.selector import select_artifacts
@@ -32,6 +32,9 @@ from retention.models import SweepRow
 BACKOFF = timedelta(seconds=5)
 """The wait after a first failed attempt; it doubles with each further one."""
 BY_HAND = "by hand"
+COLLATERAL_UNSEEN = "about other persons too, which the approved plan did not show as erased: a second person decides"
+PART = "entry"
+"""The kind of copies that are one part of the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +84,10 @@ def load_work(session: Session, tenant_id: int, owner: str, *, lock: bool = Fals
     raise UnknownRequest("request or sweep", owner)
 
 
-def lines_now(session: Session, work: Work, copies: Sequence[CopyRow], now: datetime) -> dict[str, PlanCopy]:
-    """Each copy as it would be decided now, with the rules, holds and requests of this transaction."""
+def facts_now(session: Session, work: Work, copies: Sequence[CopyRow], now: datetime) -> PlanInput:
+    """What decides about these copies, with the rules, holds and requests of this transaction."""
     claim = claim_of(work.row) if isinstance(work.row, RequestRow) else None
-    given = select_artifacts(
+    return select_artifacts(
         session,
         work.tenant_id,
         [copy.artifact_id for copy in copies if copy.artifact_id is not None],
@@ -93,8 +96,13 @@ def lines_now(session: Session, work: Work, copies: Sequence[CopyRow], now: date
         now=now,
         subjects=work.people,
         key_ids=[copy.key_id for copy in copies if copy.key_id is not None],
+        parts=[ref_of(copy) for copy in copies if copy.kind == PART],
     )
-    return redecide(given)
+
+
+def lines_now(session: Session, work: Work, copies: Sequence[CopyRow], now: datetime) -> dict[str, PlanCopy]:
+    """Each copy as it would be decided now."""
+    return redecide(facts_now(session, work, copies, now))
 
 
 def may_go(session: Session, work: Work, copies: Sequence[CopyRow], now: datetime) -> list[CopyRow]:
@@ -102,17 +110,39 @@ def may_go(session: Session, work: Work, copies: Sequence[CopyRow], now: datetim
 
     Called in the transaction that dispatches the delete, so that a hold that was committed before always wins.
     """
-    lines = lines_now(session, work, copies, now)
+    return sort_out(session, copies, lines_now(session, work, copies, now))
+
+
+def sort_out(session: Session, copies: Sequence[CopyRow], lines: Mapping[str, PlanCopy]) -> list[CopyRow]:
+    """Those copies that may go by these lines; the others are marked as what the lines say."""
     going = []
     for copy in copies:
         line = lines.get(ref_of(copy))
         if line is None:
             going.append(copy)  # its row is gone from the registry: nothing speaks for it any more
+        elif is_unseen(copy, line):
+            ask_human(session, copy, line)
         elif line.action in DESTRUCTIVE or (line.action == "review" and copy.method == BY_HAND):
             going.append(copy)
         else:
             keep(session, copy, line)
     return going
+
+
+def is_unseen(copy: CopyRow, line: PlanCopy) -> bool:
+    """Whether erasing the copy would take from others what nobody approved: the plan kept it, or it grew since."""
+    if line.action not in DESTRUCTIVE or copy.method == BY_HAND:
+        return False
+    return exceeds(line.collateral, was_shown(copy.action, copy.collateral))
+
+
+def ask_human(session: Session, copy: CopyRow, line: PlanCopy) -> None:
+    """The copy waits for a second person, who sees what others would lose by it. Source: DESIGN §7."""
+    copy.state, copy.rule, copy.until = CopyState.AWAITING_HUMAN, line.rule, line.until
+    copy.because = [reason._asdict() for reason in line.because]
+    copy.action, copy.detail = "review", COLLATERAL_UNSEEN
+    copy.collateral = None if line.collateral is None else dict(line.collateral)
+    session.add(copy)
 
 
 def keep(session: Session, copy: CopyRow, line: PlanCopy) -> None:
@@ -121,6 +151,7 @@ def keep(session: Session, copy: CopyRow, line: PlanCopy) -> None:
     copy.action, copy.rule, copy.until = line.action, line.rule, line.until
     copy.because = [reason._asdict() for reason in line.because]
     copy.detail = line.detail
+    copy.collateral = None if line.collateral is None else dict(line.collateral)
     session.add(copy)
 
 

@@ -8,6 +8,7 @@ failure does not stop the others: the first error is raised after all had their 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from sqlmodel import Session, col, select
@@ -21,17 +22,18 @@ from erasure.issue import issue, state_of
 from erasure.leases import Lease, leased
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
-from erasure.plan import IDENTITY, addendum, build
+from erasure.plan import IDENTITY, PlanCopy, addendum, build
 from erasure.regenerate import regenerate
 from erasure.request import DONE, WAITING, CopyState, Move, Right, State, move
 from erasure.selector import select_artifacts
 from erasure.standing import claim_of
 from erasure.tasks import overdue
-from erasure.work import BY_HAND, lines_now, load_work
+from erasure.work import BY_HAND, COLLATERAL_UNSEEN, PART, lines_now, load_work
 from ledger.entry import Kind
 from registry import artifacts
 from registry.cones import pending_about
 from retention.decide import DESTRUCTIVE
+from retention.parts import split_ref
 
 FINAL_RETRY = timedelta(days=1)
 AGENT_RETRY = timedelta(seconds=30)
@@ -113,12 +115,11 @@ def finish(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> bool
         if state is None or state is State.PARTIALLY_FAILED:
             _reopen(session, parts, row, now, why="found in the quiet period")
             return False
-        keys = [
-            copy.key_id
-            for copy in history.copies_of(session, tenant.tenant_id, request_id, CopyState.KEY_DESTROYED)
-            if copy.key_id is not None
-        ]
-        if keys and parts.vault.final_at(session, tenant.tenant_id, keys) is None:
+        gone = history.copies_of(session, tenant.tenant_id, request_id, CopyState.KEY_DESTROYED)
+        keys = [copy.key_id for copy in gone if copy.key_id is not None]
+        names = [split_ref(copy.ref) for copy in gone if copy.kind == PART]
+        names = sorted(parts.vault.part_infos(session, tenant.tenant_id, names))
+        if (keys or names) and parts.vault.final_at(session, tenant.tenant_id, keys, names) is None:
             row.final_due_at = now + FINAL_RETRY
             session.add(row)
             return False
@@ -262,6 +263,13 @@ def _join_late_copies(parts: Parts, tenant: Tenant, now: datetime) -> None:
                 _join(session, parts, row, ids, now)
 
 
+def _unseen(line: PlanCopy) -> PlanCopy:
+    """A line that nobody saw before: what is about others too waits for a second person."""
+    if line.collateral is None or line.state not in (CopyState.PENDING, CopyState.AWAITING_EXTERNAL):
+        return line
+    return replace(line, state=CopyState.AWAITING_HUMAN, action="review", detail=COLLATERAL_UNSEEN)
+
+
 def _join(session: Session, parts: Parts, row: RequestRow, ids: list[int], now: datetime) -> None:
     known = set(
         session.exec(
@@ -284,7 +292,7 @@ def _join(session: Session, parts: Parts, row: RequestRow, ids: list[int], now: 
     )
     copies = history.copies_of(session, row.tenant_id, row.request_id)
     more = addendum([history.plan_copy_of(copy) for copy in copies], build(given))
-    history.put_copies(session, row.tenant_id, row.request_id, more.added, {})
+    history.put_copies(session, row.tenant_id, row.request_id, [_unseen(copy) for copy in more.added], {})
     body = {"request": row.request_id, "addendum": [copy.ref for copy in more.added], "late": True}
     entry_id = parts.record.announce(session, row.tenant_id, Kind.REQUEST_STATE, body, now)
     details = {key: value for key, value in row.details.items() if key != "final_issued"}

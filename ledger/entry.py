@@ -108,10 +108,12 @@ class Kind(StrEnum):
     RESTRICTION_LIFTED = "restriction.lifted"
     EXPORT_MADE = "export.made"
     CORRECTION_MADE = "correction.made"
+    PART_KEPT = "part.kept"
 
     MEMORY_CONFLICT = "memory.conflict"
     MACHINE_REGISTERED = "machine.registered"
     MACHINE_VIOLATED = "machine.violated"
+    REGISTRATION_DECIDED = "registration.decided"
 
 
 USER_KINDS = frozenset(

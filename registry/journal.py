@@ -236,6 +236,22 @@ class Journal:
             written += 1
         return written
 
+    def snapshot_parts(self, tenant_id: int, names: Sequence[tuple[str, int]], now: datetime) -> int:
+        """Write the rows of part keys (entry id, number) and read them back; returns how many objects that made.
+
+        To be called before their data keys go: from then on nothing else opens these parts. Raises: JournalNotWritten,
+        and what the store raises.
+        """
+        written = 0
+        with self._transactions(tenant_id, write=False) as session:
+            log_id = _log_id(session, tenant_id)
+        for start in range(0, len(names), _KEY_PAGE):
+            with self._transactions(tenant_id, write=False) as session:
+                found = self._vault.snapshot_rows(session, tenant_id, [], names[start : start + _KEY_PAGE])
+            self._put(tenant_id, log_id, f"{ROWS}{uuid7(now)}", Content(at=now, keys=(found,)), read_back=True)
+            written += 1
+        return written
+
     def snapshot_if_due(self, tenant_id: int, now: datetime) -> bool:
         """Write today's snapshot unless it is there; returns whether it was written now."""
         with self._transactions(tenant_id, write=False) as session:

@@ -59,7 +59,7 @@ from registry.models import StreamRow, Subject, Tenant, Token
 from registry.sealing import Keyring
 from vault import rows as vault_rows
 from vault.errors import KeyUnknown, VaultError
-from vault.models import DataKey, KeyState
+from vault.models import DataKey, KeyState, PartKey
 from vault.vault import Vault
 
 _OBJECTS_A_TRANSACTION = 100
@@ -238,10 +238,12 @@ class Rebuild:
     def _turn(self, made: Rebuilt, now: datetime, grace: timedelta) -> None:
         tenant_id = made.tenant_id
         with self._transactions(tenant_id) as session:
-            query = select(DataKey.group_no).where(
-                DataKey.tenant_id == tenant_id, DataKey.state == KeyState.DESTROYED.value
-            )
-            groups = sorted(set(session.exec(query.distinct())))
+            groups: set[int] = set()
+            for model in (DataKey, PartKey):
+                query = select(model.group_no).where(
+                    model.tenant_id == tenant_id, model.state == KeyState.DESTROYED.value
+                )
+                groups.update(session.exec(query.distinct()))
             report = self._vault.rotate_groups(session, tenant_id, groups, now, grace)
         self._journal.snapshot_groups(tenant_id, [group.group_no for group in report.rotated], now)
 
@@ -394,9 +396,9 @@ class _Replay:
                     session, self._made.tenant_id, body, event.at
                 )
             case Kind.KEY_DESTROYING:
-                self._going.append((body["owner"], frozenset(body["keys"]), event.at))
+                self._going.append((body["owner"], _going_of(body), event.at))
             case Kind.KEY_DESTROYED:
-                self._settle(session, body["owner"], frozenset(body["keys"]), event.at)
+                self._settle(session, body["owner"], _going_of(body), event.at)
             case Kind.KEK_DESTROYED:
                 for epoch in body["epochs"]:
                     self._epochs[epoch["group"], epoch["epoch"]] = event.at
@@ -444,8 +446,12 @@ class _Replay:
 
     def _destroy(self, session: Session, owner: str, keys: Iterable[str], at: datetime) -> None:
         vault, tenant_id = self._rebuild.vault, self._made.tenant_id
+        # Keys of single parts are named by their part; one that never came to the unlocked store opens nothing.
+        parts = {split_part(name) for name in keys if _is_part(name)}
+        self._made.destroyed += vault.drop_parts(session, tenant_id, sorted(parts), now=at, request=owner)
+        keys = {name for name in keys if not _is_part(name)}
         known = vault.info(session, tenant_id, keys)
-        self._unknown += len(set(keys) - known.keys())
+        self._unknown += len(keys - known.keys())
         if self._behind:
             # Only the identity key opens where copies lie that came back: it goes when they have gone again.
             known = {
@@ -566,6 +572,21 @@ class _Replay:
             artifacts.bury(session, self._made.tenant_id, found, body["owner"], at)
 
 
+def _going_of(body: Mapping[str, Any]) -> frozenset[str]:
+    """The data keys and the parts whose keys an event says are going or gone."""
+    return frozenset((*body["keys"], *body.get("parts", ())))
+
+
+def _is_part(name: str) -> bool:
+    return "/" in name
+
+
+def split_part(name: str) -> tuple[str, int]:
+    """Entry id and number of a part's id."""
+    entry_id, _, number = name.partition("/")
+    return entry_id, int(number)
+
+
 def put_rows(session: Session, table: sa.Table, rows: Sequence[Row], *, replace: bool = True) -> int:
     """Put rows into a table, in place of older ones of the same key; returns how many there are now of these.
 
@@ -643,10 +664,14 @@ def _recount_groups(session: Session, tenant_id: int) -> None:
 
 def _lost_keys(session: Session, tenant_id: int) -> list[str]:
     """Say which content nobody can read any more although nobody asked for its destruction."""
-    lost = session.scalar(
-        sa.select(sa.func.count())
-        .select_from(DataKey)
-        .where(col(DataKey.tenant_id) == tenant_id, col(DataKey.state) == KeyState.LOST.value)
+    lost = sum(
+        session.scalar(
+            sa.select(sa.func.count())
+            .select_from(model)
+            .where(col(model.tenant_id) == tenant_id, col(model.state) == KeyState.LOST.value)
+        )
+        or 0
+        for model in (DataKey, PartKey)
     )
     absent = session.scalar(
         sa.select(sa.func.count(sa.distinct(col(PartRef.key_id))))

@@ -38,6 +38,7 @@ from registry.acting import Acting
 from registry.declaration import DataClass
 from registry.entries import MalformedEntry, Parsed, ParsedPart, parse_entry, unique
 from registry.errors import MalformedSubject, UnknownTenant
+from registry.identifiers import parse_subjects
 from registry.journal import Journal
 from registry.keyed import NOBODY, Lookups
 from registry.machine_rows import Follower
@@ -45,6 +46,7 @@ from registry.machines import KINDS
 from registry.models import KindRow, Subject, SubjectIdentifier, Tenant
 from registry.sealing import ALGORITHM, Keyring, skeleton_class
 from vault.envelope import context, joint_prk, part_key_of, seal
+from vault.models import KeyState
 from vault.packing import pack
 from vault.vault import Vault
 
@@ -93,6 +95,11 @@ class _Item:
     gone: bool = False
     draft: Draft | None = None
     placed: Placed | None = None
+
+    @property
+    def was_turned_back(self) -> bool:
+        """Whether the sequencer refused all of it."""
+        return self.placed is not None and self.placed.state is PlacedState.SUPPRESSED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,9 +171,35 @@ class Record:
             for item in open_items:
                 if item.draft is not None:
                     item.placed = next(placed)
+            note = self._seal_again(acting, [item for item in open_items if item.was_turned_back], now)
+            receipt = receipt or note
             if moving := _moving(open_items):
                 self._machines.follow(acting.tenant_id, moving, now)
-        return AppendResult(results=[_result(item) for item in items], receipt=receipt)
+        return AppendResult(results=_results(items), receipt=receipt)
+
+    def _seal_again(self, acting: Acting, items: Sequence[_Item], now: datetime) -> dict[str, Any] | None:
+        """Try once more what the sequencer turned back; returns the note over that flush.
+
+        Its person was fenced meanwhile, and then it ends here; or a limited erasure closed its key, and then it is
+        sealed under the next one.
+        """
+        if not items:
+            return None
+        self._vault.evict(key for item in items if item.draft for part in item.draft.parts for key in part.key_ids)
+        for item in items:
+            item.draft = item.placed = None
+        with self._transactions(acting.tenant_id) as session:
+            drafts = _Drafting(self._vault, session, acting, now).drafts(items)
+        if not drafts:
+            return None
+        if self._journal is not None:
+            self._journal.before(acting.tenant_id, acting.log_id, drafts, now)
+        appended = self._log.append(acting.tenant_id, drafts, now=now, admit=self._admit(acting.tenant_id))
+        placed = iter(appended.placed)
+        for item in items:
+            if item.draft is not None:
+                item.placed = next(placed)
+        return None if appended.receipt is None else {"note": appended.receipt}
 
     def event(self, tenant_id: int, kind: Kind, body: Mapping[str, Any], now: datetime) -> str:
         """Append a binding event to the tenant's system stream; returns its entry id once it is stored.
@@ -250,19 +283,35 @@ class Record:
         return Evidence(checkpoint=proofs[0].checkpoint, tree_size=proofs[0].tree_size, entries=tuple(made))
 
     def _admit(self, tenant_id: int) -> Admit:
-        """The sequencer's own look at the fences: parts of somebody who was fenced meanwhile are dropped."""
+        """The sequencer's own look at the fences: parts of somebody who was fenced meanwhile are dropped.
+
+        An entry under a key that a limited erasure closed meanwhile is turned back whole: its key is about to go.
+        """
 
         def admit(session: Session, drafts: Sequence[Draft]) -> list[frozenset[int]]:
             people = {number for draft in drafts for part in draft.subjects for number in part}
             closed = subjects.fenced(session, tenant_id, people)
+            going = self._closing(session, tenant_id, people, drafts)
             return [
                 frozenset(
-                    number for number, part in enumerate(draft.subjects) if any(person in closed for person in part)
+                    number
+                    for number, part in enumerate(draft.subjects)
+                    if any(person in closed for person in part) or (part and _is_under(draft, going))
                 )
                 for draft in drafts
             ]
 
         return admit
+
+    def _closing(
+        self, session: Session, tenant_id: int, people: Collection[int], drafts: Sequence[Draft]
+    ) -> frozenset[str]:
+        """The keys of these drafts that seal nothing new any more; only limited erasures leave a person others."""
+        if not limited.of_people(session, tenant_id, people):
+            return frozenset()
+        ids = {key_id for draft in drafts for part in draft.parts for key_id in part.key_ids}
+        known = self._vault.info(session, tenant_id, ids)
+        return frozenset(key_id for key_id, info in known.items() if info.state != KeyState.LIVE)
 
     def _append_events(
         self, tenant_id: int, events: Sequence[tuple[str, Kind, bytes, datetime]], now: datetime
@@ -391,14 +440,13 @@ class _Drafting:
                 continue
             try:
                 self._check_names(item.parsed, known)
-                for text in _subjects_of(item.parsed):
-                    texts[text] = subjects.parse_subject(text)
+                texts.update(_named(item.parsed))
                 sound.append(item.parsed)
             except MalformedEntry as error:
                 item.problem = _problem(error.problem, error.detail, error.pointer)
                 item.parsed = None
             except MalformedSubject as error:
-                item.problem = _problem("malformed-subject", str(error), "/subjects")
+                item.problem = _problem("malformed-subject", str(error), error.pointer)
                 item.parsed = None
         numbers = subjects.resolve(self._session, self._vault, self._acting, list(texts.values()), self._now)
         known.subject_no = dict(zip(texts, numbers, strict=True))
@@ -595,7 +643,9 @@ def _parsed(number: int, raw: bytes) -> _Item:
     try:
         parsed = parse_entry(raw)
     except MalformedEntry as error:
-        return _Item(number=number, problem=_problem(error.problem, error.detail, error.pointer))
+        return _Item(
+            number=number, entry_id=error.entry_id, problem=_problem(error.problem, error.detail, error.pointer)
+        )
     return _Item(number=number, parsed=parsed, entry_id=parsed.sent.id)
 
 
@@ -606,10 +656,35 @@ def _subjects_of(parsed: Parsed) -> tuple[str, ...]:
     return unique(named)
 
 
+def _named(parsed: Parsed) -> dict[str, subjects.Identifier]:
+    """Everybody an entry names, by the text that names them. Raises: MalformedSubject with its place."""
+    sent = parsed.sent
+    lists: list[tuple[str, Sequence[str]]] = [("/subjects", sent.subjects)]
+    lists += [(f"/parts/{number}/subjects", part.subjects or ()) for number, part in enumerate(parsed.parts)]
+    return {
+        text: identifier
+        for place, texts in lists
+        for text, identifier in zip(texts, parse_subjects(texts, place), strict=True)
+    }
+
+
 def _problem(kind: str, detail: str, pointer: str) -> dict[str, Any]:
     made: dict[str, Any] = {"type": f"/problems/{kind}", "title": kind.replace("-", " "), "detail": detail}
-    if pointer:
-        made["errors"] = [{"pointer": pointer, "detail": detail}]
+    made["errors"] = [{"pointer": pointer, "detail": detail}]
+    return made
+
+
+def _results(items: Sequence[_Item]) -> list[dict[str, Any]]:
+    """One answer for each item; of equal ones in one call the first was stored, the others are duplicates of it."""
+    made: list[dict[str, Any]] = []
+    stored: set[str] = set()
+    for item in items:
+        result = _result(item)
+        if result["status"] == PlacedState.STORED:
+            if result["id"] in stored:
+                result["status"] = PlacedState.DUPLICATE.value
+            stored.add(result["id"])
+        made.append(result)
     return made
 
 
@@ -629,6 +704,10 @@ def _result(item: _Item) -> dict[str, Any]:
     if dropped or placed.dropped:
         made["suppressed_parts"] = dropped or [f"part.{number}" for number in placed.dropped]
     return made
+
+
+def _is_under(draft: Draft, keys: frozenset[str]) -> bool:
+    return bool(keys) and any(key_id in keys for part in draft.parts for key_id in part.key_ids)
 
 
 def everyone_in(kept: Sequence[_Kept]) -> frozenset[int]:

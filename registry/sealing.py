@@ -99,7 +99,7 @@ class Keyring:
         self._kept.update(reading.destroyed)
 
     def ended(self, *, entry_id: str, number: int, keys: Sequence[str]) -> KeyDestroyed | None:
-        """Return the destruction that ended a part, the later one where it outlived its data key; None while it opens."""
+        """Return the destruction that ended a part, the last one if it outlived its key; None while it opens."""
         lost = next((self._gone[key_id] for key_id in keys if key_id in self._gone), None)
         if lost is None:
             return None

@@ -230,13 +230,8 @@ def _is_restricted(item: Item, restriction: Restriction) -> bool:
     return (
         restriction.subject in item.subjects
         and (restriction.data_classes is None or item.data_class in restriction.data_classes)
-        and (restriction.scopes is None or not restriction.scopes.isdisjoint(item.scopes) or _is_key(item))
+        and (restriction.scopes is None or not restriction.scopes.isdisjoint(item.scopes))
     )
-
-
-def _is_key(item: Item) -> bool:
-    """A key of the record says nothing of conversations: what one of them must keep, the whole key keeps."""
-    return not item.item_id and not item.scopes
 
 
 def _is_lifted_by_erasure(restriction: Restriction, erasures: Sequence[Claim]) -> bool:
@@ -356,6 +351,16 @@ def _protected(item: Item, rules: Rules, wanted: Decision, now: datetime) -> Dec
         return None
     until, rule, basis = max(found)
     return Decision("restrict", rule, until, (Because(rule, "restrict", basis), *wanted.because))
+
+
+def kept_until(created: datetime, rules: Rules) -> datetime | None:
+    """Until when a duty keeps an item of that age although its person wants it gone; None where no duty does."""
+    ends = []
+    if rules.floor_for is not None and rules.floor_covers == "content":
+        ends.append(rules.floor_for.add_to(created))
+    if rules.on_request == "retain":
+        ends.append(_exempt_until(Item(item_id=0, data_class=rules.name, created=created), rules))
+    return max(ends, default=None)
 
 
 def _exempt_until(item: Item, rules: Rules) -> datetime:

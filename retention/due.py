@@ -24,8 +24,9 @@ from registry.models import Artifact, ScopeKey
 from registry.registration import Dates
 from retention.decide import Item, class_end
 from retention.events import ARTIFACT_KIND, ENDED, happened, scopes_of, write_hints
-from retention.items import Candidate, load_artifacts, load_keys
+from retention.items import Candidate, load_artifacts, load_kept, load_keys
 from retention.models import EventRow, HintRow
+from retention.parts import due_kept
 from retention.schedule import Schedule, ends_at, month_end, month_of, newest_start, schedule_of
 from vault.models import DataKey, KeyState
 
@@ -74,6 +75,8 @@ def due(
         return _by_date(session, tenant_id, schedules, before, limit=limit, place=place)
     if place.phase == "events":
         return _by_event(session, tenant_id, schedules, before, limit=limit, place=place)
+    if place.phase == "kept":
+        return _by_part(session, tenant_id, schedules, before, limit=limit, place=place)
     return _by_month(session, tenant_id, schedules, before, limit=limit, place=place)
 
 
@@ -291,8 +294,36 @@ def _by_month(
         rows = session.exec(query.order_by(col(DataKey.key_id)).limit(limit)).all()
         if not rows:
             continue
-        following = Place(phase="months", group=waiting[0]) if waiting else None
+        following = Place(phase="months", group=waiting[0]) if waiting else Place(phase="kept")
         if len(rows) == limit:
             following = Place(phase="months", group=name, key=rows[-1].key_id)
         return Batch(candidates=load_keys(session, tenant_id, rows, schedules), following=following)
+    return Batch(candidates=[], following=Place(phase="kept"))
+
+
+def _by_part(
+    session: Session,
+    tenant_id: int,
+    schedules: Mapping[str, Schedule],
+    before: datetime,
+    *,
+    limit: int,
+    place: Place,
+) -> Batch:
+    """Parts with keys of their own whose month has reached the class's end: they outlived their data keys."""
+    waiting = sorted(name for name in schedules if name >= place.group)
+    while waiting:
+        name = waiting.pop(0)
+        month = due_month(schedules[name], before)
+        if month is None:
+            continue
+        after = place.key if name == place.group else ""
+        found = due_kept(session, tenant_id, name, month, after=after, limit=limit)
+        if not found:
+            continue
+        candidates = load_kept(session, tenant_id, found, schedules)
+        following = Place(phase="kept", group=waiting[0]) if waiting else None
+        if len(found) == limit:
+            following = Place(phase="kept", group=name, key=found[-1].ref)
+        return Batch(candidates=candidates, following=following)
     return Batch(candidates=[], following=None)

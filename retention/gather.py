@@ -20,7 +20,7 @@ from registry.graph import children_of
 from retention.decide import decide
 from retention.due import BATCH, every_due, schedules_in_force
 from retention.events import ENDED
-from retention.items import Candidate, load_artifacts
+from retention.items import PART, Candidate, load_artifacts
 from retention.models import SweepRow
 from retention.schedule import Schedule
 from retention.stops import Desk, Stops
@@ -88,10 +88,10 @@ class Gathering:
     def _free(self, candidates: Sequence[Candidate], *, count: bool = False) -> list[Candidate]:
         """Those that no open run has in its plan."""
         artifact_ids = [one.artifact_id for one in candidates if one.artifact_id is not None]
-        key_ids = [one.key_id for one in candidates if one.key_id is not None]
+        key_ids = [one.key_id or one.ref for one in candidates if one.artifact_id is None]
         busy = self._desk.busy(self._session, self._tenant_id, artifact_ids, key_ids)
         self._waiting += len(busy) if count else 0
-        return [one for one in candidates if one.artifact_id not in busy and one.key_id not in busy]
+        return [one for one in candidates if one.artifact_id not in busy and (one.key_id or one.ref) not in busy]
 
     def _with_derived(self, first: Sequence[Candidate]) -> list[Candidate]:
         """The candidates and, level by level, what was made from those that end."""
@@ -113,8 +113,12 @@ class Gathering:
 
 
 def counts_of(session: Session, tenant_id: int, items: Sequence[SweepItem]) -> dict[str, ClassCount]:
-    """Per class: how much is live, how much would end, how much waits for a human."""
-    ends: Counter[str] = Counter(item.data_class for item in items if item.ends)
+    """Per class: how much is live, how much would end, how much waits for a human.
+
+    Parts with keys of their own count as one: what they were part of was counted when their data key went.
+    """
+    ends: Counter[str] = Counter(item.data_class for item in items if item.ends and item.kind != PART)
+    ends.update({item.data_class for item in items if item.ends and item.kind == PART})
     review: Counter[str] = Counter(item.data_class for item in items if not item.ends)
     return {
         name: ClassCount(live=live_items(session, tenant_id, name), ends=ends[name], review=review[name])

@@ -40,12 +40,14 @@ from retention.errors import NotKnown, NotOpen, SecondPersonNeeded
 from retention.events import ARTIFACT_KIND
 from retention.items import Candidate, load_artifacts
 from retention.models import HoldRow, StoreHoldRow
-from retention.stops import Desk, EventRecord, hold_of
+from retention.stops import Desk, EventRecord, Resumed, hold_of
 from retention.sweep import decided, is_due
 from vault.models import DataKey, KeyState
 from vault.vault import Vault
 
 LABEL = "hold"
+CONVERSATION = "conversation"
+"""The scope that streams of the record answer to."""
 LISTED = 10_000
 """How many items a preview lists; the counts are complete."""
 _BATCH = 5_000
@@ -132,7 +134,7 @@ class Holds:
             row = self._open(session, acting.tenant_id, hold_id)
             found = self._becomes_due(session, acting.tenant_id, hold_of(session, row), now)
             if preview:
-                return {**view_of(row), **found, "released": False}
+                return {**view_of(row), **found, "released": False, "next": _next_of(hold_id)}
             if self._approval != "single" and acting.principal == row.created_by:
                 raise SecondPersonNeeded("release the hold", "placement")
         body = {"hold": hold_id, "by": acting.principal, "due": found["due"]}
@@ -199,7 +201,11 @@ class Holds:
             hold_id,
             frozenset(people),
             frozenset(wanted.data_classes),
-            frozenset(lookups.scope(name, value).hex() for name, value in wanted.scope.items()),
+            frozenset(
+                {lookups.scope(name, value).hex() for name, value in wanted.scope.items()}
+                # An artifact says its conversation in its scope, a stream of the record by its own name.
+                | {lookups.of("stream", value).hex() for name, value in wanted.scope.items() if name == CONVERSATION}
+            ),
             frozenset(row.id for row in found.values()),
         )
 
@@ -231,13 +237,34 @@ class Holds:
                 if len(listed) < LISTED:
                     listed.append(_line(one, decision, due=due))
         listed.sort(key=lambda line: (not line["due"], line["until"] or "9999", line["id"]))
-        resumed = self._desk.deferred(session, tenant_id, hold.hold_id)
+        resumed = self._desk.deferred(session, tenant_id, hold.hold_id, now)
         return {
             "items": total,
             "due": now_due,
             "becomes_due": listed,
-            "requests": [{"request": name, "copies": list(refs)} for name, refs in sorted(resumed.items())],
+            "requests": [_resumes(name, copies) for name, copies in sorted(resumed.items())],
         }
+
+
+def _next_of(hold_id: str) -> str:
+    return (
+        f"nothing was released: this shows what the release would do. POST /v1/holds/{hold_id}/release?preview=false, "
+        "as another principal than the one who placed the hold, releases it"
+    )
+
+
+def _resumes(request_id: str, copies: Sequence[Resumed]) -> dict[str, Any]:
+    """What a request that waited does the moment the hold ends: how much at once, how much a human is asked about."""
+    return {
+        "request": request_id,
+        "copies": [copy.ref for copy in copies],
+        "erased_at_once": sum(copy.then == "erased" for copy in copies),
+        "awaiting_human": sum(copy.then == "awaiting_human" for copy in copies),
+        "retained": sum(copy.then == "retained" for copy in copies),
+        "details": [
+            {"copy": copy.ref, "then": copy.then, "rule": copy.rule, "collateral": copy.collateral} for copy in copies
+        ],
+    }
 
 
 def parse_hold(spec: Mapping[str, Any]) -> _Wanted:

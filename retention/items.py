@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Literal
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlmodel import Session, col
 
 from ledger.models import EntryRow, PartRef
+from registry import limited
+from registry.claims import Edge, claims_of
 from registry.graph import ARTIFACT, ENTRY, Parent, parents_of
 from registry.ids import artifact_name
 from registry.keyed import chunks
@@ -24,12 +27,16 @@ from registry.sets import members
 from retention import decide
 from retention.events import happened, scopes_of
 from retention.models import DispositionRow
+from retention.parts import KeptRow, data_keys_of, load_parts
 from retention.schedule import Schedule, month_end, month_of
 from vault.models import DataKey
 
 VAULT = "vault"
 """The store of keys, as plans and reports name it."""
 STREAM_KIND = "s"
+CLAIM = "claim"
+PART: Literal["entry"] = "entry"
+"""The kind of items that are one part of the record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +54,7 @@ class Source:
 class Candidate:
     """An artifact or a record key that may be due. `item.sources` is filled by the plan from `sources`."""
 
-    kind: str
+    kind: Literal["artifact", "entry", "key"]
     ref: str
     artifact_id: int | None = None
     key_id: str | None = None
@@ -135,6 +142,23 @@ def load_keys(
     return found
 
 
+def load_kept(
+    session: Session, tenant_id: int, kept: Sequence[KeptRow], schedules: Mapping[str, Schedule]
+) -> list[Candidate]:
+    """Parts that outlived their data keys, each with the clock of that key, its persons and its conversation."""
+    parts = load_parts(session, tenant_id, [row.place for row in kept])
+    rows = data_keys_of(session, tenant_id, parts)
+    of_key = {one.key_id: one for one in load_keys(session, tenant_id, list(rows.values()), schedules)}
+    found = []
+    for row in kept:
+        part, key = parts.get(row.place), of_key.get(row.key_id)
+        if part is None or key is None:
+            continue
+        item = replace(key.item, subjects=part.subjects, own_subjects=part.subjects, scopes=part.scopes)
+        found.append(Candidate(kind=PART, ref=row.ref, data_class=key.data_class, store=VAULT, item=item))
+    return found
+
+
 def load_entry(session: Session, tenant_id: int, entry_id: str) -> Candidate | None:
     """One entry of the record: its content ends with its month's key. None where there is no such entry."""
     try:
@@ -147,7 +171,7 @@ def load_entry(session: Session, tenant_id: int, entry_id: str) -> Candidate | N
         return None
     people = members(session, tenant_id, (row.set_id,))[row.set_id]
     return Candidate(
-        kind="entry",
+        kind=PART,
         ref=entry_id,
         data_class=row.data_class,
         store=VAULT,
@@ -157,7 +181,7 @@ def load_entry(session: Session, tenant_id: int, entry_id: str) -> Candidate | N
             created=month_end(month_of(row.received)),
             subjects=people,
             own_subjects=people,
-            scopes=scopes_of(session, tenant_id, STREAM_KIND, [row.stream_no]).get(row.stream_no, frozenset()),
+            scopes=limited.scopes_of(session, tenant_id, [row.stream_no]).get(row.stream_no, frozenset()),
         ),
     )
 
@@ -193,9 +217,22 @@ def _sources(session: Session, tenant_id: int, ids: Sequence[int]) -> dict[int, 
     numbers = [parent.number for parent in everyone if parent.kind == ENTRY]
     known |= _entries(session, tenant_id, numbers)
     found: dict[int, list[Source]] = defaultdict(list)
+    claims = claims_of(session, tenant_id, parents)
     for child, its in parents.items():
-        found[child] = [known[parent] for parent in sorted(its) if parent in known]
+        found[child] = [
+            _endless(known[parent]) if Edge(child, parent.kind, parent.number) in claims else known[parent]
+            for parent in sorted(its)
+            if parent in known
+        ]
     return found
+
+
+def _endless(source: Source) -> Source:
+    """A source that only another token claims: it is there, and its end is no end of what is said to be made from it.
+
+    Otherwise somebody could end an item that another registered by ending a source of their own.
+    """
+    return replace(source, kind=CLAIM, number=0, status="live", ends_at=None)
 
 
 def _parents(session: Session, tenant_id: int, ids: Sequence[int]) -> dict[Parent, Source]:

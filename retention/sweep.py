@@ -49,7 +49,7 @@ class Brakes:
 class SweepItem:
     """One item that ends, or waits for a human. `path` names what it was made from; leaves have the largest depth."""
 
-    kind: Literal["artifact", "key"]
+    kind: Literal["artifact", "entry", "key"]
     ref: str
     artifact_id: int | None
     key_id: str | None
@@ -204,14 +204,14 @@ def _line(
 ) -> SweepItem | None:
     rules = None if schedule is None else schedule.rules
     decision = decide(item, rules, stops.holds, stops.restrictions, stops.claims, now)
-    if one.kind == "key" and decision.action == "regenerate":
+    if one.kind != "artifact" and decision.action == "regenerate":
         # What was recorded is not made anew: a class that regenerates its copies still loses its record.
         decision = decision._replace(action="erase")
     by_hand = one.erase_by_hand and decision.action == "review"
     if decision.action not in DESTRUCTIVE and decision.action != "review":
         return None
     return SweepItem(
-        kind="key" if one.kind == "key" else "artifact",
+        kind=one.kind,
         ref=one.ref,
         artifact_id=one.artifact_id,
         key_id=one.key_id,
@@ -220,7 +220,7 @@ def _line(
         decision=decision,
         path=path,
         depth=depth,
-        required=KEY_LEVEL if one.kind == "key" else DEFAULT_LEVEL if schedule is None else schedule.required,
+        required=KEY_LEVEL if one.kind != "artifact" else DEFAULT_LEVEL if schedule is None else schedule.required,
         by_hand=by_hand,
     )
 

@@ -48,8 +48,10 @@ def prove_parts_destroyed(session: Session, keks: KekStore, tenant_id: int, part
         _require_destroyed(fresh, rows.PARTS, present[part], label)
 
 
-def unopenable_since(session: Session, keks: KekStore, tenant_id: int, key_ids: Sequence[str]) -> datetime | None:
-    """Return since when every epoch that wrapped one of these keys is destroyed, or None."""
+def unopenable_since(
+    session: Session, keks: KekStore, tenant_id: int, key_ids: Sequence[str], parts: Collection[PartId] = ()
+) -> datetime | None:
+    """Return since when every epoch that wrapped one of these keys and part keys is destroyed, or None."""
 
     def end_of(row: AnyRow) -> datetime | None:
         statuses = keks.epochs(str(tenant_id), row["group_no"])
@@ -57,7 +59,7 @@ def unopenable_since(session: Session, keks: KekStore, tenant_id: int, key_ids: 
         known = [end for end in ends if end is not None]
         return max(known) if known and len(known) == len(ends) else None
 
-    return _latest(session, tenant_id, key_ids, end_of)
+    return _latest(session, tenant_id, key_ids, end_of, parts)
 
 
 def final_at(

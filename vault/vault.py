@@ -264,12 +264,14 @@ class Vault:
         """Step 6 for part keys. Raises DestructionUnproven, and KeyUnknown for a part that never had one."""
         proof.prove_parts_destroyed(session, self.keks, tenant_id, names)
 
-    def unopenable_since(self, session: Session, tenant_id: int, key_ids: Sequence[str]) -> datetime | None:
-        """Return since when no backup of the rows opens any of these keys, or None while one still might.
+    def unopenable_since(
+        self, session: Session, tenant_id: int, key_ids: Sequence[str], parts: Collection[PartId] = ()
+    ) -> datetime | None:
+        """Return since when no backup of the rows opens any of these keys and part keys, or None while one might.
 
         That is when the last epoch that wrapped one of them was destroyed.
         """
-        return proof.unopenable_since(session, self.keks, tenant_id, key_ids)
+        return proof.unopenable_since(session, self.keks, tenant_id, key_ids, parts)
 
     def final_at(
         self, session: Session, tenant_id: int, key_ids: Sequence[str], parts: Collection[PartId] = ()

@@ -30,6 +30,8 @@ from registry import artifacts
 from registry.acting import Acting
 from registry.classes import put_class
 from registry.models import StoreRow
+from registry.playback import ReadEntry, read_entries
+from registry.record import entry_row
 from registry.stores import put_store
 from registry.tenants import get_tenant
 
@@ -82,6 +84,8 @@ class World:
             truncate_log=self.services.database.truncate_wal,
             read=self.services.erasure.read,
             append=self.services.record.append,
+            part_keys=self.services.erasure.part_keys,
+            keep_part_rows=self.services.erasure.keep_part_rows,
             exports=self.services.exports_folder,
         )
         self.classes({"note": {}, "summary": {}})
@@ -159,13 +163,36 @@ class World:
         )[0]
 
     def say(self, text: str, subjects: Sequence[str] = (ADA,), stream: str = "conv_1") -> str:
-        """An entry of the record."""
+        """An entry of the record; how it was answered."""
+        return self._say(text, subjects, stream, "transcript")[1]
+
+    def say_as(
+        self, text: str, subjects: Sequence[str] = (ADA,), stream: str = "conv_1", data_class: str = "transcript"
+    ) -> str:
+        """An entry of the record that is taken in; its id."""
+        entry_id, status = self._say(text, subjects, stream, data_class)
+        assert status == "stored", status
+        return entry_id
+
+    def _say(self, text: str, subjects: Sequence[str], stream: str, data_class: str) -> tuple[str, str]:
         entry = {
             "id": uuid7(self.now), "stream": stream, "kind": "turn.user", "at": self.now.isoformat(),
-            "data_class": "transcript", "subjects": list(subjects), "body": {"content": text},
+            "data_class": data_class, "subjects": list(subjects), "body": {"content": text},
         }  # fmt: skip
         result = self.services.record.append(self.acting("writer"), [json.dumps(entry).encode()], self.now)
-        return str(result.results[0]["status"])
+        return str(entry["id"]), str(result.results[0]["status"])
+
+    def read(self, entry_id: str) -> ReadEntry:
+        """An entry as a reader finds it."""
+        with self.parts.transactions(self.tenant.tenant_id, write=False) as session:
+            row = entry_row(session, self.tenant.tenant_id, entry_id)
+            assert row is not None
+            return read_entries(session, self.services.vault, self.services.log, self.tenant.tenant_id, [row])[0]
+
+    def text_of(self, entry_id: str) -> str | None:
+        """What was said in an entry, None where nobody can read it."""
+        data = self.read(entry_id).parts[0].data
+        return None if data is None else str(json.loads(data)["content"])
 
     # ── the legal desk ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -223,7 +250,7 @@ class World:
 
     def copy_states(self, request: str) -> dict[str, str]:
         found = self.reader.copies(self.acting(), request)
-        return {str(copy.get("artifact") or copy.get("key")): copy["state"] for copy in found}
+        return {str(copy.get("artifact") or copy.get("key") or copy.get("entry")): copy["state"] for copy in found}
 
     def rows(self, request: str) -> list[CopyRow]:
         with self.parts.transactions(self.tenant.tenant_id, write=False) as session:

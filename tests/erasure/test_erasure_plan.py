@@ -5,6 +5,7 @@ import random
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -161,13 +162,73 @@ def test_a_hold_keeps_copies_keys_and_the_identity_that_finds_them() -> None:
     assert (identity.rule, identity.until) == ("hold", None)
 
 
-def test_a_part_that_must_stay_keeps_its_key() -> None:
-    held = Item(item_id=0, data_class="note", created=NOW, subjects=frozenset({ADA, BOB}), own_subjects=frozenset())
-    part = PartFact(entry_id="e1", entry_idx=4, part=0, item=held)
-    plan = build(inputs(keys=(key("k1", parts=(part,), joint=1),), holds=(Hold("h", subjects=frozenset({BOB})),)))
-    assert [(copy.action, copy.rule, copy.detail) for copy in plan.copies] == [
-        ("keep", "hold", "1 parts under this key must stay")
+def part_of(number: int, entry_idx: int = 4, *, scopes: frozenset[str] = frozenset(), **item: Any) -> PartFact:
+    about: dict[str, Any] = {"created": NOW, "subjects": frozenset({ADA}), "own_subjects": frozenset({ADA})}
+    fact = Item(item_id=0, scopes=scopes, **{"data_class": "note", **about, **item})
+    return PartFact(entry_id="e1", entry_idx=entry_idx, part=number, item=fact)
+
+
+def test_a_part_that_must_stay_gets_a_line_of_its_own_and_its_key_goes() -> None:
+    shared = part_of(0, subjects=frozenset({ADA, BOB}), own_subjects=frozenset({ADA, BOB}))
+    keyed = replace(key("k1", parts=(shared,), joint=1), total=3)
+    plan = build(inputs(keys=(keyed, key("k0", "identity")), holds=(Hold("h", subjects=frozenset({BOB})),)))
+    assert [(copy.kind, copy.ref, copy.action, copy.rule, copy.state) for copy in plan.copies] == [
+        ("entry", "e1/0", "keep", "hold", "retained"),
+        ("key", "k1", "erase", "request", "pending"),
+        ("key", "k0", "keep", "hold", "retained"),
     ]
+    assert plan.copies[0].because[0].detail == "h"
+    assert plan.copies[1].detail == "1 parts under this key stay, each with a key of its own"
+
+
+def test_a_key_all_of_whose_parts_stay_is_not_taken_apart() -> None:
+    parts = tuple(part_of(number, scopes=frozenset({"aa"})) for number in range(2))
+    plan = build(inputs(keys=(replace(key("k1", parts=parts), total=2),), holds=(Hold("h", scopes=frozenset({"aa"})),)))
+    assert [(copy.ref, copy.action, copy.rule) for copy in plan.copies] == [("k1", "keep", "hold")]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 700)), min_size=1, max_size=8))
+def test_of_all_parts_under_a_key_exactly_those_stay_that_something_keeps(
+    parts: list[tuple[bool, bool, int]],
+) -> None:
+    """Held by their conversation, shared with somebody who is held, or younger than a duty to keep them says."""
+    duty = Rules(name="tax", keep=None, starts="created", floor_for=Days(365), floor_basis="law")
+    facts = [
+        part_of(
+            number,
+            scopes=frozenset({"aa"} if held else {"bb"}),
+            subjects=frozenset({ADA, BOB} if shared else {ADA}),
+            own_subjects=frozenset({ADA}),
+            data_class="tax",
+            created=NOW - timedelta(days=age),
+        )
+        for number, (held, shared, age) in enumerate(parts)
+    ]
+    youngest = min(age for _, _, age in parts)
+    fact = KeyFact(
+        key_id="k1",
+        month="2026-05",
+        item=Item(
+            item_id=0, data_class="tax", created=NOW - timedelta(days=youngest), subjects=frozenset({ADA}),
+            own_subjects=frozenset({ADA}),
+        ),
+        parts=tuple(facts),
+        dated=tuple(facts),
+        total=len(facts),
+    )  # fmt: skip
+    classes = {**CLASSES, "tax": ClassFact(name="tax", version=1, required="L2", rules=duty)}
+    holds = (Hold("h", scopes=frozenset({"aa"})), Hold("g", subjects=frozenset({BOB})))
+    plan = build(inputs(keys=(fact,), classes=classes, holds=holds))
+    stays = {f"e1/{number}" for number, (held, shared, age) in enumerate(parts) if held or shared or age < 365}
+    lines = {copy.ref: copy for copy in plan.copies}
+    assert (lines["k1"].action == "erase") == (len(stays) < len(parts))
+    if len(stays) < len(parts):
+        assert set(lines) - {"k1"} == stays
+    for number, (held, shared, age) in enumerate(parts):
+        line = lines.get(f"e1/{number}")
+        if line is not None:
+            assert line.rule == ("hold" if held or shared else "floor")
+            assert line.until == (None if line.rule == "hold" else NOW + timedelta(days=365 - age))
 
 
 def test_what_others_lose_is_counted_as_collateral() -> None:
@@ -177,7 +238,7 @@ def test_what_others_lose_is_counted_as_collateral() -> None:
         "art_1": {"subjects": 1},
         "k1": {"parts": 3, "subjects": 3},
     }
-    assert plan.collateral == {"copies": 2, "parts": 3}
+    assert plan.collateral == {"copies": 2, "parts": 3, "subjects": 3}
 
 
 def test_a_request_for_some_classes_leaves_the_others_out_unless_they_were_made_from_what_ends() -> None:

@@ -22,6 +22,10 @@ def erased(world: World, **scope: Any) -> str:
     return request
 
 
+def said(world: World, text: str, *, stream: str) -> str:
+    return world.say_as(text, stream=stream)
+
+
 def scoped(world: World, name: str, text: str, conversation: str) -> str:
     (world.files / name).write_text(text)
     item = {"data_class": "summary", "store": "cvs", "locator": {"path": name}, "subjects": [ADA]}
@@ -84,17 +88,20 @@ def test_an_erasure_of_a_conversation_takes_its_artifacts_and_its_record_alone(w
     assert append(world, "elsewhere", at=world.now - timedelta(days=1), stream="conv_2") == "stored"
 
 
-def test_a_key_that_also_opens_other_conversations_is_named_and_never_passed_over(world: World) -> None:
-    world.say("first conversation", stream="conv_1")
-    world.say("second conversation", stream="conv_2")
+def test_an_erasure_of_one_conversation_takes_it_from_under_a_key_that_opens_others(world: World) -> None:
+    gone, kept = said(world, "first conversation", stream="conv_1"), said(world, "second", stream="conv_2")
     inside = scoped(world, "in.txt", "made in the first", "conv_1")
     request = erased(world, conversation="conv_1")
-    assert world.state(request) == "partially_failed"
+    assert world.state(request) == "completed"
     states = world.copy_states(request)
     assert states[inside] == "erased_physical"
-    key = next(copy for copy in world.reader.copies(world.acting(), request) if "key" in copy)
-    assert key["state"] == "not_covered"
-    assert "1 entries outside" in key["detail"]
+    [key] = [copy for copy in world.reader.copies(world.acting(), request) if "key" in copy]
+    assert key["state"] == "key_destroyed"
+    assert key["detail"] is None or "1 entries outside" in key["detail"]
+    assert world.read(gone).erased
+    assert [part.destroyed.request for part in world.read(gone).parts if part.destroyed] == [request]
+    assert world.text_of(kept) == "second"
+    assert set(states) == {inside, key["key"]}  # nobody asked for the others, so they are no copies of this request
 
 
 def test_what_merely_comes_due_is_not_taken_along_by_a_limited_request(world: World) -> None:

@@ -1,0 +1,84 @@
+"""Keys of single parts, derived from the data keys that seal them and the bytes that are stored, before those keys go.
+
+Guarantees: what it returns opens the stored ciphertext, checked by its commitment; a part that cannot be given such a
+key is named with the reason, never left out. Reads only. Not here: which parts must stay, and keeping the keys
+(`vault.parts`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from sqlmodel import Session
+
+from ledger.entry import decode_header
+from ledger.errors import ObjectHidden, ObjectMissing
+from ledger.log import Log
+from vault.envelope import context, joint_prk, part_key_of
+from vault.errors import VaultError
+from vault.vault import Vault
+
+PartPlace = tuple[int, int]
+"""Where a part stands: the entry's place in the log, and its number in the entry."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealedPart:
+    """A part of the record and every data key that seals it."""
+
+    idx: int
+    part: int
+    entry_id: str
+    key_ids: tuple[str, ...]
+
+    @property
+    def place(self) -> PartPlace:
+        """Index and number."""
+        return self.idx, self.part
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Derived:
+    """Keys that open one part each; `ended`: parts that nobody can open already; `faults`: why there is no key."""
+
+    keys: dict[PartPlace, bytes] = field(default_factory=dict, repr=False)
+    ended: set[PartPlace] = field(default_factory=set)
+    faults: dict[PartPlace, str] = field(default_factory=dict)
+
+
+def part_keys(session: Session, vault: Vault, log: Log, tenant_id: int, parts: Sequence[SealedPart]) -> Derived:
+    """Return the keys of these parts. Raises: what the store and the database raise when they are down."""
+    made = Derived()
+    if not parts:
+        return made
+    log_id = log.head(tenant_id).log_id
+    reading = vault.try_open_keys(session, tenant_id, {key_id for part in parts for key_id in part.key_ids})
+    open_parts = []
+    for part in parts:
+        if any(key_id in reading.destroyed for key_id in part.key_ids):
+            made.ended.add(part.place)
+        else:
+            open_parts.append(part)
+    indexes = sorted({part.idx for part in open_parts})
+    headers = {
+        idx: decode_header(raw) for idx, raw in zip(indexes, log.headers(tenant_id, indexes), strict=True)
+    }  # fmt: skip
+    stored = log.payloads(tenant_id, (headers[part.idx].parts[part.part] for part in open_parts))
+    prks: dict[tuple[str, ...], bytes] = {}
+    tenant = str(tenant_id)
+    for part in sorted(open_parts, key=lambda one: one.place):
+        header = headers[part.idx]
+        place = header.parts[part.part]
+        if part.key_ids not in prks:
+            prks[part.key_ids] = joint_prk({key_id: reading.opened[key_id] for key_id in part.key_ids})
+        bound = context(tenant, log_id, header.id, place.role)
+        try:
+            made.keys[part.place] = part_key_of(prks[part.key_ids], stored.read(place), bound)
+        except ObjectMissing:
+            made.faults[part.place] = "its payload object is gone"
+        except ObjectHidden:
+            made.faults[part.place] = "a delete marker lies over its payload object"
+        except VaultError as error:
+            made.faults[part.place] = f"its stored bytes do not open: {type(error).__name__}"
+    return made
