@@ -373,6 +373,7 @@ _BUILT = {
     "s3": ("connectors.s3", ""),
     "redis": ("connectors.redis", "muniment-server[redis]"),
     "agent": ("connectors.agent", ""),
+    "qdrant": ("connectors.qdrant", ""),
     "chroma": ("connectors.chroma", "muniment-server[chroma]"),
     "lancedb": ("connectors.lancedb", "muniment-server[lancedb]"),
 }
