@@ -63,9 +63,10 @@ class MalformedSubject(RegistryError):
     problem = "malformed-subject"
     hint = "write type:value, the type as [a-z][a-z0-9_]*, the value 1 to 512 characters without *, % and controls"
 
-    def __init__(self, detail: str) -> None:
+    def __init__(self, detail: str, pointer: str = "/subject") -> None:
         super().__init__(f"malformed subject: {detail}")
         self.detail = detail
+        self.pointer = pointer
 
 
 class TargetNotAllowed(RegistryError):

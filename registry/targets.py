@@ -77,14 +77,14 @@ class Targets:
         if any(_same_database(own, url) for own in self._own_urls):
             raise TargetNotAllowed(kind, "this is the service's own data")
         if not any(fnmatchcase(host, pattern) or fnmatchcase(place, pattern) for pattern in self._hosts):
-            raise TargetNotAllowed(kind, "its host is not on the operator's list")
+            raise TargetNotAllowed(kind, "its host is not on the operator's list", allow=place.removesuffix(":0"))
 
     def _check_bucket(self, config: Mapping[str, Any]) -> None:
         bucket = config.get("bucket")
         if any(urlsplit(own).scheme == "s3" and urlsplit(own).netloc == bucket for own in self._own_urls):
             raise TargetNotAllowed("s3", "this is the service's own bucket")
         if config.get("endpoint_url") is None and not self._matches_host("s3.amazonaws.com", 443):
-            raise TargetNotAllowed("s3", "s3.amazonaws.com is not on the operator's list")
+            raise TargetNotAllowed("s3", "its host is not on the operator's list", allow="s3.amazonaws.com")
 
     def _matches_host(self, host: str, port: int) -> bool:
         return any(fnmatchcase(host, pattern) or fnmatchcase(f"{host}:{port}", pattern) for pattern in self._hosts)
@@ -97,7 +97,8 @@ class Targets:
             if resolved == own or resolved.is_relative_to(own) or own.is_relative_to(resolved):
                 raise TargetNotAllowed(kind, "the path holds the service's own data, or lies in it")
         if not any(_path_matches(resolved, pattern) for pattern in patterns):
-            raise TargetNotAllowed(kind, f"its path matches no {prefix} pattern of the operator's list")
+            detail = f"its path matches no {prefix} pattern of the operator's list"
+            raise TargetNotAllowed(kind, detail, allow=f"{prefix}{resolved}")
 
     def _add_own(self, place: str) -> None:
         if place.startswith("sqlite"):

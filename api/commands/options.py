@@ -45,12 +45,10 @@ def remote(command: Command) -> Command:
 @contextmanager
 def client_of(*, data: Path, url: str | None, token: str | None, tenant: str | None = None) -> Iterator[Client]:
     """Yields a client of the running server. Raises CannotRun, ServerNotRunning, FolderMissing, ApiProblem."""
-    from api.folder import running_server  # noqa: PLC0415 - needs POSIX locks, which --help does not
-
     if not token:
         message = "no token: pass --token or set MUNIMENT_TOKEN (muniment init printed them)"
         raise CannotRun(message)
-    address = url or running_server(data.expanduser().absolute()).url
+    address = url or _announced(data)
     with Client(address, token, timeout=120.0) as client:
         if tenant is not None:
             mine = client.request("GET", "/v1/tokens/self")["tenant"]
@@ -58,6 +56,16 @@ def client_of(*, data: Path, url: str | None, token: str | None, tenant: str | N
                 message = f"the token belongs to tenant {mine}, not {tenant}"
                 raise CannotRun(message)
         yield client
+
+
+def _announced(data: Path) -> str:
+    from api.folder import FolderMissing, running_server  # noqa: PLC0415 - as above
+
+    try:
+        return running_server(data.expanduser().absolute()).url
+    except FolderMissing as error:
+        message = f"{error}; or say where the server is: --data of its folder, --url, or MUNIMENT_URL"
+        raise CannotRun(message) from error
 
 
 def show(value: Any, *, as_json: bool, lines: Sequence[str]) -> None:
