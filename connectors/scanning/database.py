@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
@@ -63,6 +64,15 @@ class Database(ABC):
     def holds(self, expression: str, kind: str) -> str:
         """Return SQL that tells whether a value of a declared type holds the parameter `?`, given as text."""
 
+    def batches(self, query: str, *values: object) -> Iterator[list[tuple[Any, ...]]]:
+        """Yield rows some thousands at a time, for tables of many small rows; texts may come as bytes.
+
+        Raises: Unreadable.
+        """
+        rows = self.rows(query, *values)
+        while batch := list(islice(rows, _BATCH)):
+            yield batch
+
     def scalar(self, query: str, *values: object) -> Any:
         """Return the first value of the first row, None without one. Raises: Unreadable."""
         return next(iter(self.rows(query, *values)), (None,))[0]
@@ -91,7 +101,6 @@ class SqliteReader(Database):
     def __init__(self, connection: sqlite3.Connection, limit: Deadline) -> None:
         self._connection = connection
         self._limit = limit
-        connection.text_factory = lambda text: text.decode(errors="surrogateescape")
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
         connection.execute("PRAGMA trusted_schema=OFF")
         connection.execute("PRAGMA cell_size_check=ON")
@@ -118,18 +127,22 @@ class SqliteReader(Database):
 
     @override
     def rows(self, query: str, *values: object) -> Iterator[tuple[Any, ...]]:
+        return chain.from_iterable(self._fetched(_text, query, values))
+
+    @override
+    def batches(self, query: str, *values: object) -> Iterator[list[tuple[Any, ...]]]:
+        return self._fetched(bytes, query, values)
+
+    def _fetched(
+        self, texts: Callable[[bytes], object], query: str, values: Sequence[object]
+    ) -> Iterator[list[tuple[Any, ...]]]:
         try:
             cursor = self._connection.execute(query, values)
-            while batch := cursor.fetchmany(_BATCH):
-                yield from batch
-        except (sqlite3.Error, OverflowError, UnicodeError) as error:
-            raise Unreadable(_sqlite_words(error, self._limit)) from None
-
-    def batches(self, query: str) -> Iterator[list[tuple[Any, ...]]]:
-        """Yield rows as they come, some thousands at a time, for tables of many small rows. Raises: Unreadable."""
-        try:
-            cursor = self._connection.execute(query)
-            while batch := cursor.fetchmany(_BATCH):
+            while True:
+                # Looked at with every fetch; another query may run between two of ours.
+                self._connection.text_factory = texts
+                if not (batch := cursor.fetchmany(_BATCH)):
+                    return
                 yield batch
         except (sqlite3.Error, OverflowError, UnicodeError) as error:
             raise Unreadable(_sqlite_words(error, self._limit)) from None
@@ -145,6 +158,10 @@ class SqliteReader(Database):
     @override
     def holds(self, expression: str, kind: str) -> str:
         return f"coalesce(instr(CAST({expression} AS BLOB), CAST(? AS BLOB)), 0) > 0"
+
+
+def _text(data: bytes) -> str:
+    return data.decode(errors="surrogateescape")
 
 
 def _sqlite_words(error: Exception, limit: Deadline) -> str:

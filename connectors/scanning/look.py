@@ -110,7 +110,7 @@ def name_of(value: object) -> str | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, bytes):
-        value = value.decode(errors="backslashreplace")
+        value = value.decode(errors="surrogateescape")
     if isinstance(value, str):
         return value if 0 < len(value) <= _LONGEST and value.strip() else None
     return str(value) if isinstance(value, int) else None
@@ -155,10 +155,13 @@ def _parsed(day: str, clock: str, zone: str) -> datetime | None:
 
 
 def _epoch(number: float) -> datetime | None:
-    for unit in (1.0, 1e3, 1e6, 1e9):
-        if _EARLIEST <= number / unit <= _LATEST:
-            return datetime.fromtimestamp(number / unit, UTC)
-    return None
+    unit = unit_of(number, number)
+    return None if unit is None else datetime.fromtimestamp(number / unit, UTC)
+
+
+def unit_of(least: float, most: float) -> float | None:
+    """Return how many of these numbers a second has, None where they are no times since 1970 of one unit."""
+    return next((unit for unit in (1.0, 1e3, 1e6, 1e9) if _EARLIEST <= least / unit <= most / unit <= _LATEST), None)
 
 
 def time_of_uuid(text: object) -> datetime | None:

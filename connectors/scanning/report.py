@@ -6,13 +6,14 @@ as JSON holds numbers and labels of the schema, and names of people only where t
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 LIMIT = 100_000
 """Different names that one tally keeps; about 15 MB."""
@@ -25,6 +26,8 @@ AGES = (
     ("under a year", timedelta(days=365)),
 )
 """Upper bounds of the histogram; what is older is "a year and more", what has no time "unknown"."""
+_SKEW = timedelta(hours=1)
+"""Clocks differ, and stores are written to while they are read."""
 OLDER, UNKNOWN, FUTURE = "a year and more", "unknown", "in the future"
 
 IMPLIED = frozenset({"namespace", "session_scope", "several columns"})
@@ -48,6 +51,15 @@ class Names:
         else:
             known = self._counts
             known.update(name for name in names if name in known)
+
+    def add_counts(self, counts: Mapping[str, int]) -> None:
+        """Count names that were counted already."""
+        if self.complete:
+            self._counts.update(counts)
+            self.complete = len(self._counts) <= LIMIT
+        else:
+            known = self._counts
+            known.update({name: count for name, count in counts.items() if name in known})
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -84,9 +96,25 @@ class Ages:
         self.newest = at if self.newest is None else max(self.newest, at)
         self.spans[self._span(self._now - at)] += count
 
+    def add_sorted(self, numbers: Sequence[float], unit: float) -> None:
+        """Count times given as sorted numbers since 1970, `unit` of them a second; all of them are times."""
+        now = self._now.timestamp() * unit
+        bounds = [(name, now - bound.total_seconds() * unit) for name, bound in AGES]
+        end = bisect_right(numbers, now + _SKEW.total_seconds() * unit)
+        self.spans[FUTURE] += len(numbers) - end
+        for name, bound in bounds:
+            start = bisect_right(numbers, bound, 0, end)
+            self.spans[name] += end - start
+            end = start
+        self.spans[OLDER] += end
+        for edge in (numbers[0], numbers[-1]):
+            at = datetime.fromtimestamp(edge / unit, UTC)
+            self.oldest = at if self.oldest is None else min(self.oldest, at)
+            self.newest = at if self.newest is None else max(self.newest, at)
+
     @staticmethod
     def _span(age: timedelta) -> str:
-        if age < timedelta(0):
+        if age < -_SKEW:
             return FUTURE
         return next((name for name, bound in AGES if age < bound), OLDER)
 

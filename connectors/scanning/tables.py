@@ -8,21 +8,20 @@ what a text says about somebody is only looked for when a person is asked for.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from connectors.scanning.database import Database, PostgresReader, SqliteReader, Table, Unreadable
-from connectors.scanning.look import THREADS, TIMES, Found, Look, name_of, time_of
+from connectors.scanning.look import THREADS, TIMES, Found, Look, name_of, time_of, unit_of
 from connectors.scanning.report import LIMIT, DryRun, Place, Setting
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _NUMBERS = ("int", "real", "floa", "doub", "bool", "numeric", "dec", "timestamp", "date", "uuid", "serial")
-_MINUTE = 60
 _SQL = "sql"
+_TEXTS = frozenset({str, bytes})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,86 +81,118 @@ def _table(
 ) -> DryRun:
     wide = [name for name, kind in table.types.items() if not kind.startswith(_NUMBERS)]
     size = " + ".join(db.length(db.quoted(name)) for name in wide) or "0"
-    wanted = [db.quoted(name) if name is not None else "NULL" for name in (shape.owner, shape.time, shape.thread)]
-    keys = [db.quoted(name) for name in shape.key] if look.sink is not None else []
-    holds, values = "0", []
+    wanted = [size, *(db.quoted(name) for name in (shape.owner, shape.time, shape.thread) if name is not None)]
+    values: list[str] = []
     if (text := look.text()) is not None and wide:
-        holds = "CASE WHEN " + " OR ".join(db.holds(db.quoted(name), table.types[name]) for name in wide)
-        holds, values = f"{holds} THEN 1 ELSE 0 END", [text] * len(wide)
-    query = f"SELECT {', '.join([*wanted, size, holds, *keys])} FROM {db.from_(table.name)}"
+        holds = " OR ".join(db.holds(db.quoted(name), table.types[name]) for name in wide)
+        wanted.append(f"CASE WHEN {holds} THEN 1 ELSE 0 END")
+        values = [text] * len(wide)
+    if look.sink is not None:
+        wanted += [db.quoted(name) for name in shape.key]
     run = DryRun()
-    for batch in _batched(db.rows(query, *values), 4000):
-        owners, times, threads, sizes, mentions, *key = zip(*batch, strict=True)
+    people = _Owners(place, shape.owner)
+    for batch in db.batches(f"SELECT {', '.join(wanted)} FROM {db.from_(table.name)}", *values):
+        columns = iter(zip(*batch, strict=True))
         place.parts[table.name] += len(batch)
         place.rows += len(batch)
-        place.bytes += sum(sizes)
-        _ages(place, times)
-        named = _owners(place, shape, owners)
-        if shape.thread is not None and len(seen) < LIMIT:
-            seen.update(zip(map(str, threads), named, strict=True))
+        place.bytes += sum(next(columns))
+        owners = next(columns) if shape.owner is not None else None
+        times = next(columns) if shape.time is not None else None
+        threads = next(columns) if shape.thread is not None else None
+        held = next(columns) if values else None
+        _ages(place, times, len(batch))
+        people.add(owners, len(batch))
+        if threads is not None and len(seen) < LIMIT:
+            seen.update(zip((str(_plain(thread)) for thread in threads), people.named(owners, len(batch)), strict=True))
         if look.subject is not None:
-            run = _add(run, _asked(look, named, mentions))
-        if look.sink is not None and shape.key and shape.owner is not None:
-            _register(look, place, table, shape, (named, times, key))
+            run = _add(run, _asked(look, people.named(owners, len(batch)), held))
+        if look.sink is not None and shape.key and owners is not None:
+            _register(look, place, table, shape, (people.named(owners, len(batch)), times, list(columns)))
+    people.flush()
     return run
 
 
-def _batched(rows: Iterator[tuple[Any, ...]], size: int) -> Iterator[list[tuple[Any, ...]]]:
-    batch: list[tuple[Any, ...]] = []
-    for row in rows:
-        batch.append(row)
-        if len(batch) >= size:
-            yield batch
-            batch = []
-    if batch:
-        yield batch
+def _plain(value: object) -> str | int:
+    """Return a value of a key or a thread as JSON can say it."""
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape")
+    return value if isinstance(value, str | int) else str(value)
 
 
-def _ages(place: Place, times: Sequence[Any]) -> None:
-    """Count times by the minute: as fine as anybody reads, and far fewer than rows."""
-    if times[0] is not None and isinstance(times[0], str):
-        for text, count in Counter(each[:16] if isinstance(each, str) else each for each in times).items():
-            place.ages.add(time_of(text), count)
+def _ages(place: Place, times: Sequence[Any] | None, count: int) -> None:
+    """Count times together: numbers by sorting them, texts by the hour."""
+    if times is None:
+        place.ages.add(None, count)
         return
-    for value, count in Counter(map(_minute, times)).items():
-        place.ages.add(value, count)
+    try:
+        ordered = sorted(times)
+        unit = unit_of(ordered[0], ordered[-1])
+    except TypeError:
+        unit = None
+    else:
+        if unit is not None:
+            place.ages.add_sorted(ordered, unit)
+            return
+    for value, found in Counter([each[:13] if type(each) in _TEXTS else each for each in times]).items():
+        place.ages.add(time_of(value), found)
 
 
-def _minute(value: object) -> datetime | None:
-    at = time_of(value)
-    return None if at is None else datetime.fromtimestamp(at.timestamp() // _MINUTE * _MINUTE, UTC)
+class _Owners:
+    """The owners of a table's rows, counted as the database gives them; a name is made of each different one once."""
+
+    def __init__(self, place: Place, column: str | None) -> None:
+        self._place = place
+        self._column = column
+        self._raw: Counter[Any] = Counter()
+        self._names: dict[Any, str] = {}
+
+    def add(self, values: Sequence[Any] | None, count: int) -> None:
+        if values is None:
+            self._place.nobody += count
+            return
+        self._raw.update(values)
+        if len(self._raw) > LIMIT:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what was counted to the place."""
+        told: Counter[str] = Counter()
+        for value, found in self._raw.items():
+            told[name_of(value) or ""] += found
+        self._raw.clear()
+        nobody = told.pop("", 0)
+        self._place.nobody += nobody
+        if self._column is not None:
+            self._place.owner_fields[self._column] += told.total()
+        self._place.people.add_counts(told)
+
+    def named(self, values: Sequence[Any] | None, count: int) -> list[str]:
+        """Return each row's owner as text, empty for nobody."""
+        if values is None:
+            return [""] * count
+        if len(self._names) > LIMIT:
+            self._names.clear()
+        names = self._names
+        for value in set(values) - names.keys():
+            names[value] = name_of(value) or ""
+        return [names[value] for value in values]
 
 
-def _owners(place: Place, shape: _Shape, values: Sequence[Any]) -> list[str]:
-    """Count the owners of a batch and return them as text, empty for nobody."""
-    if shape.owner is None:
-        place.nobody += len(values)
-        return [""] * len(values)
-    named = [value if type(value) is str and value and len(value) < 200 else name_of(value) or "" for value in values]  # noqa: PLR2004 -- quick for what is usual, name_of decides the rest
-    counts = Counter(named)
-    nobody = counts.pop("", 0)
-    place.nobody += nobody
-    place.owner_fields[shape.owner] += len(named) - nobody
-    place.people.add(counts.elements())
-    return named
-
-
-def _asked(look: Look, named: Sequence[str], mentions: Sequence[Any]) -> DryRun:
+def _asked(look: Look, named: Sequence[str], mentions: Sequence[Any] | None) -> DryRun:
     forms = look.forms()
     own = sum(name in forms for name in named)
-    other = sum(1 for name, held in zip(named, mentions, strict=True) if held and name not in forms)
+    other = sum(1 for name, held in zip(named, mentions or (), strict=False) if held and name not in forms)
     return DryRun(items=own, mentions=other)
 
 
 def _register(
-    look: Look, place: Place, table: Table, shape: _Shape, found: tuple[Sequence[str], Sequence[Any], Sequence[Any]]
+    look: Look, place: Place, table: Table, shape: _Shape, found: tuple[list[str], Sequence[Any] | None, list[Any]]
 ) -> None:
     named, times, columns = found
+    times = times if times is not None else [None] * len(named)
     for owner, at, values in zip(named, times, zip(*columns, strict=True), strict=True):
-        if not all(isinstance(value, str | int) for value in values):
-            values = tuple(value if isinstance(value, str | int) else str(value) for value in values)  # noqa: PLW2901 -- a key as JSON can say it
         owners = ((shape.owner or "", owner),) if owner else ()
-        locator = {"table": table.name, "key": dict(zip(shape.key, values, strict=True))}
+        locator = {"table": table.name, "key": dict(zip(shape.key, map(_plain, values), strict=True))}
         if look.sink is not None:
             look.sink(place, Found(locator=locator, owners=owners, at=time_of(at)))
 
