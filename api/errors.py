@@ -46,6 +46,25 @@ _FOREIGN: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
+_USUAL_PLACES = {
+    "unknown-class": "/data_class",
+    "unknown-store": "/store",
+    "unknown-kind": "/kind",
+    "unknown-source": "/sources",
+    "unknown-regulation": "/regulation",
+    "unknown-timezone": "/timezone",
+    "unknown-jurisdiction": "/jurisdiction",
+    "unknown-ground": "/ground",
+    "target-not-allowed": "/config",
+    "malformed-duration": "/lease",
+    "no-subject": "/subjects",
+    "too-many-subjects": "/subjects",
+    "bad-locator": "/locator",
+    "bad-cursor": "/query/cursor",
+}
+"""Where a 422 stands that does not say so itself; the only places from which each of them comes."""
+
+
 class Problem(Exception):
     """An answer other than success. `name` is a documented type; `extra` are further members of the answer."""
 
@@ -89,14 +108,24 @@ def problem_of(error: BaseException) -> Problem:
     name = getattr(error, "problem", None)
     if isinstance(name, str) and name in PROBLEMS:
         hint = getattr(error, "hint", "")
-        faults = getattr(error, "faults", ())
-        errors = [{"pointer": f"#{fault.pointer}", "detail": fault.detail} for fault in faults]
-        return Problem(name, f"{error}; {hint}" if hint else str(error), errors=errors, extra=_members(error))
+        detail = f"{error}; {hint}" if hint else str(error)
+        return Problem(name, detail, errors=_places(error, name), extra=_members(error))
     for kind, foreign in _FOREIGN:
         if isinstance(error, kind):
             quiet = isinstance(error, sa.exc.SQLAlchemyError)
             return Problem(foreign, "the database does not answer" if quiet else str(error))
     return Problem("internal", "the fault is logged under the request id")
+
+
+def _places(error: BaseException, name: str) -> list[dict[str, str]]:
+    """Where in the body, by JSON pointer: what the error says of itself, else where a problem of its kind stands."""
+    faults = getattr(error, "faults", ())
+    if faults:
+        return [{"pointer": fault.pointer, "detail": fault.detail} for fault in faults]
+    pointer = getattr(error, "pointer", None)
+    if pointer is None and PROBLEMS[name].status == 422:  # noqa: PLR2004 - the status itself
+        pointer = _USUAL_PLACES.get(name, "")
+    return [] if pointer is None else [{"pointer": pointer, "detail": getattr(error, "detail", None) or str(error)}]
 
 
 def _members(error: BaseException) -> dict[str, Any]:
@@ -119,7 +148,8 @@ def _invalid(error: RequestValidationError) -> Problem:
         where, *path = item["loc"]
         # A key of an object the caller made up may be personal data; the names of our own fields are not.
         pointer = "".join(f"/{_escape(part)}" for part in path)
-        errors.append({"pointer": f"#{pointer}" if where == "body" else f"{where}{pointer}", "detail": _sentence(item)})
+        # RFC 6901 throughout; what is no member of the body stands below the part of the request it is in.
+        errors.append({"pointer": pointer if where == "body" else f"/{where}{pointer}", "detail": _sentence(item)})
     return Problem("invalid", f"{len(errors)} field(s) are not valid", errors=errors)
 
 
@@ -150,8 +180,9 @@ def answer_of(problem: Problem, *, instance: str | None = None) -> Answer:
         "detail": problem.detail or kind.advice,
         **problem.extra,
     }
-    if problem.errors:
-        members["errors"] = problem.errors
+    if problem.errors or kind.status == 422:  # noqa: PLR2004 - API §0: what is invalid says where
+        whole = {"pointer": _USUAL_PLACES.get(problem.name, ""), "detail": members["detail"]}
+        members["errors"] = problem.errors or [whole]
     if instance:
         members["instance"] = f"urn:request:{instance}"
     headers = dict(_TOKEN_ADVICE) if kind.status == 401 else {}  # noqa: PLR2004 - the status itself

@@ -31,19 +31,28 @@ MAX_PARTS = 64
 _MAX_NAME = 512
 _MAX_INT = 2**53
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)")
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_MEMBER = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
+_SHOWN = 64
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 
 
 class MalformedEntry(Exception):
-    """One item of a batch is refused. `pointer` names the field; the message never repeats its value."""
+    """One item of a batch is refused. `pointer` names the field; the message never repeats its value.
+
+    `entry_id` is the item's id where it could be read, so that the answer says which one it is about.
+    """
 
     problem = "invalid-entry"
 
-    def __init__(self, detail: str, *, pointer: str = "", problem: str = "invalid-entry") -> None:
+    def __init__(
+        self, detail: str, *, pointer: str = "", problem: str = "invalid-entry", entry_id: str | None = None
+    ) -> None:
         super().__init__(detail)
         self.detail = detail
         self.pointer = pointer
         self.problem = problem
+        self.entry_id = entry_id
 
 
 class PartIn(msgspec.Struct, forbid_unknown_fields=True):
@@ -120,14 +129,21 @@ _ENTRY = msgspec.json.Decoder(EntryIn)
 
 
 def split_batch(data: bytes) -> list[bytes]:
-    """Return the items of a `{"entries": […]}` body, as sent. Raises: MalformedEntry when it is not one."""
+    """Return the items of a `{"entries": […]}` body, as sent.
+
+    Raises: MalformedEntry, `malformed` for what is no JSON and `invalid` with the field for JSON of another shape.
+    """
     try:
         return [bytes(raw) for raw in _BATCH.decode(data).entries]
+    except msgspec.ValidationError as error:
+        raise _refused(error, "invalid") from error
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         # One odd body must not take the others with it: split without judging, each item is judged by itself.
         try:
             found = members(data)
-            if found.keys() == {"entries"}:
+            for name in sorted(found.keys() - {"entries"}):
+                raise MalformedEntry("unknown field", pointer=_below("", name), problem="invalid") from None
+            if "entries" in found:
                 return list(elements(found["entries"]))
         except Unsplittable:
             pass
@@ -141,6 +157,23 @@ def split_lines(data: bytes) -> list[bytes]:
 
 def parse_entry(raw: bytes) -> Parsed:
     """Return the entry in these bytes. Raises: MalformedEntry naming the field, never its value."""
+    try:
+        return _parse_entry(raw)
+    except MalformedEntry as error:
+        error.entry_id = _id_of(raw)
+        raise
+
+
+def _id_of(raw: bytes) -> str | None:
+    """The id of an entry that is refused, if it has the form of one; whatever else stands there is not repeated."""
+    try:
+        found = _DECODE(members(raw)["id"])
+    except (Unsplittable, KeyError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if isinstance(found, str) and _UUID.fullmatch(found) else None
+
+
+def _parse_entry(raw: bytes) -> Parsed:
     try:
         raw.decode("utf-8")
         sent = _ENTRY.decode(raw)
@@ -162,9 +195,21 @@ def parse_entry(raw: bytes) -> Parsed:
     return Parsed(sent=sent, raw=raw, at=parse_instant(sent.at, "/at"), parts=_parts(sent))
 
 
-def _refused(error: msgspec.ValidationError) -> MalformedEntry:
-    detail, _, pointer = str(error).partition(" - at `$")
-    return MalformedEntry(detail, pointer=pointer.rstrip("`").replace(".", "/"))
+def _refused(error: msgspec.ValidationError, problem: str = "invalid-entry") -> MalformedEntry:
+    """The refusal with its place as RFC 6901 has it; the decoder says `$.parts[0].name`."""
+    detail, _, path = str(error).partition(" - at `$")
+    pointer = path.rstrip("`").replace(".", "/").replace("[", "/").replace("]", "")
+    if named := _MEMBER.fullmatch(detail):
+        kind, name = named.groups()
+        return MalformedEntry("unknown field" if kind == "contains unknown" else "required",
+                              pointer=_below(pointer, name), problem=problem)  # fmt: skip
+    return MalformedEntry(detail, pointer=pointer, problem=problem)
+
+
+def _below(pointer: str, name: str) -> str:
+    """The pointer of a member; a name that is longer than any of ours is cut. Source: RFC 6901 §3."""
+    shown = name if len(name) <= _SHOWN else f"{name[:16]}…"
+    return f"{pointer}/{shown.replace('~', '~0').replace('/', '~1')}"
 
 
 def _decode_around(raw: bytes) -> EntryIn:

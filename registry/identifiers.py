@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from registry.errors import MalformedSubject
@@ -53,6 +54,17 @@ def parse_subject(text: object) -> Identifier:
     if not value.strip():
         raise MalformedSubject("the value is blank")
     return Identifier(type=kind, value=_normalise(kind, value), given=value)
+
+
+def parse_subjects(texts: Sequence[object], place: str = "/subjects") -> list[Identifier]:
+    """The identifiers of a list that stands at `place` of a body. Raises: MalformedSubject naming the one."""
+    found = []
+    for number, text in enumerate(texts):
+        try:
+            found.append(parse_subject(text))
+        except MalformedSubject as error:
+            raise MalformedSubject(error.detail, f"{place}/{number}") from error
+    return found
 
 
 def _normalise(kind: str, value: str) -> str:

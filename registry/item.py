@@ -93,6 +93,12 @@ class Context:
     lookups: Lookups
 
 
+def given_id_of(raw: object) -> str | None:
+    """The id that a refused item was given, if it has the form of one; whatever else stands there is not repeated."""
+    found = raw.get("id") if isinstance(raw, Mapping) else None
+    return found if isinstance(found, str) and GIVEN_ID.fullmatch(found) else None
+
+
 def parse_item(raw: object, context: Context) -> Item:
     """The item. Raises: ItemRejected."""
     faults = Faults("artifact")

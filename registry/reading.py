@@ -58,9 +58,9 @@ class Reader:
         else:
             self.add("", "expected an object")
 
-    def add(self, name: str, detail: str) -> None:
-        """Note a fault at a member, or at the object itself with an empty name."""
-        self.faults.add(self.at(name), detail)
+    def add(self, name: str, detail: str, number: int | None = None) -> None:
+        """Note a fault at a member, at one of a list's by `number`, or at the object itself with an empty name."""
+        self.faults.add(self.at(name) if number is None else f"{self.at(name)}/{number}", detail)
 
     def at(self, name: str) -> str:
         """The JSON pointer of a member. Source: RFC 6901 §3."""

@@ -285,7 +285,7 @@ def parse_hold(spec: Mapping[str, Any]) -> _Wanted:
         try:
             people.append(parse_subject(text))
         except MalformedSubject as error:
-            selector.add(f"subjects/{number}", error.detail)
+            selector.add("subjects", error.detail, number)
     scope = selector.raw("scope")
     if scope is not None and (
         not isinstance(scope, Mapping)
@@ -304,7 +304,7 @@ def parse_hold(spec: Mapping[str, Any]) -> _Wanted:
         artifacts=tuple(dict.fromkeys(_names(selector, "artifacts"))),
     )
     selector.done()
-    if not (people or wanted.data_classes or wanted.scope or wanted.artifacts):
+    if not faults.invalid and not (people or wanted.data_classes or wanted.scope or wanted.artifacts):
         selector.add("", f"selects nothing: name {', '.join(_SELECTORS)}; a hold on everything is one on every class")
     faults.raise_any()
     return wanted

@@ -79,7 +79,7 @@ def start_verification(body: Verification, acting: Auditor, parts: Parts) -> dic
         try:
             log_key(body.key)
         except BadPin as error:
-            raise Problem("invalid", error.detail, errors=[{"pointer": "#/key", "detail": error.detail}]) from error
+            raise Problem("invalid", error.detail, errors=[{"pointer": "/key", "detail": error.detail}]) from error
     now = parts.clock.now()
     name = random_hex()
     state: dict[str, Any] = {"id": name, "state": "running", "started_at": format_instant(now)}

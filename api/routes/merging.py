@@ -22,7 +22,7 @@ from ledger.entry import Kind, format_instant, parse_instant
 from registry import merging, scope_reviews, subjects
 from registry.acting import Acting
 from registry.errors import UnknownSubject
-from registry.identifiers import parse_subject
+from registry.identifiers import parse_subject, parse_subjects
 
 router = make_router("subjects")
 Names = Annotated[list[str], Field(min_length=1, max_length=100, examples=[["user:user_18", "email:ada@example.org"]])]
@@ -115,7 +115,7 @@ class Reviews(BaseModel):
 @router.post("/v1/subjects:merge", status_code=202, responses={200: {"description": "Merged."}})
 def merge(body: Merging, acting: Legal, parts: Parts, response: Response) -> MergeView:
     """Proposes that these names are one person's; the same from another person merges them."""
-    names = [parse_subject(text) for text in body.subjects]
+    names = parse_subjects(body.subjects)
     with parts.database.transaction(acting.tenant_id) as session:
         done = merging.propose_merge(
             session,
@@ -134,7 +134,7 @@ def merge(body: Merging, acting: Legal, parts: Parts, response: Response) -> Mer
 @router.post("/v1/subjects:split")
 def split(body: Merging, acting: Legal, parts: Parts) -> MergeView:
     """Tells these names apart from everybody they were merged with."""
-    names = [parse_subject(text) for text in body.subjects]
+    names = parse_subjects(body.subjects)
     now = parts.clock.now()
     with parts.database.transaction(acting.tenant_id) as session:
         done = merging.split(session, parts.vault, acting, names, reason=body.reason, now=now)

@@ -100,7 +100,8 @@ def _append(parts: Services, acting: Acting, media: str, body: bytes) -> Respons
         else:
             raise Problem("unsupported-media-type", f"send application/json or {NDJSON}")
     except MalformedEntry as error:
-        raise Problem(error.problem, error.detail) from error
+        errors = [] if error.problem == "malformed" else [{"pointer": error.pointer, "detail": error.detail}]
+        raise Problem(error.problem, error.detail, errors=errors) from error
     if len(items) > MAX_ENTRIES:
         raise Problem("too-large", f"at most {MAX_ENTRIES} entries in one call, got {len(items)}")
     result = parts.record.append(acting, items, parts.clock.now())

@@ -180,7 +180,7 @@ def post_run(body: RunBody, acting: Legal, parts: Parts, response: Response) -> 
     now = parts.clock.now()
     if body.at is not None and body.at > now and not body.dry_run:
         detail = "later than now: only a dry run looks into the future"
-        raise Problem("invalid", detail, errors=[{"pointer": "#/at", "detail": detail}])
+        raise Problem("invalid", detail, errors=[{"pointer": "/at", "detail": detail}])
     run = _sweeps(parts).start(acting, now, at=body.at, dry_run=body.dry_run)
     parts.jobs.wake()
     response.status_code = 202 if run["state"] in ("executing", "awaiting_approval") else 200

@@ -15,7 +15,7 @@ from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_curs
 from api.requests import Body, Instant, make_router
 from registry import artifacts, classes, subjects
 from registry.acting import Acting
-from registry.identifiers import parse_subject
+from registry.identifiers import parse_subject, parse_subjects
 from retention.copies import copy_ends
 
 router = make_router("subjects")
@@ -88,7 +88,7 @@ class Incarnation(BaseModel):
 def lookup(body: People, acting: Desk, parts: Parts) -> Counts:
     """How many live items there are per class and store; makes nobody known."""
     with parts.database.transaction(acting.tenant_id, write=False) as session:
-        found = subjects.find_people(session, parts.vault, acting, [parse_subject(text) for text in body.subjects])
+        found = subjects.find_people(session, parts.vault, acting, parse_subjects(body.subjects))
         people = set(found.values())
         counts = subjects.counts(session, acting.tenant_id, frozenset[int]().union(*people))
     return Counts(known=len(people), counts=[Count.model_validate(one) for one in counts])
@@ -99,7 +99,7 @@ def copies(body: People, acting: Desk, parts: Parts, limit: Limit = DEFAULT_LIMI
     """Every copy with its store, class, end, rule, and what deletes it."""
     after = read_cursor(cursor, int)
     with parts.database.transaction(acting.tenant_id, write=False) as session:
-        found = subjects.find(session, parts.vault, acting, [parse_subject(text) for text in body.subjects])
+        found = subjects.find(session, parts.vault, acting, parse_subjects(body.subjects))
         rows = artifacts.artifacts_of(session, acting.tenant_id, set(found.values()))
         waiting = [row for row in rows if after is None or row.id > after[0]]
         page = waiting[:limit]
