@@ -41,7 +41,17 @@ from registry.graph import (
     write_sets,
 )
 from registry.ids import artifact_name, new_id
-from registry.item import MAX_AGGREGATED, MAX_SUBJECTS, OWN_ID, Context, Item, ItemRejected, Source, parse_item
+from registry.item import (
+    MAX_AGGREGATED,
+    MAX_SUBJECTS,
+    OWN_ID,
+    Context,
+    Item,
+    ItemRejected,
+    Source,
+    given_id_of,
+    parse_item,
+)
 from registry.keyed import NOBODY, Lookups, Seals, chunks, hold_writer
 from registry.lineage import propagate
 from registry.memories import may_overwrite
@@ -200,7 +210,7 @@ class _Registration:
             try:
                 line.item = parse_item(raw, context)
             except ItemRejected as error:
-                line.result = self._rejected(error.problem, error.detail, error.pointer)
+                line.result = self._rejected(error.problem, error.detail, error.pointer, given_id_of(raw))
             self.lines.append(line)
 
     def _rejected(self, problem: str, detail: str, pointer: str, given_id: str | None = None) -> dict[str, Any]:
