@@ -216,8 +216,7 @@ class _Registration:
     def _rejected(self, problem: str, detail: str, pointer: str, given_id: str | None = None) -> dict[str, Any]:
         title = problem.replace("-", " ")
         shown: dict[str, Any] = {"type": f"/problems/{problem}", "title": title, "detail": detail}
-        if pointer:
-            shown["errors"] = [{"pointer": f"#{pointer}", "detail": detail}]
+        shown["errors"] = [{"pointer": pointer, "detail": detail}]
         return {"id": given_id, "status": "rejected", "problem": shown}
 
     def _refuse(self, line: _Line, problem: str, detail: str, pointer: str) -> None:
