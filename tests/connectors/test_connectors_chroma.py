@@ -28,17 +28,22 @@ DATABASE = "chroma.sqlite3"
 class ChromaBed(Bed):
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.folder = folder / "vectors"
+        self.running: Any = None
         with self.client() as client:
             client.create_collection("notes", metadata=settings or None, embedding_function=None)
 
     @contextmanager
     def client(self) -> Iterator[Any]:
-        made = chromadb.PersistentClient(self.folder, settings=Settings(anonymized_telemetry=False))
-        try:
-            yield made
-        finally:
-            made._system.stop()  # type: ignore[attr-defined] # there is no public way to give the files up
+        """The application's client; it has the files open until `release`."""
+        if self.running is None:
+            self.running = chromadb.PersistentClient(self.folder, settings=Settings(anonymized_telemetry=False))
+        yield self.running
+
+    def release(self) -> None:
+        if self.running is not None:
+            self.running._system.stop()  # there is no public way to give the files up
             SharedSystemClient.clear_system_cache()
+            self.running = None
 
     @contextmanager
     def notes(self) -> Iterator[Any]:
@@ -75,10 +80,12 @@ class ChromaBed(Bed):
         return found
 
     def open(self, *, read_only: bool = False, owner: bool = True) -> Connector:
+        self.release()
         config = {"path": str(self.folder)} | ({"owner_field": "user_id"} if owner else {})
         return open_connector("chroma", config, secrets=str, read_only=read_only)
 
     def hits(self, canary: str) -> int:
+        self.release()
         return oracle([self.folder], canary)
 
     def raw_hits(self, needle: bytes, pattern: str = "*") -> int:
@@ -120,8 +127,10 @@ class ChromaBed(Bed):
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> ChromaBed:
-    return ChromaBed(tmp_path)
+def bed(tmp_path: Path) -> Iterator[ChromaBed]:
+    made = ChromaBed(tmp_path)
+    yield made
+    made.release()
 
 
 class TestChroma(Contract):
@@ -171,6 +180,7 @@ def test_a_small_collection_keeps_the_record_in_its_queue_and_ours_takes_it(bed:
 
 
 def vacuumed(bed: ChromaBed) -> None:
+    bed.release()
     program = str(Path(sys.executable).with_name("chroma"))
     done = subprocess.run([program, "vacuum", "--path", str(bed.folder), "--force"], capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -237,17 +247,37 @@ def test_the_folder_that_a_dropped_collection_leaves_goes_with_the_next_reclaim(
     assert bed.raw_hits(raw("old 3")) == 0
 
 
-def test_a_handle_from_before_the_reclaim_fails_and_brings_nothing_back(bed: ChromaBed) -> None:
+APPLICATION = """
+import sys, chromadb
+from chromadb.config import Settings
+client = chromadb.PersistentClient(sys.argv[1], settings=Settings(anonymized_telemetry=False))
+handle = client.get_collection("notes", embedding_function=None)
+print(len(handle.query(query_embeddings=[[1.0] * handle._model.dimension], n_results=9)["ids"][0]), flush=True)
+sys.stdin.readline()
+late = dict(ids=["late"], embeddings=[[0.5] * handle._model.dimension], documents=["late"])
+try:
+    handle.add(**late)
+except chromadb.errors.NotFoundError as error:
+    print(type(error).__name__, flush=True)
+client.get_collection("notes", embedding_function=None).add(**late)
+"""
+
+
+def test_a_handle_of_another_process_fails_after_the_reclaim_and_brings_nothing_back(bed: ChromaBed) -> None:
     items, _ = fill(bed, 2)
-    with bed.client() as client:
-        handle = client.get_collection("notes", embedding_function=None)
-        assert handle.count() == 4
-        assert wiped(bed, items) == [(Level.L2, False)] * 2
-        with pytest.raises(chromadb.errors.NotFoundError):
-            handle.add(ids=["late"], embeddings=[vector_of("late")], documents=["late"])
-        fresh = client.get_collection("notes", embedding_function=None)
-        fresh.add(ids=["late"], embeddings=[vector_of("late")], documents=["late"])
+    bed.release()
+    application = subprocess.Popen(
+        [sys.executable, "-c", APPLICATION, str(bed.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert application.stdout is not None
+    assert application.stdout.readline() == "4\n"
+    assert wiped(bed, items) == [(Level.L2, False)] * 2
+    said, _ = application.communicate("\n", timeout=60)
+    assert said == "NotFoundError\n"
+    assert application.returncode == 0
     assert sorted(bed.all()) == ["ben-0", "ben-1", "late"]
+    with bed.open(read_only=True) as verifier:
+        assert [finding.present for finding in verifier.verify(items, Level.L1, deadline=10)] == [False, False]
 
 
 def test_a_write_while_it_is_copied_is_not_lost(bed: ChromaBed, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ def doubles(text: str) -> bytes:
 class QdrantBed(Bed):
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "vectors"
+        self.running: QdrantClient | None = None
         with self.client() as client:
             client.create_collection(
                 "notes", vectors_config=models.VectorParams(size=DIMENSIONS, distance=models.Distance.DOT)
@@ -47,11 +48,15 @@ class QdrantBed(Bed):
 
     @contextmanager
     def client(self) -> Iterator[QdrantClient]:
-        made = QdrantClient(path=str(self.folder))
-        try:
-            yield made
-        finally:
-            made.close()
+        """The application's client; it has the folder for itself until `release`."""
+        if self.running is None:
+            self.running = QdrantClient(path=str(self.folder))
+        yield self.running
+
+    def release(self) -> None:
+        if self.running is not None:
+            self.running.close()
+            self.running = None
 
     def put(self, name: str, text: str, owner: str) -> Mapping[str, Any]:
         point = models.PointStruct(id=uid(name), vector=vector_of(text), payload={"text": text, "user_id": owner})
@@ -70,13 +75,16 @@ class QdrantBed(Bed):
         return [(point.id, point.score) for point in found]
 
     def open(self, *, read_only: bool = False, owner: bool = True) -> Connector:
+        self.release()
         config = {"path": str(self.folder)} | ({"owner_field": "user_id"} if owner else {})
         return open_connector("qdrant", config, secrets=str, read_only=read_only)
 
     def hits(self, canary: str) -> int:
+        self.release()
         return oracle([self.folder], canary)
 
     def block(self) -> Callable[[], None]:
+        self.release()
         held = QdrantClient(path=str(self.folder))
         return held.close
 
@@ -111,8 +119,10 @@ class QdrantBed(Bed):
 
 
 @pytest.fixture
-def bed(tmp_path: Path) -> QdrantBed:
-    return QdrantBed(tmp_path)
+def bed(tmp_path: Path) -> Iterator[QdrantBed]:
+    made = QdrantBed(tmp_path)
+    yield made
+    made.release()
 
 
 class TestQdrant(Contract):
@@ -139,6 +149,7 @@ def test_free_pages_keep_text_and_vector_until_ours_rewrites_the_file(bed: Qdran
         items = captured(connector, mine)
     gone, texts = {uid(name) for name in names}, [text_of(name).encode() for name in names]
     neighbours = [each for each in bed.near(text_of("ben-3-mia-1")) if each[0] not in gone]
+    bed.release()
     # What Qdrant's delete does in a process whose SQLite does not overwrite what it frees.
     with closing(sqlite3.connect(bed.file, isolation_level=None)) as connection:
         connection.execute("PRAGMA secure_delete=OFF")
@@ -168,13 +179,14 @@ def test_free_pages_keep_text_and_vector_until_ours_rewrites_the_file(bed: Qdran
 @pytest.mark.scenario("A17", "S20")
 def test_an_application_that_has_the_folder_open_is_named_and_nothing_is_claimed(bed: QdrantBed) -> None:
     mine, _ = fill(bed, 1)
-    with bed.client() as application, bed.open() as connector:
+    with bed.open() as connector, bed.client() as application:
         # It answers from its memory, and would write from it.
         with pytest.raises(StoreUnreachable, match="an application has the folder open"):
             erase(connector, mine)
         with pytest.raises(StoreUnreachable, match="an application has the folder open"):
             connector.reclaim(Level.L2, now=NOW, deadline=5)
         assert application.count("notes").count == 2
+    bed.release()
     assert wiped(bed, mine) == [(Level.L2, False)]
 
 
@@ -266,6 +278,7 @@ def test_owners_inside_members_are_reached_by_dots(bed: QdrantBed) -> None:
             client.upsert("notes", [models.PointStruct(id=number, vector=vector_of(owner), payload=payload)])
     config = {"path": str(bed.folder), "owner_field": "metadata.user_id"}
     items = [Item(copy_id=str(number), locator={"collection": "notes", "id": number}) for number in (1, 2)]
+    bed.release()
     with open_connector("qdrant", config, secrets=str) as connector:
         found = list(connector.discover(Selector(identifiers=(MIA,)), deadline=10))
         assert found == [{"collection": "notes", "id": 1}]
