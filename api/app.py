@@ -27,6 +27,7 @@ ROUTERS = (
     "stores",
     "connector_tasks",
     "artifacts",
+    "registration_reviews",
     "memory",
     "subjects",
     "merging",

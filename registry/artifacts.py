@@ -165,6 +165,8 @@ def set_use(session: Session, vault: Vault, acting: Acting, public_id: str, stat
         raise Conflict(message)
     if not acting.may_use_store(row.store):
         raise OutsideTokenScope("store", row.store)
+    if not acting.may_use_class(row.data_class):
+        raise OutsideTokenScope("class", row.data_class)
     row.status = _USES[status]
     if status == "verified":
         row.verification = "verified"

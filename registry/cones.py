@@ -9,7 +9,7 @@ away is a human's decision. The caller commits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,10 +18,12 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from ledger.models import EntryRow, Instant
-from registry.graph import ARTIFACT, ENTRY, full_sets, mark_fenced, parents_of, queue, spread, write_sets
+from registry.claims import Edge, claims_of
+from registry.graph import ARTIFACT, ENTRY, contest, full_sets, mark_fenced, parents_of, queue, spread, write_sets
 from registry.keyed import chunks, hold_writer
 from registry.models import Artifact, PendingCone, Watermark
 from registry.sets import Members, members, sets_of
+from registry.subjects import fenced
 
 BATCH = 2_000
 RECONCILER = "reconciler"
@@ -100,11 +102,14 @@ def reconcile(session: Session, tenant_id: int, now: datetime, *, limit: int = B
         .limit(limit)
     ).all()
     expected = _expected(session, tenant_id, rows)
+    certain = _without_closed_claims(session, tenant_id, rows, expected, now)
     stored = members(session, tenant_id, {row.set_id for row in rows})
-    missing = {row.id: stored[row.set_id] | expected[row.id] for row in rows if expected[row.id] - stored[row.set_id]}
+    stored_of = {row.id: stored[row.set_id] for row in rows}
+    missing = {row.id: stored_of[row.id] | certain[row.id] for row in rows if certain[row.id] - stored_of[row.id]}
     if missing:
         write_sets(session, tenant_id, missing, now)
-        mark_fenced(session, tenant_id, missing)
+        gained = {number: people - stored_of[number] for number, people in missing.items()}
+        mark_fenced(session, tenant_id, gained)
         queue(session, tenant_id, missing, now)
         # What seemed too much below an item that had too little is looked at again.
         expected = _expected(session, tenant_id, rows)
@@ -126,10 +131,17 @@ def reconcile(session: Session, tenant_id: int, now: datetime, *, limit: int = B
     return {**counts, "ended": ended}
 
 
-def _expected(session: Session, tenant_id: int, rows: Iterable[Artifact]) -> dict[int, Members]:
+def _expected(
+    session: Session, tenant_id: int, rows: Iterable[Artifact], *, without: Collection[Edge] = ()
+) -> dict[int, Members]:
     """Whose each artifact should be: its own people and its sources', unless it was declared anonymised."""
     listed = list(rows)
     parents = parents_of(session, tenant_id, [row.id for row in listed if not row.anonymised])
+    if without:
+        parents = {
+            child: {one for one in found if Edge(child, one.kind, one.number) not in without}
+            for child, found in parents.items()
+        }
     behind = full_sets(
         session, tenant_id, {one.number for found in parents.values() for one in found if one.kind == ARTIFACT}
     )
@@ -146,6 +158,23 @@ def _expected(session: Session, tenant_id: int, rows: Iterable[Artifact]) -> dic
         )
         for row in listed
     }
+
+
+def _without_closed_claims(
+    session: Session, tenant_id: int, rows: Sequence[Artifact], expected: Mapping[int, Members], now: datetime
+) -> Mapping[int, Members]:
+    """The same without fenced people who are there only because another token says so; a human is asked about those."""
+    claims = claims_of(session, tenant_id, [row.id for row in rows if not row.anonymised])
+    if not claims:
+        return expected
+    plain = _expected(session, tenant_id, rows, without=claims)
+    closed = fenced(session, tenant_id, frozenset[int]().union(*expected.values()))
+    stored = members(session, tenant_id, {row.set_id for row in rows})
+    held = {row.id: (expected[row.id] - plain[row.id] - stored[row.set_id]) & closed.keys() for row in rows}
+    for edge in claims:
+        if held[edge.child]:
+            contest(session, tenant_id, {edge: held[edge.child]}, closed, now)
+    return {number: people - held[number] for number, people in expected.items()}
 
 
 def _entry_sets(session: Session, tenant_id: int, indexes: Iterable[int]) -> dict[int, Members]:

@@ -14,6 +14,7 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlmodel import Session, col
 
+from registry.claims import Edge, claims_of, open_review
 from registry.ids import new_id
 from registry.keyed import chunks
 from registry.models import Artifact, Derivation, PendingCone
@@ -23,6 +24,8 @@ from registry.subjects import Fence, fenced
 ARTIFACT, ENTRY = "a", "e"
 INLINE = 2_000
 """How many items below a late source get its people at once; what lies further below is left to the job."""
+CLAIMED = "claimed"
+"""In place of a token: somebody's erasure reached an item by a claim that was there before."""
 REMOVABLE = ("live", "quarantined", "revoked")
 """States in which an item is there and nobody has decided its end."""
 
@@ -84,10 +87,11 @@ def parents_of(session: Session, tenant_id: int, artifact_ids: Iterable[int]) ->
 def spread(
     session: Session, tenant_id: int, grown: Mapping[int, Members], now: datetime, *, limit: int | None = None
 ) -> dict[int, Members]:
-    """Carry grown subject sets to every descendant; those that changed, with their new sets.
+    """Carry grown subject sets to every descendant; those that changed, with the people they gained.
 
     With a limit, what lies below that many changed items is left to the job: each item of the last level is put into
-    the queue (`PendingCone`), from which `registry.cones` goes on. The flow stops where an anonymisation was declared.
+    the queue (`PendingCone`), from which `registry.cones` goes on. The flow stops where an anonymisation was declared,
+    and for fenced people at a source that another token claimed: there a human decides.
     """
     changed: dict[int, Members] = {}
     frontier = dict(grown)
@@ -95,10 +99,17 @@ def spread(
         if limit is not None and len(changed) >= limit:
             queue(session, tenant_id, frontier, now)
             break
+        below = children_of(session, tenant_id, frontier)
+        claims = claims_of(session, tenant_id, frozenset[int]().union(*below.values()))
+        closed = fenced(session, tenant_id, frozenset[int]().union(*frontier.values())) if claims else {}
         wanted: dict[int, set[int]] = {}
-        for parent, children in children_of(session, tenant_id, frontier).items():
+        for parent, children in below.items():
             for child in children:
-                wanted.setdefault(child, set()).update(frontier[parent])
+                passing = frontier[parent]
+                if passing & closed.keys() and (edge := Edge(child, ARTIFACT, parent)) in claims:
+                    contest(session, tenant_id, {edge: passing}, closed, now)
+                    passing -= closed.keys()
+                wanted.setdefault(child, set()).update(passing)
         former = full_sets(session, tenant_id, wanted, flowing=True)
         frontier = {
             child: former[child] | subjects
@@ -106,8 +117,19 @@ def spread(
             if child in former and not subjects <= former[child]
         }
         write_sets(session, tenant_id, frontier, now)
-        changed |= frontier
+        for child, subjects in frontier.items():
+            changed[child] = changed.get(child, frozenset()) | (subjects - former[child])
     return changed
+
+
+def contest(
+    session: Session, tenant_id: int, edges: Mapping[Edge, Members], closed: Mapping[int, Fence], now: datetime
+) -> None:
+    """Ask a human whether these claims are true: behind each stands somebody whose erasure has begun."""
+    for edge, people in edges.items():
+        request = request_behind(people, closed)
+        wanted = {"sources": [[edge.kind, edge.parent]], "request": request}
+        open_review(session, tenant_id, edge.child, wanted, CLAIMED, now=now)
 
 
 def queue(session: Session, tenant_id: int, artifact_ids: Iterable[int], now: datetime) -> None:
@@ -145,11 +167,14 @@ def write_sets(session: Session, tenant_id: int, sets: Mapping[int, Members], no
     )
 
 
-def mark_fenced(session: Session, tenant_id: int, sets: Mapping[int, Members]) -> dict[int, str]:
-    """Mark for removal what concerns a fenced person; the requests by artifact. What is decided already stays."""
-    everyone = frozenset[int]().union(*sets.values())
+def mark_fenced(session: Session, tenant_id: int, gained: Mapping[int, Members]) -> dict[int, str]:
+    """Mark for removal what comes to concern a fenced person; the requests by artifact. What is decided stays.
+
+    Only people an item gained count: of those it had before, their request has decided, or waits for a human.
+    """
+    everyone = frozenset[int]().union(*gained.values())
     closed = fenced(session, tenant_id, everyone) if everyone else {}
-    hits = {artifact_id: request_behind(subjects, closed) for artifact_id, subjects in sets.items()}
+    hits = {artifact_id: request_behind(subjects, closed) for artifact_id, subjects in gained.items()}
     marked = {artifact_id: request for artifact_id, request in hits.items() if request is not None}
     mark_erasing(session, tenant_id, marked)
     return marked

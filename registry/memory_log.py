@@ -63,6 +63,23 @@ def stream_of(name: str) -> str:
     return f"memory:{name}"
 
 
+def facts_of(row: Artifact) -> dict[str, Any]:
+    """What of a memory's value and standing may be told; never the value."""
+    return {
+        "digest": None if row.digest is None else row.digest.hex(),
+        "source_type": row.source_type,
+        "verification": row.verification,
+        "confidence": row.confidence,
+        "observed_at": None if row.observed_at is None else row.observed_at.isoformat(),
+    }
+
+
+def overwritten(before: Mapping[str, Any], after: Mapping[str, Any], by: str) -> Change:
+    """Another value at the place of a memory."""
+    codes = {"before": before["source_type"], "after": after["source_type"]}
+    return Change(change="overwritten", by=by, bodies=({"before": before, "after": after},), detail=codes)
+
+
 def note(session: Session, vault: Vault, row: Artifact, change: Change, now: datetime) -> MemoryChange:
     """The row of a change, in the transaction that makes it."""
     name = row.given_id or artifact_name(row.id)

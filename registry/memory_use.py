@@ -100,7 +100,8 @@ def confirm(
     if any(at is not None and at <= now for at in (row.expires_at, row.ends_at)):
         raise Conflict("the memory has ended; what the person says now is a new one")
     if source_ref.startswith(_ENTRY_PREFIX):
-        add_sources(session, vault, acting, public_id, [source_ref], now=now)
+        if "review" in add_sources(session, vault, acting, public_id, [source_ref], now=now):
+            raise Conflict("what it cites is being erased, and another token registered the memory: a human decides")
         row = find_artifact(session, acting.tenant_id, public_id)
         if row.status in _GONE:
             raise MemoryGone(public_name(row), row.request_id)

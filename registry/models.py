@@ -220,6 +220,18 @@ class Derivation(SQLModel, table=True):
     __table_args__ = (sa.Index("ix_derivation_parent", "tenant_id", "parent_kind", "parent", "child"),)
 
 
+class ClaimedSource(SQLModel, table=True):
+    """A derivation that another token than the item's own named (`registry.claims`): it ends nothing by itself."""
+
+    __tablename__ = "claimed_source"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    child: int = Field(primary_key=True, sa_type=_big)
+    parent_kind: str = Field(primary_key=True, max_length=1)
+    parent: int = Field(primary_key=True, sa_type=_big)
+    token_id: str = Field(max_length=32)
+    at: datetime = Field(sa_type=Instant)
+
+
 class ScopeKey(SQLModel, table=True):
     """`name=value` of an item's scope as HMAC, for selectors and named events. Kind `a` artifact, `s` stream."""
 
@@ -408,7 +420,8 @@ class Tombstone(SQLModel, table=True):
 class ReviewRow(SQLModel, table=True):
     """A repeat of a registration that would change whose an item is, its class or its end: a human decides.
 
-    `wanted` holds only codes, dates and subject numbers of ours.
+    `wanted` holds only codes, dates, keyed digests and numbers of ours. `decision`: accepted, refused, gone; NULL
+    while nobody decided. `sealed`: the reason, under the tenant's own key.
     """
 
     __tablename__ = "registration_review"
@@ -418,7 +431,10 @@ class ReviewRow(SQLModel, table=True):
     wanted: dict[str, Any] = Field(sa_type=_json)
     token_id: str = Field(max_length=32)
     at: datetime = Field(sa_type=Instant)
+    decision: str | None = Field(default=None, max_length=16)
+    decided_by: str | None = Field(default=None, max_length=128)
     decided_at: datetime | None = Field(default=None, sa_type=Instant)
+    sealed: bytes | None = Field(default=None, sa_type=_bytes)
     __table_args__ = (sa.Index("ix_review_artifact", "tenant_id", "artifact_id"),)
 
 

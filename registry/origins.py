@@ -7,7 +7,7 @@ when they stopped early. The caller commits.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from ledger.models import EntryRow
-from registry import classes, stores
+from registry import classes, limited, stores
 from registry.acting import Acting
 from registry.artifact_rows import (
     by_numbers,
@@ -26,6 +26,7 @@ from registry.artifact_rows import (
     parent_names,
     public_name,
 )
+from registry.claims import Edge, note_claims, open_review, settle_claims
 from registry.declaration import DataClass
 from registry.errors import OutsideTokenScope, RejectedSources
 from registry.graph import (
@@ -38,6 +39,7 @@ from registry.graph import (
     mark_erasing,
     mark_fenced,
     parents_of,
+    request_behind,
     spread,
     write_sets,
 )
@@ -46,10 +48,12 @@ from registry.keyed import Lookups, chunks, hold_writer
 from registry.memories import confidence_at
 from registry.models import Artifact, Derivation
 from registry.reading import Faults, Reader
-from registry.sets import members
+from registry.sets import Members, members
+from registry.subjects import fenced
 from vault.vault import Vault
 
 _MAX_NODES = 10_000
+_GONE = ("erasing", "erased")
 
 
 def add_sources(
@@ -57,6 +61,7 @@ def add_sources(
 ) -> dict[str, Any]:
     """The artifact with late sources added; their people reach it and everything made from it.
 
+    From another token than its own, what would end it waits for a human: `review` lists those sources.
     Raises: UnknownArtifact, RejectedSources, OutsideTokenScope.
     """
     tenant_id = acting.tenant_id
@@ -64,30 +69,108 @@ def add_sources(
     row = find_artifact(session, tenant_id, public_id)
     if not acting.may_use_store(row.store):
         raise OutsideTokenScope("store", row.store)
+    if not acting.may_use_class(row.data_class):
+        raise OutsideTokenScope("class", row.data_class)
     parents = _resolve_sources(session, vault, acting, row, sources)
+    if row.registered_by == acting.token_id:
+        attach(session, tenant_id, row, parents, now)
+        return get_artifact(session, tenant_id, public_id)
+    ending = _ending(session, tenant_id, row, parents)
+    held = ending.keys()
+    claimed = parents - held - parents_of(session, tenant_id, (row.id,)).get(row.id, set())
+    connect(session, tenant_id, row, parents - held, now)
+    edges = [Edge(row.id, one.kind, one.number) for one in claimed]
+    note_claims(session, tenant_id, edges, acting.token_id, now)
+    if not held:
+        return get_artifact(session, tenant_id, public_id)
+    wanted = {"sources": [[one.kind, one.number] for one in sorted(held)], "request": _request_of(ending)}
+    open_review(session, tenant_id, row.id, wanted, acting.token_id, now=now)
+    names = parent_names(session, tenant_id, held)
+    return {**get_artifact(session, tenant_id, public_id), "review": sorted(names.values())}
+
+
+def attach(session: Session, tenant_id: int, row: Artifact, parents: Collection[Parent], now: datetime) -> None:
+    """Make these the item's sources, with all that follows: whose it is, and that it goes where a source is gone.
+
+    Raises: RejectedSources.
+    """
+    settle_claims(session, tenant_id, [Edge(row.id, one.kind, one.number) for one in parents])
+    ending = _ending(session, tenant_id, row, parents)
+    connect(session, tenant_id, row, parents, now)
+    if ending:
+        mark_erasing(session, tenant_id, {row.id: _request_of(ending) or ""})
+        session.expire_all()
+
+
+def connect(session: Session, tenant_id: int, row: Artifact, parents: Collection[Parent], now: datetime) -> None:
+    """Add edges and carry people along them; what comes to concern a fenced person below the item is marked.
+
+    Raises: RejectedSources.
+    """
     present = parents_of(session, tenant_id, (row.id,)).get(row.id, set())
     new = [
         {"tenant_id": tenant_id, "child": row.id, "parent_kind": parent.kind, "parent": parent.number}
-        for parent in sorted(parents - present)
+        for parent in sorted(set(parents) - present)
     ]
     if new:
         session.connection().execute(sa.insert(Derivation), new)
-    behind = full_sets(session, tenant_id, [parent.number for parent in parents if parent.kind == ARTIFACT])
-    entry_sets = _entry_sets(session, tenant_id, [parent.number for parent in parents if parent.kind == ENTRY])
     former = full_sets(session, tenant_id, (row.id,))[row.id]
-    full = former if row.anonymised else former.union(*behind.values(), *entry_sets)
+    behind = people_behind(session, tenant_id, parents)
+    full = former if row.anonymised else former.union(*behind.values())
     spec = classes.in_force(session, tenant_id).get(row.data_class)
     most = MAX_AGGREGATED if spec is not None and spec.aggregate else MAX_SUBJECTS
     if len(full) > most:
         raise RejectedSources(public_name(row), f"{len(full)} subjects behind one item, at most {most}")
     if full != former:
         write_sets(session, tenant_id, {row.id: full}, now)
-        changed = spread(session, tenant_id, {row.id: full}, now, limit=INLINE)
-        mark_fenced(session, tenant_id, {row.id: full, **changed})
-    gone = [one for one in by_numbers(session, tenant_id, behind).values() if one.status in {"erasing", "erased"}]
-    mark_erasing(session, tenant_id, {row.id: gone[0].request_id or ""} if gone and not row.anonymised else {})
+        gained = spread(session, tenant_id, {row.id: full}, now, limit=INLINE)
+        mark_fenced(session, tenant_id, gained)
     session.expire_all()
-    return get_artifact(session, tenant_id, public_id)
+
+
+def people_behind(session: Session, tenant_id: int, parents: Iterable[Parent]) -> dict[Parent, Members]:
+    """The people of each source."""
+    listed = list(parents)
+    found: dict[Parent, Members] = {
+        Parent(ARTIFACT, number): people
+        for number, people in full_sets(
+            session, tenant_id, [one.number for one in listed if one.kind == ARTIFACT]
+        ).items()
+    }
+    numbers: dict[int, int] = {}
+    for chunk in chunks(sorted({one.number for one in listed if one.kind == ENTRY})):
+        query = sa.select(col(EntryRow.idx), col(EntryRow.set_id)).where(
+            col(EntryRow.tenant_id) == tenant_id, col(EntryRow.idx).in_(chunk)
+        )
+        numbers.update((row.idx, row.set_id) for row in session.execute(query))
+    sets = members(session, tenant_id, numbers.values())
+    return found | {Parent(ENTRY, index): sets[set_id] for index, set_id in numbers.items()}
+
+
+def _request_of(ending: Mapping[Parent, str | None]) -> str | None:
+    return min((request for request in ending.values() if request), default=None)
+
+
+def _ending(session: Session, tenant_id: int, row: Artifact, parents: Collection[Parent]) -> dict[Parent, str | None]:
+    """The sources by which the item goes at once, each with the request behind it."""
+    if row.anonymised or row.status in _GONE:
+        return {}
+    present = full_sets(session, tenant_id, (row.id,))[row.id]
+    behind = people_behind(session, tenant_id, parents)
+    closed = fenced(session, tenant_id, frozenset[int]().union(*behind.values()) - present)
+    rows = by_numbers(session, tenant_id, [one.number for one in parents if one.kind == ARTIFACT])
+    found: dict[Parent, str | None] = {}
+    for parent in parents:
+        source = rows.get(parent.number) if parent.kind == ARTIFACT else None
+        if source is not None and source.status in _GONE:
+            found[parent] = source.request_id
+        elif behind.get(parent, frozenset()) & closed.keys():
+            found[parent] = request_behind(behind[parent], closed)
+    people = frozenset[int]().union(*behind.values())
+    limits = [limit for found in limited.of_people(session, tenant_id, people).values() for limit in found]
+    entries = [one.number for one in parents if one.kind == ENTRY]
+    late = limited.late_entries(session, tenant_id, entries, limits)
+    return found | {Parent(ENTRY, number): request for number, request in late.items()}
 
 
 def _resolve_sources(
@@ -131,16 +214,6 @@ def _find_source(session: Session, tenant_id: int, source: Source) -> Parent | N
         )
     ).first()
     return None if number is None else Parent(ARTIFACT, number)
-
-
-def _entry_sets(session: Session, tenant_id: int, indexes: Iterable[int]) -> list[frozenset[int]]:
-    numbers: set[int] = set()
-    for chunk in chunks(sorted(set(indexes))):
-        query = sa.select(col(EntryRow.set_id)).where(
-            col(EntryRow.tenant_id) == tenant_id, col(EntryRow.idx).in_(chunk)
-        )
-        numbers.update(session.execute(query).scalars())
-    return list(members(session, tenant_id, numbers).values())
 
 
 def lineage(

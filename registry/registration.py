@@ -2,8 +2,9 @@
 
 Guarantees: one bad item never stops the others; the same (store, locator) is the same artifact, so a repeat changes
 nothing; an item's subjects are its own and all its sources', stored with it; nobody changes another token's item except
-by adding sources; what was made from something erased, or concerns a fenced person, is registered and marked for
-removal under the request that stands behind it. All SQL is batched. The caller commits.
+by adding sources, and no source that another token names ends an item (`registry.claims`); what was made from something
+erased, or concerns a fenced person, is registered and marked for removal under the request that stands behind it. All
+SQL is batched. The caller commits.
 
 1. Parse each item and look up its place.            4. Subjects: own, of sources, along edges inside the batch.
 2. Load what exists at those places and the sources.  5. Fences: what must go at once, and under which request.
@@ -25,6 +26,7 @@ from ledger.actions import ActionState
 from ledger.models import ActionRow, EntryRow
 from registry import classes, limited, memory_log, stores
 from registry.acting import Acting
+from registry.claims import Edge, note_claims, open_review, settle_claims
 from registry.declaration import DataClass
 from registry.errors import Fault, InvalidDeclaration
 from registry.graph import (
@@ -55,7 +57,7 @@ from registry.item import (
 from registry.keyed import NOBODY, Lookups, Seals, chunks, hold_writer
 from registry.lineage import propagate
 from registry.memories import may_overwrite
-from registry.models import Artifact, Derivation, ReviewRow, ScopeKey, Tombstone
+from registry.models import Artifact, Derivation, ScopeKey, Tombstone
 from registry.sets import Members, intern_sets, members
 from registry.subjects import Fence, fenced, resolve
 from vault.vault import Vault
@@ -138,6 +140,8 @@ class _Line:
     first: bool = False
     parents: set[Parent] = field(default_factory=set)
     requests: set[str] = field(default_factory=set)
+    held: dict[str, Any] = field(default_factory=dict)
+    """What a human decides of the sources that another token named, as a review wants it."""
     subjects: Members = frozenset()
 
 
@@ -179,6 +183,10 @@ class _Registration:
         self.tombs: dict[tuple[str, bytes], str] = {}
         self.new_places: dict[tuple[str, bytes], _Line] = {}
         self.new_given: dict[str, _Line] = {}
+        self.sets: dict[int, Members] = {}
+        self.entry_sets: dict[int, int] = {}
+        self.closed: dict[int, Fence] = {}
+        self.taken: dict[int, str] = {}
         self.plain_ends: dict[str, datetime | None] = {}
         """Ends by class of items that bring no date of their own: the same for all of a batch."""
 
@@ -192,6 +200,9 @@ class _Registration:
         self._own_subjects()
         full = self._full_subjects()
         requests = self._requests(full)
+        while self._hold_back(full, requests):
+            full = self._full_subjects()
+            requests = self._requests(full)
         self._write_new(full, requests)
         self._write_repeats(full, requests)
         return [line.result or self._rejected("internal", "the item was not looked at", "") for line in self.lines]
@@ -424,10 +435,11 @@ class _Registration:
 
     def _full_subjects(self) -> dict[int, Members]:
         """Every touched artifact's subjects after this batch; lines with too many are refused."""
-        sets = self._sets_behind()
+        if not self.sets:
+            self.sets, self.entry_sets = self._sets_behind(), dict(self.entries.values())
+        sets, entry_sets = self.sets, self.entry_sets
         own: dict[int, Members] = {}
         edges: dict[int, set[int]] = {}
-        entry_sets = dict(self.entries.values())
         for line, item in self._open():
             start = own.get(line.node, frozenset()) | (sets[line.known.set_id] if line.known else frozenset())
             if line.known is None or self._is_own(line):
@@ -472,8 +484,10 @@ class _Registration:
             return
         limits = [limit for found in people.values() for limit in found]
         wanted = {parent.number for line, _ in self._open() for parent in line.parents if parent.kind == ENTRY}
-        taken = limited.late_entries(self.session, self.tenant_id, wanted, limits)
+        self.taken = taken = limited.late_entries(self.session, self.tenant_id, wanted, limits)
         for line, item in self._open():
+            if not self._is_own(line):
+                continue
             line.requests |= {taken[one.number] for one in line.parents if one.kind == ENTRY and one.number in taken}
             if line.known is not None or item.observed_at is None:
                 continue
@@ -488,7 +502,7 @@ class _Registration:
     def _requests(self, full: Mapping[int, Members]) -> dict[int, str]:
         """The artifacts that must go at once, each with the request behind it; carried along edges of the batch."""
         everyone = frozenset[int]().union(*full.values())
-        self.closed: dict[int, Fence] = fenced(self.session, self.tenant_id, everyone) if everyone else {}
+        self.closed = fenced(self.session, self.tenant_id, everyone) if everyone else {}
         self._mark_late(full, everyone)
         found = {known.id: known.request_id or "" for known in self.by_id.values() if known.status in GONE}
         edges: dict[int, set[int]] = {}
@@ -496,7 +510,7 @@ class _Registration:
             if self._stops(line, item):
                 continue
             request = request_behind(full[line.node], self.closed) or min(line.requests, default=None)
-            if request is not None:
+            if request is not None and self._is_own(line):
                 found.setdefault(line.node, request)
             for parent in line.parents:
                 if parent.kind == ARTIFACT:
@@ -509,6 +523,47 @@ class _Registration:
                     found[child] = found[parent_no]
                     waiting.append(child)
         return found
+
+    def _hold_back(self, full: Mapping[int, Members], requests: Mapping[int, str]) -> bool:
+        """Take away sources that another token names and by which an item would end; whether there were any.
+
+        A human decides about those. Who is behind the item already changes nothing: their request knows it.
+        """
+        found = False
+        for line, item in self._open():
+            if line.known is None or self._is_own(line) or line.known.status in GONE or self._stops(line, item):
+                continue
+            present = self.sets[line.known.set_id]
+            held = {one for one in line.parents if self._ends_by(one, present, full, requests)}
+            if not held and not line.requests:
+                continue
+            found = True
+            line.parents -= held
+            reasons = [self._reason(one, full, requests) for one in sorted(held)]
+            request = min((reason for reason in (*reasons, *line.requests) if reason), default=None)
+            line.requests.clear()
+            known = line.held.get("sources", [])
+            line.held = {"sources": known + [[one.kind, one.number] for one in sorted(held)], "request": request}
+        return found
+
+    def _ends_by(
+        self, parent: Parent, present: Members, full: Mapping[int, Members], requests: Mapping[int, str]
+    ) -> bool:
+        """Whether what is made from this source goes at once."""
+        if parent.kind == ARTIFACT and parent.number in requests:
+            return True
+        if parent.kind == ENTRY and parent.number in self.taken:
+            return True
+        return not self.closed.keys().isdisjoint(self._behind(parent, full) - present)
+
+    def _behind(self, parent: Parent, full: Mapping[int, Members]) -> Members:
+        if parent.kind == ENTRY:
+            return self.sets[self.entry_sets[parent.number]]
+        return full.get(parent.number, frozenset())
+
+    def _reason(self, parent: Parent, full: Mapping[int, Members], requests: Mapping[int, str]) -> str | None:
+        known = requests.get(parent.number) if parent.kind == ARTIFACT else self.taken.get(parent.number)
+        return known or request_behind(self._behind(parent, full), self.closed)
 
     # ── 6. write ──────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -611,17 +666,37 @@ class _Registration:
                 self._apply(line, line.known, item)
                 line.result = {"id": name, "status": "exists"}
             else:
-                self._review(line.node, wanted)
+                open_review(self.session, self.tenant_id, line.node, wanted, self.acting.token_id, now=self.now)
                 line.result = {"id": name, "status": "review"}
-        self._insert_edges(edges, parents_of(self.session, self.tenant_id, edges))
+        present = parents_of(self.session, self.tenant_id, edges)
+        self._insert_edges(edges, present)
+        self._note_claims(repeats, present)
         known = {line.node: line.known for line, _ in repeats if line.known is not None}
         former = full_sets(self.session, self.tenant_id, known)
         grown = {node: full[node] for node in known if full[node] != former[node]}
         write_sets(self.session, self.tenant_id, grown, self.now)
         changed = spread(self.session, self.tenant_id, grown, self.now, limit=INLINE)
-        mark_erasing(self.session, self.tenant_id, {node: requests[node] for node in known if node in requests})
+        ours = {node for node, one in known.items() if one.registered_by == self.acting.token_id}
+        mark_erasing(self.session, self.tenant_id, {node: requests[node] for node in ours if node in requests})
         mark_fenced(self.session, self.tenant_id, changed)
         self.session.expire_all()
+
+    def _note_claims(self, repeats: Sequence[tuple[_Line, Item]], present: Mapping[int, set[Parent]]) -> None:
+        """Sources that another token adds are claims; those that the item's own token names are not any more."""
+        claimed: set[Edge] = set()
+        settled: set[Edge] = set()
+        for line, _ in repeats:
+            if line.known is None:
+                continue
+            known = present.get(line.node, set())
+            edges = {Edge(line.node, one.kind, one.number) for one in line.parents}
+            old = {Edge(line.node, one.kind, one.number) for one in known}
+            if self._is_own(line):
+                settled |= edges & old
+            else:
+                claimed |= edges - old
+        note_claims(self.session, self.tenant_id, claimed, self.acting.token_id, self.now)
+        settle_claims(self.session, self.tenant_id, settled)
 
     def _name_of_new(self, item: Item) -> str:
         line = self.new_places[item.store, item.locator_hash]
@@ -633,14 +708,19 @@ class _Registration:
         known = line.known
         if known is None:
             return {}
-        wanted: dict[str, Any] = {}
+        wanted: dict[str, Any] = dict(line.held)
         if _overwrites(known, item):
-            wanted["overwrite"] = {"source_type": item.source_type}
+            wanted["overwrite"] = {
+                "source_type": item.source_type,
+                "verification": item.verification,
+                "confidence": item.confidence,
+                "digest": None if item.digest is None else item.digest.hex(),
+                "observed_at": None if item.observed_at is None else item.observed_at.isoformat(),
+            }
         if item.data_class.name != known.data_class:
             wanted["data_class"] = item.data_class.name
-        present = members(self.session, self.tenant_id, (known.set_id,))[known.set_id] if line.subjects else frozenset()
-        if line.subjects - present:
-            wanted["subjects"] = sorted(line.subjects - present)
+        if new := line.subjects - self.sets[known.set_id]:
+            wanted["subjects"] = sorted(new)
         if item.expires_at is not None and (known.expires_at is None or item.expires_at < known.expires_at):
             wanted["expires_at"] = item.expires_at.isoformat()
         return wanted
@@ -653,15 +733,13 @@ class _Registration:
     def _overwrite(self, line: _Line, item: Item) -> None:
         """Another value at the place of a memory: what stood there before goes into its change log."""
         row = self.session.get_one(Artifact, (self.tenant_id, line.node))
-        before = _facts_of(row)
+        before = memory_log.facts_of(row)
         seals = Seals(self.session, self.vault, self.tenant_id)
         row.digest, row.source_type, row.verification = item.digest, item.source_type, item.verification
         row.confidence, row.observed_at, row.confirmed_at = item.confidence, item.observed_at, None
         row.sealed = seals.seal(row.holder_no, LABEL, str(row.id), item.details)
-        after = _facts_of(row)
-        codes = {"before": before["source_type"], "after": after["source_type"]}
-        body = {"before": before, "after": after}
-        change = memory_log.Change(change="overwritten", by=self.acting.principal, bodies=(body,), detail=codes)
+        after = memory_log.facts_of(row)
+        change = memory_log.overwritten(before, after, self.acting.principal)
         self.session.add(row)
         memory_log.note(self.session, self.vault, row, change, self.now)
 
@@ -688,33 +766,10 @@ class _Registration:
             )
         )
 
-    def _review(self, artifact_id: int, wanted: Mapping[str, Any]) -> None:
-        self.session.add(
-            ReviewRow(
-                tenant_id=self.tenant_id,
-                id=new_id(self.now),
-                artifact_id=artifact_id,
-                wanted=dict(wanted),
-                token_id=self.acting.token_id,
-                at=self.now,
-            )
-        )
-        self.session.flush()
-
 
 def _overwrites(known: _Known, item: Item) -> bool:
     """Whether the same place of a memory now holds another value than the one registered."""
     return item.data_class.state == "memory" and known.digest is not None and item.digest not in (None, known.digest)
-
-
-def _facts_of(row: Artifact) -> dict[str, Any]:
-    return {
-        "digest": None if row.digest is None else row.digest.hex(),
-        "source_type": row.source_type,
-        "verification": row.verification,
-        "confidence": row.confidence,
-        "observed_at": None if row.observed_at is None else row.observed_at.isoformat(),
-    }
 
 
 def _sort_source(source: Source, places: dict[str, set[bytes]], names: set[str], entries: set[bytes]) -> None:

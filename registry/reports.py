@@ -20,7 +20,17 @@ from registry.cones import RECONCILER, pending
 from registry.declaration import DataClass
 from registry.inventory import LevelOf
 from registry.item import MAX_SUBJECTS
-from registry.models import Artifact, ContentFinding, MergeRow, ScopeReviewRow, StoreRow, SubjectSet, Tenant, Watermark
+from registry.models import (
+    Artifact,
+    ContentFinding,
+    MergeRow,
+    ReviewRow,
+    ScopeReviewRow,
+    StoreRow,
+    SubjectSet,
+    Tenant,
+    Watermark,
+)
 
 SECURITY = (
     "content sealed per person, class and month with AES-256-GCM; erasure by destruction of keys and of bytes",
@@ -59,6 +69,7 @@ def coverage(session: Session, tenant_id: int, now: datetime, *, level_of: Level
             "propagation_pending": waiting.cones,
             "pending_since": waiting.since,
             "reconciled": None if mark is None else mark.details.get("last"),
+            "registration_reviews_open": _count(session, ReviewRow, tenant_id, col(ReviewRow.decision).is_(None)),
             "merges_proposed": _count(session, MergeRow, tenant_id, col(MergeRow.state) == "proposed"),
             "scope_reviews_open": _count(session, ScopeReviewRow, tenant_id, col(ScopeReviewRow.closed_at).is_(None)),
             "scope_reviews_overdue": _count(

@@ -17,7 +17,9 @@ TENANTED = {
     "action": "tenant_id",
     "artifact": "tenant_id",
     "certificate": "tenant_id",
+    "claimed_source": "tenant_id",
     "connector_task": "tenant_id",
+    "consent": "tenant_id",
     "content_finding": "tenant_id",
     "copy": "tenant_id",
     "data_class": "tenant_id",
@@ -26,6 +28,7 @@ TENANTED = {
     "entry": "tenant_id",
     "hold": "tenant_id",
     "idempotency": "tenant_id",
+    "key_hint": "tenant_id",
     "kind": "tenant_id",
     "limited_fence": "tenant_id",
     "log_state": "tenant_id",
@@ -48,6 +51,7 @@ TENANTED = {
     "restriction": "tenant_id",
     "retention_event": "tenant_id",
     "retention_hint": "tenant_id",
+    "retention_walk": "tenant_id",
     "run": "tenant_id",
     "scope_key": "tenant_id",
     "scope_review": "tenant_id",
@@ -154,6 +158,16 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.PrimaryKeyConstraint("tenant_id", "request_id", "version", "number"),
     )
     op.create_table(
+        "claimed_source",
+        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
+        sa.Column("child", sa.BigInteger(), nullable=False),
+        sa.Column("parent_kind", sa.String(length=1), nullable=False),
+        sa.Column("parent", sa.BigInteger(), nullable=False),
+        sa.Column("token_id", sa.String(length=32), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant_id", "child", "parent_kind", "parent"),
+    )
+    op.create_table(
         "connector_task",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
         sa.Column("task_id", sa.String(length=40), nullable=False),
@@ -175,6 +189,21 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
     )
     op.create_index("ix_connector_task_open", "connector_task", ["tenant_id", "done_at", "store"], unique=False)
     op.create_index("ix_connector_task_owner", "connector_task", ["tenant_id", "owner"], unique=False)
+    op.create_table(
+        "consent",
+        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
+        sa.Column("consent_id", sa.String(length=40), nullable=False),
+        sa.Column("subject_no", sa.BigInteger(), nullable=False),
+        sa.Column("data_classes", sa.JSON(), nullable=False),
+        sa.Column("scopes", sa.JSON(), nullable=False),
+        sa.Column("given_at", sa.BigInteger(), nullable=False),
+        sa.Column("until", sa.BigInteger(), nullable=True),
+        sa.Column("withdrawn_at", sa.BigInteger(), nullable=True),
+        sa.Column("sealed", sa.LargeBinary(), nullable=True),
+        sa.Column("recorded_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant_id", "consent_id"),
+    )
+    op.create_index("ix_consent_subject", "consent", ["tenant_id", "subject_no"], unique=False)
     op.create_table(
         "content_finding",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
@@ -311,6 +340,14 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.PrimaryKeyConstraint("tenant_id", "lookup"),
     )
     op.create_index("ix_idempotency_age", "idempotency", ["tenant_id", "created_at"], unique=False)
+    op.create_table(
+        "key_hint",
+        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
+        sa.Column("key_id", sa.String(length=32), nullable=False),
+        sa.Column("ends_at", sa.BigInteger(), nullable=False),
+        sa.PrimaryKeyConstraint("tenant_id", "key_id"),
+    )
+    op.create_index("ix_key_hint_ends", "key_hint", ["tenant_id", "ends_at", "key_id"], unique=False)
     op.create_table(
         "kind",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
@@ -530,7 +567,10 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("wanted", sa.JSON(), nullable=False),
         sa.Column("token_id", sa.String(length=32), nullable=False),
         sa.Column("at", sa.BigInteger(), nullable=False),
+        sa.Column("decision", sa.String(length=16), nullable=True),
+        sa.Column("decided_by", sa.String(length=128), nullable=True),
         sa.Column("decided_at", sa.BigInteger(), nullable=True),
+        sa.Column("sealed", sa.LargeBinary(), nullable=True),
         sa.PrimaryKeyConstraint("tenant_id", "id"),
     )
     op.create_index("ix_review_artifact", "registration_review", ["tenant_id", "artifact_id"], unique=False)
@@ -623,6 +663,14 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("data_class", sa.String(length=64), nullable=False),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "data_class"),
+    )
+    op.create_table(
+        "retention_walk",
+        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
+        sa.Column("what", sa.String(length=80), nullable=False),
+        sa.Column("place", sa.String(length=64), nullable=False),
+        sa.Column("at", sa.BigInteger(), nullable=True),
+        sa.PrimaryKeyConstraint("tenant_id", "what"),
     )
     op.create_table(
         "run",
