@@ -34,13 +34,17 @@ from registry import artifacts
 from registry.cones import pending_about
 from retention.decide import DESTRUCTIVE
 from retention.parts import split_ref
+from retention.stops import holds_in_force
 
 FINAL_RETRY = timedelta(days=1)
+PART_LAG = timedelta(days=1)
+"""How long a part may outlive the date to which a duty kept it, when another of its request went within that time."""
 AGENT_RETRY = timedelta(seconds=30)
 """Until it is looked again whether an agent's process has answered."""
 _ACTIVE = (State.APPROVED, State.EXECUTING, State.VERIFYING)
 _MAX_ROUNDS = 8
 _WORKER = "worker"
+_DATED = "dated_parts_at"
 
 
 def run_due(parts: Parts, tenant: Tenant, now: datetime, *, worker: str = "worker") -> int:
@@ -240,15 +244,32 @@ def _wake_ended_holds(parts: Parts, tenant: Tenant, now: datetime) -> None:
                 RequestRow.tenant_id == tenant.tenant_id, RequestRow.state == State.COMPLETED_WITH_RETAINED
             )
         ).all()
+        holds = frozenset(hold.hold_id for hold in holds_in_force(session, tenant.tenant_id)) if rows else frozenset()
         for row in rows:
             work = load_work(session, tenant.tenant_id, row.request_id, lock=True)
             kept = history.copies_of(session, tenant.tenant_id, row.request_id, CopyState.RETAINED)
             # What a human decided to keep is not decided again by a rule.
             asked = [copy for copy in kept if copy.data_class != IDENTITY and copy.method != BY_HAND]
-            lines = lines_now(session, work, asked, now)
+            asked = [copy for copy in asked if not _plainly_stays(copy, row, holds, now)]
+            lines = lines_now(session, work, asked, now) if asked else {}
             if any(line.action in DESTRUCTIVE for line in lines.values()):
                 row.details = {key: value for key, value in row.details.items() if key != "final_issued"}
+                if any(copy.kind == PART and copy.until is not None for copy in asked):
+                    row.details = {**row.details, _DATED: now.isoformat()}
                 _reopen(session, parts, row, now, why="a ground to retain has ended")
+
+
+def _plainly_stays(copy: CopyRow, row: RequestRow, holds: frozenset[str], now: datetime) -> bool:
+    """Whether a part stays without a look at all its facts: thousands may wait for one hold or for days of one month.
+
+    Parts that end by date are let go once a day, so that a month's request is not opened for each of its moments.
+    """
+    if copy.kind != PART:
+        return False
+    if copy.until is None:
+        return any(reason.detail in holds for reason in history.becauses_of(copy) if reason.rule == "hold")
+    last = row.details.get(_DATED)
+    return copy.until > now or (last is not None and now < datetime.fromisoformat(last) + PART_LAG)
 
 
 def _join_late_copies(parts: Parts, tenant: Tenant, now: datetime) -> None:
