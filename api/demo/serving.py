@@ -121,6 +121,11 @@ class Served:
         """Return the retention run once it has ended or waits for approval."""
         return self._wait(lambda: self.call("legal", "GET", f"/v1/retention/runs/{run_id}"), _RUN_ENDED)
 
+    @property
+    def pins(self) -> tuple[str, str]:
+        """The certificate key and the log key that were noted when the folder was made."""
+        return self._made["certificate_key"], self._made["log_key"]
+
     def check_certificate(self, file: Path) -> list[str]:
         """Return what the offline check of a certificate proved, with both keys pinned. Raises: ReportError."""
         return check(file.read_bytes(), self._made["certificate_key"], self._made["log_key"])

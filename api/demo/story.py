@@ -13,7 +13,7 @@ import sqlite3
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,6 +33,11 @@ ASKS = 92
 """The place of the applicant whose questions are answered and who asks to be forgotten (app-0093)."""
 _DAYS_AFTER_CLOSING = timedelta(days=190)
 _WIDE = 100
+_ENDS = {
+    "erased_physical": "copies gone from the files themselves",
+    "key_destroyed": "keys destroyed",
+    "already_absent": "copies that were gone already",
+}
 _SCAN_SECONDS = 60.0
 
 
@@ -99,7 +104,8 @@ class Story:
                   f"{desk.count_artifacts()} copies of personal data registered")  # fmt: skip
         self._check(flushed.pending == 0 and flushed.refused == 0, "every step the agent recorded was stored")
         again = desk.client("writer").request("GET", f"/v1/actions/{self._invited().thread}/invite")
-        self._check(again["retry"] == "unsafe", "a crash after sending cannot send twice: the ledger answers «unsafe»")
+        claim = "asked after a crash whether to send an invitation again, the record says it was sent: do not"
+        self._check(again["retry"] == "unsafe", claim)
 
     def questions(self, desk: Served, before: dict[str, int]) -> None:
         """Answer the four questions of a builder for one applicant, after a restart."""
@@ -112,9 +118,10 @@ class Story:
         self._say("   What survived the restart?")
         self._check(desk.counts() == before, f"all of it: {before['entries']} entries, {before['artifacts']} copies")
         self._say("   Which copies exist, and what deletes each, when?")
-        for copy in sorted(copies, key=lambda one: (one["store"], one["data_class"])):
-            ends = copy["ends_at"][:10] if copy.get("ends_at") else "when the role is reported closed, or its latest"
-            self._say(f"      {copy['data_class']:<21} in {copy['store']:<12} {copy['rule']:<16} {ends}")
+        alike = Counter((copy["store"], copy["data_class"], copy["rule"], copy.get("ends_at")) for copy in copies)
+        for (store, data_class, rule, ends_at), count in sorted(alike.items(), key=str):
+            ends = f"{ends_at[:10]} at the latest" if ends_at else "when the role is reported closed"
+            self._say(f"      {count} × {data_class:<21} in {store:<12} by {rule.replace('_', ' ')}, {ends}")
         self._say("   What was the model sent, field by field?")
         found = desk.call("auditor", "POST", "/v1/replay", {"stream": who.thread}, purpose="dispute;case=demo")
         call = next(entry for entry in found["entries"] if entry["kind"] == "model.request")
@@ -162,13 +169,15 @@ class Story:
         plan = desk.call("legal", "GET", f"{path}/plan")
         kinds = Counter((copy["store"], copy["action"]) for copy in plan["copies"])
         for (store, action), count in sorted(kinds.items()):
-            self._say(f"      {action:<6} {count:>3} in {store}")
+            what = f"{count} keys of the record, which nobody can read without them" if store == "vault" else (
+                f"{count} {'copy' if count == 1 else 'copies'} in {store}"
+            )  # fmt: skip
+            self._say(f"      {action} {what}")
         refused = desk.refused("legal", "POST", f"{path}/approve", {"plan_hash": plan["hash"]})
         self._check(refused == 403, "who filed the request may not approve it")  # noqa: PLR2004 - the status
         desk.call("legal2", "POST", f"{path}/approve", {"plan_hash": plan["hash"]})
         state = desk.wait_for_end(path)
-        done = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(state["counts"].items()))
-        self._check(state["state"] == "completed", f"completed: {done}")
+        self._check(state["state"] == "completed", f"completed: {_told(state['counts'])}")
         after = hits_in(self._places(), canaries(who))
         forms = len(encodings(who.name.encode()))
         self._check(not after, f"raw bytes of every file scanned in {forms} encodings: nothing of the person is left")
@@ -177,6 +186,7 @@ class Story:
         self._check(found["complete"], f"the neighbour's thread {neighbour.thread} still replays and proves")
         self.certificate = self.folder / "certificate.json"
         self.certificate.write_bytes(desk.client("legal").send("GET", f"{path}/report").body)
+        self.pins = desk.pins
         for line in desk.check_certificate(self.certificate):
             self._say(f"      {line}")
         self.paper = self.folder / "certificate.pdf"
@@ -205,6 +215,7 @@ class Story:
         run = desk.wait_for_run(run["id"])
         if run["state"] == "awaiting_approval":
             self._say(f"   the brake stopped the run: {run['brake']['detail']}")
+            self._say("   of these classes a larger share would go than anybody would expect of one night:")
             for name, count in sorted(run["brake"]["classes"].items()):
                 self._say(f"      {name:<21} {count['ends']} of {count['live']}")
             refused = desk.refused("legal", "POST", f"/v1/retention/runs/{run['id']}/approve", {})
@@ -217,8 +228,7 @@ class Story:
         report = desk.call("legal", "GET", f"/v1/retention/runs/{run['id']}/report")
         self.report = self.folder / "retention-report.json"
         self.report.write_text(json.dumps(report, indent=1))
-        done = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in sorted(run["copies_by_state"].items()))
-        self._check(run["state"] == "completed", f"completed: {done}")
+        self._check(run["state"] == "completed", f"completed: {_told(run['copies_by_state'])}")
 
     def nothing_left(self, desk: Served) -> None:
         """Scan for everybody, and verify the record that stayed."""
@@ -230,7 +240,10 @@ class Story:
         self._check(left == 0, "no registered copy is live")
         verdict = desk.verify()
         gone = verdict["erased"] + verdict["expired"]
-        claim = f"the record is sound: {verdict['size']} entries under the pinned key, {gone} of them without content"
+        claim = (
+            f"the record is sound: all {verdict['size']} entries still prove what happened when; "
+            f"of {gone} the content is gone, as promised"
+        )
         self._check(verdict["verdict"] == "sound", claim)
 
     # ── telling ──
@@ -238,9 +251,12 @@ class Story:
     def _end(self) -> None:
         self._say("")
         self._say(f"All {self._checks} checks held in {time.monotonic() - self._started:.0f} s.")
-        self._say(f"   certificate  {self.certificate}, {self.paper.name}")
+        self._say(f"   certificate  {self.paper} (open it), {self.certificate.name}")
         self._say(f"   retention    {self.report}")
         self._say(f"   data         {self.data}")
+        self._say("Check the certificate yourself, without us:")
+        self._say(f"   muniment verify-report {self.paper} --key '{self.pins[0]}' --log-key '{self.pins[1]}'")
+        self._say(f"The folder stays, with data, keys and tokens of this demo; when you are done: rm -r {self.folder}")
 
     def _title(self, text: str) -> None:
         self._say("")
@@ -288,6 +304,11 @@ def hits_in(places: list[Path], texts: list[str]) -> dict[str, int]:
                     for (number, _), count in needles.count(file, limit).items():
                         found[texts[number]] += count
     return dict(found)
+
+
+def _told(counts: Mapping[str, int]) -> str:
+    """Say in words how many copies came to which end."""
+    return ", ".join(f"{count} {_ENDS.get(name, name.replace('_', ' '))}" for name, count in sorted(counts.items()))
 
 
 def recruiting() -> Path:
