@@ -25,7 +25,7 @@ from api import folder, migrate
 from api.database import Database
 from api.settings import Settings
 from api.wiring import Services
-from connectors.base import built_kinds
+from connectors.base import why_not_built
 from ledger.batches import batch_digest, decode_batch
 from ledger.entry import decode_header, uuid7_time
 from ledger.errors import LedgerError, LockNotEnforced, MalformedHeader, ObjectMissing
@@ -275,8 +275,7 @@ def look_at_tenant(services: Services, acting: Acting) -> Iterator[Finding]:
         )
     if state is not None and state.read_only is not None:
         yield wrong(f"{acting.tenant}: log", f"read-only: {state.read_only}; run muniment verify")
-    built = set(built_kinds())
-    dead = sorted(store.name for store in stores if store.kind not in built)
+    dead = sorted(store.name for store in stores if why_not_built(store.kind, store.config) is not None)
     if dead:
         yield weak(
             f"{acting.tenant}: stores",

@@ -39,11 +39,11 @@ from enum import StrEnum
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, runtime_checkable
 
-from connectors.errors import DriverMissing, KindNotBuilt, KindUnknown, NotWalkable, Timeout
+from connectors.errors import DriverMissing, KindNotBuilt, KindUnknown, ModeNotBuilt, NotWalkable, Timeout
 
 if TYPE_CHECKING:
     from datetime import datetime
-    from types import TracebackType
+    from types import ModuleType, TracebackType
 
 Locator = Mapping[str, Any]
 Secrets = Callable[[str], str]
@@ -378,6 +378,8 @@ _BUILT = {
     "lancedb": ("connectors.lancedb", "muniment-server[lancedb]"),
 }
 """Kind → module with `open_store(config, read_only=…)`, and what to install where its import fails."""
+_NOT_BUILT = {"lancedb": "url", "qdrant": "url"}
+"""Kind → setting with which it cannot be driven: a server that could not be tested against."""
 
 
 def built_kinds() -> tuple[str, ...]:
@@ -385,20 +387,39 @@ def built_kinds() -> tuple[str, ...]:
     return tuple(sorted(_BUILT))
 
 
+def why_not_built(kind: str, config: Mapping[str, Any]) -> str | None:
+    """Return why this version cannot drive a store of this configuration, None where it can."""
+    if kind not in _BUILT:
+        return f"stores of kind {kind} are not built in this version"
+    setting = _NOT_BUILT.get(kind)
+    return f"stores of kind {kind} with {setting} are not built in this version" if setting in config else None
+
+
+def require_driver(kind: str) -> None:
+    """Pass when the driver of a kind is installed, or the kind needs none. Raises: DriverMissing."""
+    if kind in _BUILT:
+        _module(kind)
+
+
+def _module(kind: str) -> ModuleType:
+    module_name, extra = _BUILT[kind]
+    try:
+        # Imported here, so that a missing driver is this store's error and not one of the server's start.
+        return import_module(module_name)
+    except ModuleNotFoundError as missing:
+        raise DriverMissing(kind, extra or str(missing.name)) from missing
+
+
 def open_connector(kind: str, config: Mapping[str, Any], *, secrets: Secrets, read_only: bool = False) -> Connector:
     """Return the connector of a registered store; nothing is contacted yet.
 
-    Raises: KindUnknown, KindNotBuilt, DriverMissing, BadConfig, and what `secrets` raises.
+    Raises: KindUnknown, KindNotBuilt, ModeNotBuilt, DriverMissing, BadConfig, and what `secrets` raises.
     """
     if kind not in KINDS:
         raise KindUnknown(kind, KINDS)
     if kind not in _BUILT:
         raise KindNotBuilt(kind, _BUILT)
-    module_name, extra = _BUILT[kind]
-    try:
-        # Imported here, so that a missing driver is this store's error and not one of the server's start.
-        module = import_module(module_name)
-    except ModuleNotFoundError as missing:
-        raise DriverMissing(kind, extra or str(missing.name)) from missing
-    opened: Connector = module.open_store(resolve_secrets(config, secrets), read_only=read_only)
+    if (setting := _NOT_BUILT.get(kind)) is not None and setting in config:
+        raise ModeNotBuilt(kind, setting)
+    opened: Connector = _module(kind).open_store(resolve_secrets(config, secrets), read_only=read_only)
     return opened

@@ -31,7 +31,7 @@ from lance.file import LanceFileReader
 from typing_extensions import override
 
 from connectors.base import Deadline, Level, ReclaimReport
-from connectors.errors import BadConfig, BadLocator, ModeNotBuilt, StoreUnreachable, WrongCredentials
+from connectors.errors import BadConfig, BadLocator, StoreUnreachable, WrongCredentials
 from connectors.residue import Hits, Needles
 from connectors.vector_store import Look, Places, Point, PointId, VectorConfig, VectorConnector, report, vector_config
 
@@ -57,10 +57,10 @@ _FAULTS = (OSError, ValueError, RuntimeError)
 
 
 def open_store(config: Mapping[str, Any], *, read_only: bool) -> LanceConnector:
-    """Return the connector of a folder of tables. Raises: BadConfig, ModeNotBuilt for a server."""
+    """Return the connector of a folder of tables. Raises: BadConfig."""
     read = vector_config(config)
     if read.path is None:
-        raise ModeNotBuilt("lancedb", "url")
+        raise BadConfig("path is missing")
     return LanceConnector(read, read.path, read_only=read_only)
 
 

@@ -33,7 +33,7 @@ from uuid import UUID
 from typing_extensions import override
 
 from connectors.base import Deadline, Level, ReclaimReport
-from connectors.errors import BadLocator, ModeNotBuilt, StoreUnreachable, WrongCredentials
+from connectors.errors import BadConfig, BadLocator, StoreUnreachable, WrongCredentials
 from connectors.pickled import read_pickle, write_plain
 from connectors.residue import Hits, Needles
 from connectors.serialized import Made
@@ -54,10 +54,10 @@ _METHOD = "VACUUM of each collection's file, log truncated"
 
 
 def open_store(config: Mapping[str, Any], *, read_only: bool) -> QdrantConnector:
-    """Return the connector of a folder. Raises: BadConfig, ModeNotBuilt for a server."""
+    """Return the connector of a folder. Raises: BadConfig."""
     read = vector_config(config)
     if read.path is None:
-        raise ModeNotBuilt("qdrant", "url")
+        raise BadConfig("path is missing")
     return QdrantConnector(read, read.path, read_only=read_only)
 
 

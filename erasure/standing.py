@@ -11,7 +11,7 @@ from datetime import datetime
 
 from sqlmodel import Session, col, select
 
-from connectors.base import built_kinds
+from connectors.base import why_not_built
 from erasure.models import RequestRow
 from erasure.plan import ClassFact, StoreFact
 from erasure.request import OPEN, Right
@@ -93,7 +93,7 @@ def class_fact(spec: DataClass) -> ClassFact:
 
 def store_fact(row: StoreRow) -> StoreFact:
     """A registered store, and whether this version can erase there."""
-    reason = None if row.kind in built_kinds() else f"stores of kind {row.kind} are not built in this version"
+    reason = why_not_built(row.kind, row.config)
     if row.config.get("enabled") is False:
         reason = "the store is disabled"
     return StoreFact(name=row.name, kind=row.kind, not_covered=reason, checks_owner=bool(row.config.get("owner_field")))

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.auth import Anyone, Parts, Platform
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, Page, paged, read_cursor
 from api.requests import DryRun, make_router
+from connectors.base import require_driver
 from connectors.errors import ConnectorError, StoreUnreachable, Timeout, WrongCredentials
 from ledger.entry import Kind
 from registry import stores
@@ -59,10 +60,11 @@ class CheckView(BaseModel):
 def put_store(
     name: Name, spec: Spec, acting: Platform, parts: Parts, response: Response, *, dry_run: DryRun = False
 ) -> StoreName:
-    """Registers a store or supersedes its version; never contacts it."""
+    """Registers a store or supersedes its version; never contacts it. One whose driver is missing is refused."""
     now = parts.clock.now()
     with parts.database.transaction(acting.tenant_id) as session:
         row, created = stores.put_store(session, acting, name, spec, now, check_target=parts.check_target)
+        require_driver(row.kind)
         shown = StoreName(name=row.name, version=row.version)
         if dry_run:
             session.rollback()
