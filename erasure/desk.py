@@ -33,6 +33,7 @@ from erasure.request import (
     Right,
     Rival,
     State,
+    check_second_person,
     is_duplicate,
     move,
 )
@@ -315,6 +316,9 @@ class Desk:
                 raise UnknownRequest("copy", str(copy_no))
             if copy.state not in (CopyState.AWAITING_HUMAN, CopyState.AWAITING_EXTERNAL):
                 raise IllegalMove(copy.state, "be settled by hand")
+            if outcome in ("erase", "erased") and copy.collateral:
+                # What others lose is approved by somebody else than who asked for it. Source: DESIGN §7.
+                check_second_person("erase what is also about others", self._facts(row, acting, now))
             copy.state, copy.level, copy.verified_at = allowed[outcome], None, None
             copy.method, copy.detail = "by hand", f"settled by {acting.principal}"
             session.add(copy)

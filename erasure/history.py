@@ -16,6 +16,7 @@ from sqlmodel import Session, col, select
 
 from erasure.errors import UnknownRequest
 from erasure.models import CopyRow, RequestEvent, RequestRow
+from erasure.overlaps import warnings_of
 from erasure.plan import PlanCopy, instant_text
 from erasure.request import WAITING, CopyFact, CopyState, State
 from registry.cones import pending_about
@@ -266,6 +267,8 @@ def view_of(session: Session, row: RequestRow) -> dict[str, Any]:
         cones := pending_about(session, row.tenant_id, row.subjects)
     ):
         view["waiting_for"]["propagation"] = cones
+    if found := warnings_of(session, row):
+        view["warnings"] = found
     if "statement" in row.details:
         view["statement"] = row.details["statement"]
     return view

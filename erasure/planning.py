@@ -29,6 +29,7 @@ from erasure.desk import Desk, facts_of
 from erasure.errors import IllegalMove, StalePlan
 from erasure.fences import fence_body, lift_fence, set_fence
 from erasure.models import RequestRow
+from erasure.overlaps import warnings_of
 from erasure.parts import Parts
 from erasure.plan import Plan, PlanCopy, PlanInput, addendum, build, instant_text
 from erasure.request import CopyState, Facts, Move, Right, State, move
@@ -140,6 +141,8 @@ class Planner:
             }
             session.add(row)
             detail = {"state": row.state, "plan_hash": plan_hash, "addendum": len(added)}
+            if told := [line["request"] for line in warnings_of(session, row)]:
+                detail["warned_of"] = told
             history.add_event(
                 session, row, event="approved", actor=acting.principal, now=now, detail=detail, entry_id=entry_id
             )

@@ -13,6 +13,7 @@ from sqlmodel import col, select
 from erasure import history
 from erasure.errors import IllegalMove, ReportNotReady, UnknownRequest
 from erasure.models import CertificateRow, CopyRow, RequestRow, RequestSubject
+from erasure.overlaps import warnings_of
 from erasure.parts import Parts
 from erasure.request import Right
 from registry import subjects
@@ -75,8 +76,13 @@ class Reader:
                 raise IllegalMove(row.state, "show a plan", "it was not planned yet")
             copies = [history.copy_view(copy) for copy in history.copies_of(session, acting.tenant_id, request_id)]
             planned = row.details.get("plan", {})
-            return {"hash": row.plan_hash, "copies": copies, "not_covered": planned.get("not_covered", []),
-                    "collateral": planned.get("collateral", {})}  # fmt: skip
+            return {
+                "hash": row.plan_hash,
+                "copies": copies,
+                "not_covered": planned.get("not_covered", []),
+                "collateral": planned.get("collateral", {}),
+                "warnings": warnings_of(session, row),
+            }
 
     def copies(
         self, acting: Acting, request_id: str, *, state: str | None = None, after: int = 0, limit: int = 1000

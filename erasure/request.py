@@ -218,11 +218,11 @@ def move(state: State, what: Move, facts: Facts) -> State:
         raise IllegalMove(state, what)
     match what:
         case Move.APPROVE:
-            _check_second_person("approve", facts)
+            check_second_person("approve", facts)
             if facts.plan_hash is None or facts.given_hash != facts.plan_hash:
                 raise StalePlan(facts.plan_hash, facts.given_hash)
         case Move.ACCEPT_EXCEPTIONS:
-            _check_second_person("accept exceptions", facts)
+            check_second_person("accept exceptions", facts)
             if facts.approval != "single" and facts.actor in facts.approved_by:
                 raise SeparateDuties("accept exceptions", "approval")
         case Move.CANCEL if facts.destructive:
@@ -234,7 +234,8 @@ def move(state: State, what: Move, facts: Facts) -> State:
     return LEGAL[state, what]
 
 
-def _check_second_person(step: str, facts: Facts) -> None:
+def check_second_person(step: str, facts: Facts) -> None:
+    """Refuse a step to who created the request or checked its identity. Raises: SeparateDuties."""
     if facts.approval == "single":
         return
     if facts.actor == facts.created_by:

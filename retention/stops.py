@@ -28,6 +28,19 @@ class Stops:
     claims: Sequence[Claim] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumed:
+    """A copy that a request left to a hold. `then`: `erased` at once, `awaiting_human`, or `retained` by `rule`.
+
+    `collateral` counts the others that it is about, None where there are none.
+    """
+
+    ref: str
+    then: str
+    rule: str
+    collateral: Mapping[str, int] | None
+
+
 class Desk(Protocol):
     """The side of requests and executions, as far as retention needs it; `erasure.sweep_copies` is the one there is."""
 
@@ -45,8 +58,10 @@ class Desk(Protocol):
         """Those artifacts and keys that an open run has in its plan."""
         ...
 
-    def deferred(self, session: Session, tenant_id: int, hold_id: str) -> Mapping[str, Sequence[str]]:
-        """Requests that wait for a hold, each with the public ids it will take up again."""
+    def deferred(
+        self, session: Session, tenant_id: int, hold_id: str, now: datetime
+    ) -> Mapping[str, Sequence[Resumed]]:
+        """Requests that wait for a hold, each with the copies it will take up again and what happens to them then."""
         ...
 
 
