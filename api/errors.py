@@ -29,6 +29,8 @@ _TOKEN_ADVICE = {"WWW-Authenticate": 'Bearer realm="muniment"'}
 _FOREIGN: tuple[tuple[type[Exception], str], ...] = (
     (ledger_errors.IdConflict, "id-conflict"),
     (ledger_errors.StoreUnavailable, "unavailable"),
+    (ledger_errors.StoreDenied, "unavailable"),
+    (ledger_errors.LockNotEnforced, "unavailable"),
     (ledger_errors.NotLeader, "unavailable"),
     (ledger_errors.LogForked, "read-only"),
     (ledger_errors.LogRolledBack, "read-only"),

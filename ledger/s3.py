@@ -61,8 +61,20 @@ _CONFLICT = 409
 _PRECONDITION_FAILED = 412
 _RANGE_BEYOND = 416
 _TOO_MANY = 429
-_FORBIDDEN = 403
 _SERVER_ERROR = 500
+_ANOTHER_REGION = "the bucket is in another region: set AWS_DEFAULT_REGION to the bucket's own"
+# Only for the sentence that an operator reads: clones use other codes, so nothing is decided by them.
+_SAID = {
+    "ExpiredToken": "the credentials have expired: renew them",
+    "InvalidAccessKeyId": "the credentials are not known to the store",
+    "SignatureDoesNotMatch": "the secret of the credentials is wrong",
+    "RequestTimeTooSkewed": "our clock and the store's differ too much: set the clock (NTP)",
+    "AuthorizationHeaderMalformed": _ANOTHER_REGION,
+    "PermanentRedirect": _ANOTHER_REGION,
+    "IllegalLocationConstraintException": _ANOTHER_REGION,
+    "301": _ANOTHER_REGION,
+    "403": "the credentials do not allow it",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,10 +88,11 @@ class _Version:
 class _Refused(Exception):
     """The store answered with an HTTP status that is not success."""
 
-    def __init__(self, status: int, *, marker: bool) -> None:
+    def __init__(self, status: int, *, marker: bool, code: str = "") -> None:
         super().__init__(str(status))
         self.status = status
         self.marker = marker
+        self.code = code
 
 
 class _NoAnswer(Exception):
@@ -134,7 +147,7 @@ class S3Store:
                     raise ObjectExists(key) from refused
                 # 409 is ConditionalRequestConflict: another create of this key is under way, ask again.
                 if refused.status != _CONFLICT:
-                    raise _denied("PutObject", refused.status) from refused
+                    raise _denied("PutObject", refused) from refused
             else:
                 self._read_back(key, data, until, answer)
                 return
@@ -169,7 +182,7 @@ class S3Store:
         except _Refused as refused:
             if refused.status == _RANGE_BEYOND:
                 return b""
-            raise _denied("GetObject", refused.status) from refused
+            raise _denied("GetObject", refused) from refused
 
     def head(self, key: str) -> ObjectInfo:
         """Return what is known about the oldest version, and whether others lie over it.
@@ -341,7 +354,8 @@ class S3Store:
             if not status or status >= _SERVER_ERROR or status == _TOO_MANY:
                 raise _NoAnswer from error
             marker = str(answer.get("HTTPHeaders", {}).get("x-amz-delete-marker", "")).lower() == "true"
-            raise _Refused(status, marker=marker) from error
+            code = str(error.response.get("Error", {}).get("Code", ""))
+            raise _Refused(status, marker=marker, code=code) from error
         except (HTTPClientError, NoConnection, IncompleteReadError) as error:
             raise _NoAnswer from error
         except BotoCoreError as error:
@@ -368,7 +382,7 @@ class S3Store:
                 if refused.status == _RANGE_BEYOND:
                     raise
                 if refused.status != _CONFLICT:
-                    raise _denied(operation, refused.status) from refused
+                    raise _denied(operation, refused) from refused
                 self._wait(attempt)
         detail = f"{operation} had no answer after {ATTEMPTS} attempts"
         raise StoreUnavailable(detail)
@@ -557,6 +571,6 @@ def _whole_second(at: datetime) -> datetime:
     return aware if not aware.microsecond else aware.replace(microsecond=0) + timedelta(seconds=1)
 
 
-def _denied(operation: str, status: int) -> StoreDenied:
-    shown = {_FORBIDDEN: "the credentials do not allow it"}.get(status, f"HTTP {status}")
+def _denied(operation: str, refused: _Refused) -> StoreDenied:
+    shown = _SAID.get(refused.code) or _SAID.get(str(refused.status)) or f"HTTP {refused.status}"
     return StoreDenied(f"{operation}: {shown}")

@@ -89,7 +89,7 @@ class EntryIn(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Batch(msgspec.Struct, forbid_unknown_fields=True):
-    entries: list[msgspec.Raw]
+    entries: msgspec.Raw
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +121,8 @@ class Parsed:
 
 
 _BATCH = msgspec.json.Decoder(_Batch)
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+_HEAD = re.compile(rb'[ \t\r\n]*\{[ \t\r\n]*"entries"[ \t\r\n]*:[ \t\r\n]*')
 _DECODE = msgspec.json.Decoder().decode
 _ENCODE = msgspec.json.Encoder().encode
 _DIGITS = bytes(ord("0" if chr(byte) in "0123456789" else " ") for byte in range(256))
@@ -134,7 +136,12 @@ def split_batch(data: bytes) -> list[bytes]:
     Raises: MalformedEntry, `malformed` for what is no JSON and `invalid` with the field for JSON of another shape.
     """
     try:
-        return [bytes(raw) for raw in _BATCH.decode(data).entries]
+        items = bytes(_BATCH.decode(data).entries)
+        head = _HEAD.match(data)
+        # A parser keeps the last of two equal keys, and the entries under the first would vanish without an answer.
+        if head is None or data[head.end() + len(items) :].strip(b" \t\r\n") != b"}":
+            raise MalformedEntry("“entries” stands twice", problem="malformed")
+        return [bytes(raw) for raw in _ITEMS.decode(items)]
     except msgspec.ValidationError as error:
         raise _refused(error, "invalid") from error
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):

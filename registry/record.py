@@ -51,6 +51,9 @@ from vault.packing import pack
 from vault.vault import Vault
 
 SYSTEM_STREAM = 0
+MAX_AHEAD = timedelta(days=731)
+"""A claimed time further ahead is refused: locks count from it, and a locked object stays for good until its date."""
+
 _OUTBOX_BATCH = 1_000
 
 
@@ -439,7 +442,7 @@ class _Drafting:
             if item.parsed is None:
                 continue
             try:
-                self._check_names(item.parsed, known)
+                self._check(item.parsed, known)
                 texts.update(_named(item.parsed))
                 sound.append(item.parsed)
             except MalformedEntry as error:
@@ -478,7 +481,9 @@ class _Drafting:
         names = {parsed.sent.recorder for parsed in sound if parsed.sent.recorder is not None}
         known.recorders = streams.recorders_for(self._session, self._vault, self._acting, names)
 
-    def _check_names(self, parsed: Parsed, known: _Known) -> None:
+    def _check(self, parsed: Parsed, known: _Known) -> None:
+        if parsed.at > self._now + MAX_AHEAD:
+            raise MalformedEntry("at lies more than two years ahead: the recorder's clock is wrong", pointer="/at")
         if parsed.sent.kind not in known.kinds:
             raise MalformedEntry("this kind is not registered", pointer="/kind", problem="unknown-kind")
         names = {parsed.sent.data_class} | {part.data_class for part in parsed.parts if part.data_class is not None}
