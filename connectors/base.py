@@ -74,6 +74,8 @@ class Outcome(StrEnum):
     OWNER_MISMATCH = "owner_mismatch"
     LOCKED = "locked"
     """The store protects the bytes until a date; reported, never hidden."""
+    ACCEPTED = "accepted"
+    """The store took the request (L0) and does it later; the item can still be read. Looked at again, not erased."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -372,6 +374,7 @@ _BUILT = {
     "langgraph_store": ("connectors.langgraph_store", "psycopg[binary]"),
     "s3": ("connectors.s3", ""),
     "redis": ("connectors.redis", "muniment-server[redis]"),
+    "http": ("connectors.http", ""),
     "agent": ("connectors.agent", ""),
     "qdrant": ("connectors.qdrant", ""),
     "chroma": ("connectors.chroma", "muniment-server[chroma]"),

@@ -40,7 +40,7 @@ _CONFIG: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "langgraph": (("url",), frozenset({"url", "owner_field", "fence", "statement_timeout", "wal_retention"})),
     "langgraph_store": (("url",), frozenset({"url", "owner_field", "statement_timeout", "wal_retention"})),
     "mem0": (("path", "url"), frozenset({"path", "url", "api_key", "owner_field"})),
-    "http": (("url",), frozenset({"url", "secret", "owner_field"})),
+    "http": (("url",), frozenset({"url", "recipe", "secret", "owner_field", "scope"})),
     "agent": ((), frozenset({"kind", "owner_field"})),
 }
 """Per kind: of which one must be there, and which settings exist. Source: API §3."""
