@@ -14,6 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from ledger import index
 from ledger.models import EntryRow
 from registry import classes, limited, stores
 from registry.acting import Acting
@@ -26,7 +27,7 @@ from registry.artifact_rows import (
     parent_names,
     public_name,
 )
-from registry.claims import Edge, note_claims, open_review, settle_claims
+from registry.claims import Edge, claims_of, note_claims, open_review, settle_claims
 from registry.declaration import DataClass
 from registry.errors import OutsideTokenScope, RejectedSources
 from registry.graph import (
@@ -46,7 +47,7 @@ from registry.graph import (
 from registry.item import MAX_AGGREGATED, MAX_SUBJECTS, Context, ItemRejected, Source, read_sources
 from registry.keyed import Lookups, chunks, hold_writer
 from registry.memories import confidence_at
-from registry.models import Artifact, Derivation
+from registry.models import Artifact, Derivation, StreamRow
 from registry.reading import Faults, Reader
 from registry.sets import Members, members
 from registry.subjects import fenced
@@ -144,7 +145,7 @@ def people_behind(session: Session, tenant_id: int, parents: Iterable[Parent]) -
         )
         numbers.update((row.idx, row.set_id) for row in session.execute(query))
     sets = members(session, tenant_id, numbers.values())
-    return found | {Parent(ENTRY, index): sets[set_id] for index, set_id in numbers.items()}
+    return found | {Parent(ENTRY, idx): sets[set_id] for idx, set_id in numbers.items()}
 
 
 def _request_of(ending: Mapping[Parent, str | None]) -> str | None:
@@ -270,8 +271,14 @@ def _graph_view(
             view = {"data_class": row.data_class, "store": row.store, "status": row.status}
             shown.append({"id": public_name(row), "kind": "artifact", **view})
     activities = {number: (row.activity or {}).get("kind") for number, row in rows.items()}
+    claims = claims_of(session, tenant_id, {made.number for _, made in edges})
     listed = [
-        {"from": names[source], "to": names[made], "activity": activities.get(made.number)}
+        {
+            "from": names[source],
+            "to": names[made],
+            "activity": activities.get(made.number),
+            **({"claimed": True} if Edge(made.number, source.kind, source.number) in claims else {}),
+        }
         for source, made in sorted(edges)
         if source in names and made in names
     ]
@@ -283,7 +290,8 @@ def provenance(
 ) -> dict[str, Any]:
     """Where a remembered fact came from: type, reference, time, verification, and the chain behind it. Source: API §4.
 
-    Raises: UnknownArtifact.
+    The chain ends in the turns of the record: which stream, at which position, when. What was said there is not here:
+    reading content is another right, and leaves an entry. Raises: UnknownArtifact.
     """
     row = find_artifact(session, acting.tenant_id, public_id)
     graph = lineage(session, acting.tenant_id, public_id, direction="up", depth=depth)
@@ -292,10 +300,14 @@ def provenance(
     )
     opened = open_details(session, vault, acting.tenant_id, list(above.values()))
     details = opened.get(row.id)
+    turns = turns_of(
+        session, acting.tenant_id, [_entry_id(node["id"]) for node in graph["nodes"] if node["kind"] == "entry"]
+    )
     chain: list[dict[str, Any]] = []
     for node in graph["nodes"]:
         if node["kind"] == "entry":
-            chain.append({"entry": node["id"].removeprefix("entry:"), "activity": None})
+            entry_id = _entry_id(node["id"])
+            chain.append({"entry": entry_id, "activity": None, **turns.get(entry_id, {})})
             continue
         one = above[node["id"]]
         said = opened.get(one.id)
@@ -313,6 +325,33 @@ def provenance(
         "chain": chain,
         "truncated": graph["truncated"],
     }
+
+
+def turns_of(session: Session, tenant_id: int, entry_ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Where each entry stands in the record: its stream under its opaque id, its position and index, kind and times."""
+    rows = index.known(session, tenant_id, entry_ids)
+    streams: dict[int, str] = {}
+    for chunk in chunks(sorted({row.stream_no for row in rows.values()})):
+        query = sa.select(col(StreamRow.stream_no), col(StreamRow.stream_id)).where(
+            col(StreamRow.tenant_id) == tenant_id, col(StreamRow.stream_no).in_(chunk)
+        )
+        streams.update((row.stream_no, row.stream_id) for row in session.execute(query))
+    return {
+        entry_id: {
+            "stream": streams.get(row.stream_no),
+            "position": row.position,
+            "index": row.idx,
+            "kind": row.kind,
+            "data_class": row.data_class,
+            "at": row.at,
+            "received": row.received,
+        }
+        for entry_id, row in rows.items()
+    }
+
+
+def _entry_id(name: str) -> str:
+    return name.removeprefix("entry:")
 
 
 def confidence_now(row: Artifact, data_class: DataClass | None, now: datetime) -> float | None:

@@ -39,25 +39,34 @@ def replay(
 
 @click.command("explain")
 @click.argument("artifact")
+@click.option("--purpose", help="Also what was said in the turns it comes from: <code>[;case=<id>].")
 @remote
 def explain(
     *,
     artifact: str,
+    purpose: str | None,
     data: Path,
     tenant: str | None,
     token: str | None,
     url: str | None,
     as_json: bool,
 ) -> int:
-    """Shows where a remembered fact came from, step by step."""
+    """Shows where a remembered fact came from, step by step, down to the turns of the record."""
     path = f"/v1/artifacts/{quote(artifact, safe='')}/provenance"
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
-        found = client.request("GET", path)
+        found = client.request("GET", path, purpose=purpose)
     known = ("source_type", "source_ref", "observed_at", "verification", "confidence_now")
     lines = [f"{name}: {found[name]}" for name in known if found.get(name) is not None]
     for step in found.get("chain", []):
         what = step.get("artifact") or step.get("entry")
         activity = step.get("activity") or {}
+        if "entry" in step:
+            lines.append(
+                f"  from entry {what}, {step.get('kind')} at {step.get('at')}, position {step.get('position')}"
+            )
+            if "integrity" in step:
+                lines.append(f"    {step['integrity']}: {step.get('body', step.get('because', ''))}")
+            continue
         lines.append(f"  from {what} by {activity.get('kind', 'unknown') if isinstance(activity, dict) else activity}")
     show(found, as_json=as_json, lines=lines or ["nothing is known about its origin"])
     return 0

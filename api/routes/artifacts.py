@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import Depends, Path, Query
+import msgspec
+from fastapi import Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
+from sqlmodel import Session
 
-from api.auth import Anyone, Desk, Parts, Writer, require
+from api.auth import Anyone, Desk, Parts, Purpose, Writer, purpose_of, require
+from api.errors import Problem
 from api.lineage_feed import LATE
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
 from api.requests import Body, make_router
 from api.routes.memory import ship_changes
+from api.routes.record import READERS, audit_read, turn_view, visible
+from api.wiring import Services
+from ledger import index
 from registry import artifacts, memory_use
 from registry.acting import Acting
 from registry.lineage_out import note_late, prov_of
+from registry.playback import ReadEntry, entry_name, read_entries
+from registry.restricted import closed_entries
 
 router = make_router("artifacts")
 MAX_ARTIFACTS = 5000
@@ -154,11 +162,40 @@ def get_lineage(
         return artifacts.lineage(session, acting.tenant_id, artifact, direction=direction, depth=depth, limit=limit)
 
 
-@router.get("/v1/artifacts/{artifact}/provenance")
-def get_provenance(artifact: Id, acting: Anyone, parts: Parts) -> dict[str, Any]:
-    """Where a remembered fact came from."""
+@router.get("/v1/artifacts/{artifact}/provenance", responses={200: {"content": {"application/json": {}}}})
+def get_provenance(request: Request, artifact: Id, acting: Anyone, parts: Parts) -> Response:
+    """Where a remembered fact came from, down to the turns of the record.
+
+    With `X-Purpose`, for an auditor or the legal desk, also what was said in those turns, as far as their classes allow
+    that purpose: an audited read like any other.
+    """
+    purpose = purpose_of(request) if "x-purpose" in request.headers else None
+    if purpose is not None and not acting.has_role(*READERS):
+        raise Problem("forbidden", f"reading content needs one of the roles {', '.join(READERS)}")
     with parts.database.transaction(acting.tenant_id, write=False) as session:
-        return artifacts.provenance(session, parts.vault, acting, artifact, parts.clock.now())
+        found = artifacts.provenance(session, parts.vault, acting, artifact, parts.clock.now())
+        read = [] if purpose is None else _turns(session, parts, acting, purpose, found["chain"])
+    if purpose is not None:
+        audit_read(parts, acting, purpose, read)
+        said = {entry_name(entry.row): turn_view(entry) for entry in read}
+        found["chain"] = [{**line, **said.get(line.get("entry", ""), {})} for line in found["chain"]]
+    return Response(msgspec.json.encode(found), media_type="application/json")
+
+
+def _turns(
+    session: Session, parts: Services, acting: Acting, purpose: Purpose, chain: list[dict[str, Any]]
+) -> list[ReadEntry]:
+    """The entries of a chain, opened as far as this reader may for this purpose."""
+    rows = list(index.known(session, acting.tenant_id, [line["entry"] for line in chain if "entry" in line]).values())
+    return read_entries(
+        session,
+        parts.vault,
+        parts.log,
+        acting.tenant_id,
+        sorted(rows, key=lambda row: row.idx),
+        may_see=visible(session, acting, purpose),
+        closed=closed_entries(session, acting.tenant_id, rows, purpose.code),
+    )
 
 
 @router.get("/v1/artifacts/{artifact}/prov")

@@ -19,7 +19,7 @@ from starlette.concurrency import run_in_threadpool
 
 from api.auth import Parts, Purpose, ReadPurpose, Writer, require
 from api.errors import Problem
-from api.pagination import Limit, read_cursor, write_cursor
+from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
 from api.requests import Body, make_router
 from api.wiring import Services
 from ledger import index
@@ -37,7 +37,8 @@ from registry.restricted import closed_entries
 router = make_router("record")
 MAX_ENTRIES = 10_000
 NDJSON = "application/x-ndjson"
-Reader = Annotated[Acting, Depends(require("auditor", "legal"))]
+READERS = ("auditor", "legal")
+Reader = Annotated[Acting, Depends(require(*READERS))]
 Prover = Annotated[Acting, Depends(require("auditor", "legal", "writer"))]
 
 _ENTRY_EXAMPLE = {
@@ -148,7 +149,9 @@ def read_proof(entry_id: str, acting: Prover, parts: Parts) -> dict[str, Any]:
 
 
 @router.post("/v1/record:search")
-def search(body: Search, acting: Reader, parts: Parts, limit: Limit = 50, cursor: str | None = None) -> dict[str, Any]:
+def search(
+    body: Search, acting: Reader, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+) -> dict[str, Any]:
     """Entries by kind, class, subject, run and time, without content."""
     after = read_cursor(cursor, int)
     with parts.database.transaction(acting.tenant_id, write=False) as session:
@@ -217,6 +220,17 @@ def entry_view(entry: ReadEntry) -> dict[str, Any]:
         if entry.skeleton.get(name):
             view[name] = entry.skeleton[name]
     view.update(content_view(entry))
+    return view
+
+
+def turn_view(entry: ReadEntry) -> dict[str, Any]:
+    """Return what a turn said, beside where it stands; of several parts each has its own state."""
+    view = content_view(entry)
+    if "parts" not in view:
+        view["integrity"] = entry.parts[0].state
+    for name in ("agent", "model", "prompt_version"):
+        if entry.skeleton.get(name):
+            view[name] = entry.skeleton[name]
     return view
 
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlmodel import select
 
 from erasure import report_check
-from ledger.entry import uuid7
+from ledger.entry import Kind, uuid7
+from ledger.models import OutboxRow
 from muniment.errors import ApiProblem
 from registry.classes import STARTER_CLASSES
 
@@ -94,6 +96,16 @@ class Agent:
         answer = self.desk.call("writer", "POST", "/v1/memory:resolve", body)
         return {line["artifact"]: line for line in answer["memories"]}
 
+    def reads(self) -> list[str]:
+        """The events that tell of reads of content, which share the transaction of the read."""
+        services = self.desk.running.services
+        tenant_id = next(one.tenant_id for one in services.tenants() if one.tenant == self.desk.tenant)
+        with services.database.transaction(tenant_id, write=False) as session:
+            query = select(OutboxRow.entry_id).where(
+                OutboxRow.tenant_id == tenant_id, OutboxRow.kind == Kind.CONTENT_READ.value
+            )
+            return list(session.exec(query))
+
     def changes(self, memory: str) -> list[Any]:
         """The bodies in a memory's own stream, as an auditor replays them."""
         replayed = self.desk.call("auditor", "POST", "/v1/replay", {"stream": f"memory:{memory}"}, purpose=PURPOSE)
@@ -139,6 +151,44 @@ def test_what_the_person_confirms_is_usable_again_and_cites_the_turn(agent: Agen
     log = agent.desk.call("auditor", "GET", f"/v1/memory/{memory}/changes")["items"]
     assert [line["change"] for line in log] == ["registered", "confirmed"]
     assert log[1]["entries"] == view["entries"]
+
+
+def test_where_a_fact_came_from_is_told_with_the_very_turns_and_what_they_said(agent: Agent) -> None:
+    summary = {"kind": "summarise", "model": "m-1", "prompt_version": "p7"}
+    base = agent.remember(1)["id"]
+    memory = agent.remember(2, subjects=None, sources=[base], activity=summary)["id"]
+    path = f"/v1/artifacts/{memory}/provenance"
+    told = agent.desk.call("writer", "GET", path)
+    assert [line.get("artifact") or line.get("entry") for line in told["chain"]] == [memory, base, agent.turn]
+    assert told["chain"][0]["activity"] == summary
+    turn = told["chain"][-1]
+    assert (turn["position"], turn["kind"], turn["data_class"]) == (0, "turn.user", "transcript")
+    assert {"body", "integrity", "parts"}.isdisjoint(turn)
+    replayed = agent.desk.call("auditor", "POST", "/v1/replay", {"stream": "conv_1"}, purpose=PURPOSE)
+    [said] = [entry for entry in replayed["entries"] if entry["id"] == agent.turn]
+    before = len(agent.reads())
+    read = agent.desk.call("auditor", "GET", path, purpose=PURPOSE)["chain"][-1]
+    assert (read["body"], read["integrity"]) == (said["body"], "verified")
+    assert len(agent.reads()) == before + 1, "reading content is an entry itself"
+    entry = agent.desk.call("auditor", "GET", f"/v1/record/entries/{agent.turn}", purpose=PURPOSE)
+    assert (read["index"], read["stream"], read["position"]) == (said["index"], entry["stream_id"], entry["position"])
+    proof = agent.desk.call("auditor", "GET", f"/v1/record/entries/{read['entry']}/proof")
+    assert proof["index"] == read["index"]
+
+
+def test_what_a_turn_said_is_read_with_the_right_role_and_purpose_only(agent: Agent) -> None:
+    path = f"/v1/artifacts/{agent.remember(1)['id']}/provenance"
+    for principal in ("writer", "platform"):
+        with pytest.raises(ApiProblem) as refused:
+            agent.desk.call(principal, "GET", path, purpose=PURPOSE)
+        assert refused.value.status == 403
+    with pytest.raises(ApiProblem) as refused:
+        agent.desk.call("auditor", "GET", path, purpose="No Code")
+    assert refused.value.status == 403
+    before = len(agent.reads())
+    turn = agent.desk.call("auditor", "GET", path, purpose="marketing")["chain"][-1]
+    assert (turn["integrity"], "body" in turn) == ("withheld", False)
+    assert len(agent.reads()) == before
 
 
 @pytest.mark.scenario("S19")

@@ -472,7 +472,11 @@ def test_where_a_fact_came_from_is_answered_with_its_whole_chain(house: Any) -> 
         "explicit_user_statement", "message_993", "user_supplied", seen,
     )  # fmt: skip
     assert told["confidence_now"] == pytest.approx(0.4)
-    assert told["chain"][-1] == {"entry": ENTRY, "activity": None}
+    turn = told["chain"][-1]
+    assert (turn["entry"], turn["activity"], turn["index"], turn["position"], turn["kind"]) == (
+        ENTRY, None, 7, 0, "turn.user",
+    )  # fmt: skip
+    assert (turn["at"], turn["received"], turn["data_class"]) == (house.now, house.now, "transcript")
     assert told["chain"][1]["activity"] == {"kind": "extract", "model": "m-1"}
 
 
