@@ -37,6 +37,7 @@ from connectors.chroma_files import DATABASE, DEFAULT, DOCUMENT, Collection, Fol
 from connectors.chroma_server import ChromaServerConnector, condition
 from connectors.errors import BadLocator, StoreUnreachable, WrongCredentials
 from connectors.residue import Hits, Needles
+from connectors.sqlite_file import rewrite
 from connectors.vector_store import Look, Places, Point, PointId, VectorConfig, VectorConnector, report, vector_config
 
 if TYPE_CHECKING:
@@ -89,7 +90,8 @@ class ChromaConnector(VectorConnector):
                     return report(Level.L1, "a collection was written to whenever it was copied", _METHOD)
                 evidence |= {mark(name): made}
             folders = rebuild.remove_folders()
-            rebuild.vacuum()
+            if not rebuild.vacuum():
+                return report(Level.L1, "another process reads the database: its log stays", _METHOD)
         detail = f"{len(collections)} collections copied, {folders} folders of no segment removed, database rewritten"
         return report(Level.L2, f"{detail}; freed disk blocks and copies were not looked at", _METHOD, evidence)
 
@@ -313,15 +315,17 @@ class _Rebuild:
             shutil.rmtree(each)
         return len(stray)
 
-    def vacuum(self) -> None:
-        """Drop what the queue holds of collections that are gone, build the full-text index anew, rewrite the file."""
+    def vacuum(self) -> bool:
+        """Drop what the queue holds of collections that are gone, build the full-text index anew, rewrite the file.
+
+        False where another process reads an older state of the file.
+        """
         with self._folder().writing() as connection:
             connection.execute(
                 "DELETE FROM embeddings_queue WHERE substr(topic, -36) NOT IN (SELECT id FROM collections)"
             )
             connection.execute("INSERT INTO embedding_fulltext_search (embedding_fulltext_search) VALUES ('rebuild')")
-            connection.execute("VACUUM")
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            return rewrite(connection)
 
 
 def _remove(connection: sqlite3.Connection, place: Collection) -> None:

@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 import struct
 from collections import defaultdict
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import numpy as np
 
-from connectors.errors import StoreUnreachable, WrongCredentials
+from connectors.errors import StoreUnreachable
 from connectors.pickled import read_pickle
+from connectors.sqlite_file import opened
 from connectors.vector_store import Point, PointId
 
 if TYPE_CHECKING:
+    import sqlite3
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
@@ -40,7 +40,6 @@ DEFAULT = ("default_tenant", "default_database")
 DOCUMENT = "chroma:document"
 _ADD, _UPDATE, _UPSERT, _DELETE = range(4)
 """What a row of the queue does."""
-_STEPS = 10_000
 _HEADER = struct.Struct("<i6Q")
 """hnswlib: version, offset of level 0, room, elements, bytes an element, offset of its label, offset of its vector."""
 _WINDOWS = range(3, 13)
@@ -88,38 +87,22 @@ class Folder:
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         """Open the database so that it cannot be written. Raises: StoreUnreachable, WrongCredentials, Timeout."""
-        with self._connected("ro") as connection:
+        with self._opened(write=False) as connection:
             yield connection
 
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """Open the database to write; statements stop at the deadline. Raises: as `reading`."""
-        with self._connected("rw") as connection:
-            connection.execute("PRAGMA secure_delete=ON")
+        with self._opened(write=True) as connection:
             yield connection
 
     @contextmanager
-    def _connected(self, mode: str) -> Iterator[sqlite3.Connection]:
-        self._limit.check()
-        try:
-            address = f"file:{quote(str(self.path / DATABASE))}?mode={mode}"
-            with closing(sqlite3.connect(address, uri=True, timeout=self._limit.left(), isolation_level=None)) as made:
-                made.set_progress_handler(lambda: int(self._limit.is_over()), _STEPS)
-                made.execute("PRAGMA trusted_schema=OFF")
-                known = dict(made.execute("SELECT dir, max(version) FROM migrations GROUP BY dir").fetchall())
-                if known != KNOWN:
-                    raise StoreUnreachable("chroma", "the folder is of another version of Chroma")
-                yield made
-        except sqlite3.Error as error:
-            raise self._explained(error) from None
-
-    def _explained(self, error: sqlite3.Error) -> Exception:
-        name = getattr(error, "sqlite_errorname", "")
-        if name.startswith(("SQLITE_BUSY", "SQLITE_INTERRUPT", "SQLITE_LOCKED")):
-            return self._limit.error()
-        if name.startswith(("SQLITE_PERM", "SQLITE_READONLY", "SQLITE_AUTH")):
-            return WrongCredentials("chroma", "the folder may not be read or written")
-        return StoreUnreachable("chroma", "there is no database of Chroma that can be read")
+    def _opened(self, *, write: bool) -> Iterator[sqlite3.Connection]:
+        with opened("chroma", self.path / DATABASE, self._limit, write=write) as connection:
+            known = dict(connection.execute("SELECT dir, max(version) FROM migrations GROUP BY dir").fetchall())
+            if known != KNOWN:
+                raise StoreUnreachable("chroma", "the folder is of another version of Chroma")
+            yield connection
 
     def collections(self) -> dict[str, Collection]:
         """Return every collection of every database, by the name of its locator."""

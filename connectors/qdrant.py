@@ -25,9 +25,8 @@ import struct
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 from uuid import UUID
 
 from typing_extensions import override
@@ -37,6 +36,7 @@ from connectors.errors import BadConfig, BadLocator, StoreUnreachable, WrongCred
 from connectors.pickled import read_pickle, write_plain
 from connectors.residue import Hits, Needles
 from connectors.serialized import Made
+from connectors.sqlite_file import opened, rewrite
 from connectors.vector_store import Look, Places, Point, PointId, VectorConfig, VectorConnector, report, vector_config
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ _STORAGE = "storage.sqlite"
 _PAGE = 500
 _PATIENCE_S = 1.0
 """How long we wait for the folder's lock: an application holds it for as long as it runs."""
-_STEPS = 10_000
 _UUID = re.compile(r"(urn:uuid:)?([0-9a-fA-F]{32}|[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12})")
 _TELLING = 3
 """Numbers of a vector that tell it from others by their bytes."""
@@ -181,25 +180,8 @@ class _Points(Places):
     def _file(self, collection: str) -> Path:
         return self._path / "collection" / collection / _STORAGE
 
-    @contextmanager
-    def _connected(self, collection: str, mode: str) -> Iterator[sqlite3.Connection]:
-        """Open a collection's file. Raises: StoreUnreachable, WrongCredentials, Timeout."""
-        self._limit.check()
-        try:
-            address = f"file:{quote(str(self._file(collection)))}?mode={mode}"
-            with closing(sqlite3.connect(address, uri=True, timeout=self._limit.left(), isolation_level=None)) as made:
-                made.set_progress_handler(lambda: int(self._limit.is_over()), _STEPS)
-                made.execute("PRAGMA trusted_schema=OFF")
-                if mode != "ro":
-                    made.execute("PRAGMA secure_delete=ON")
-                yield made
-        except sqlite3.Error as error:
-            name = getattr(error, "sqlite_errorname", "")
-            if name.startswith(("SQLITE_BUSY", "SQLITE_INTERRUPT", "SQLITE_LOCKED")):
-                raise self._limit.error() from None
-            if name.startswith(("SQLITE_PERM", "SQLITE_READONLY", "SQLITE_AUTH")):
-                raise WrongCredentials("qdrant", "a collection may not be read or written") from None
-            raise StoreUnreachable("qdrant", "a collection's file cannot be read") from None
+    def _opened(self, collection: str, *, write: bool) -> AbstractContextManager[sqlite3.Connection]:
+        return opened("qdrant", self._file(collection), self._limit, write=write)
 
     @override
     def identify(self, collection: str, given: object) -> PointId:
@@ -211,7 +193,7 @@ class _Points(Places):
 
     @override
     def read(self, collection: str, ids: Sequence[PointId]) -> dict[PointId, list[Point]]:
-        with self._connected(collection, "ro") as connection:
+        with self._opened(collection, write=False) as connection:
             rows = self._rows(connection, ids)
             # Of several rows that older clients left for an id, the newest is the point; all of them are deleted.
             return {identity: [self._point(connection, max(numbers))] for identity, numbers in rows.items()}
@@ -221,7 +203,7 @@ class _Points(Places):
         after = -(2**63)
         while True:
             self._limit.check()
-            with self._connected(collection, "ro") as connection:
+            with self._opened(collection, write=False) as connection:
                 rows = connection.execute(
                     "SELECT rowid, point FROM points WHERE rowid > ? ORDER BY rowid LIMIT ?", (after, _PAGE)
                 ).fetchall()
@@ -232,7 +214,7 @@ class _Points(Places):
 
     @override
     def delete(self, collection: str, ids: Sequence[PointId], owners: frozenset[str] | None) -> None:
-        with self._connected(collection, "rw") as connection:
+        with self._opened(collection, write=True) as connection:
             connection.execute("BEGIN IMMEDIATE")
             for numbers in self._rows(connection, ids).values():
                 points = [self._point(connection, number) for number in numbers]
@@ -255,12 +237,8 @@ class _Points(Places):
 
     def vacuum(self, collection: str) -> bool:
         """Rewrite a collection's file; False where another process keeps its log."""
-        with self._connected(collection, "rw") as connection:
-            if connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-                # A persistent journal keeps the pages from before; this mode deletes the file.
-                connection.execute("PRAGMA journal_mode=DELETE")
-            connection.execute("VACUUM")
-            return bool(connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0] == 0)
+        with self._opened(collection, write=True) as connection:
+            return rewrite(connection)
 
 
 def _identity(key: str) -> PointId:
