@@ -24,7 +24,9 @@ from registry.ids import artifact_name
 from registry.keyed import IDENTITY_CLASS, chunks
 from registry.models import Artifact, Derivation, ScopeKey
 from registry.sets import members, sets_of
+from retention.consents import CLOCK, until_of
 from retention.decide import Claim, Item, kept_until
+from retention.key_clocks import NO_CLOCK, KeyClock, clocks_of, entry_states
 from retention.models import EventRow
 from retention.parts import (
     PartPlace,
@@ -70,7 +72,7 @@ def select_subjects(
         )
     return _input(
         session, tenant_id, rows, subjects=subjects, keys=keys, owner=owner, claim=claim, now=now, known=known,
-        kept=_parts(session, tenant_id, places, now, claim),
+        kept=_parts(session, tenant_id, places, now, known, claim),
     )  # fmt: skip
 
 
@@ -99,7 +101,7 @@ def select_artifacts(
     return _input(
         session, tenant_id, rows, subjects=subjects, keys=_within(session, tenant_id, facts, claim), owner=owner,
         claim=claim, now=now, known=known,
-        kept=_parts(session, tenant_id, places_of(session, tenant_id, parts), now, claim),
+        kept=_parts(session, tenant_id, places_of(session, tenant_id, parts), now, known, claim),
     )  # fmt: skip
 
 
@@ -152,6 +154,7 @@ def _artifacts(
         if clocks.get(row.data_class, "").startswith("event:")
     }
     events = _events(session, tenant_id, waiting)
+    consents = until_of(session, tenant_id, rows, [name for name, starts in clocks.items() if starts == CLOCK])
     facts = []
     for row in rows:
         store = known.stores.get(row.store)
@@ -168,6 +171,7 @@ def _artifacts(
                     own_subjects=people.get(row.own_set_id, frozenset()),
                     observed=row.observed_at,
                     last_activity=row.last_activity_at,
+                    consent_until=consents.get(row.id),
                     expires_at=row.expires_at,
                     events=events.get(row.id, {}),
                     scopes=scopes.get(row.id, frozenset()),
@@ -229,12 +233,13 @@ def _entries(
         )
     people = members(session, tenant_id, {row.set_id for row in rows})
     streams = streams_within(session, tenant_id, claim)
+    states = entry_states(session, tenant_id, ids)
     return {
         row.idx: SourceFact(
             kind="e",
             ref=row.idx,
             name=f"entry:{UUID(bytes=row.entry_id)}",
-            status="live",
+            status=states.get(row.idx, "live"),
             about_subjects=not people.get(row.set_id, frozenset()).isdisjoint(subjects)
             and (streams is None or row.stream_no in streams)
             and (claim is None or claim.data_classes is None or row.data_class in claim.data_classes),
@@ -343,9 +348,10 @@ def _key_facts(
     every = {key_id: places | dated.get(key_id, set()) for key_id, places in some.items()}
     loaded = load_parts(session, tenant_id, {place for places in every.values() for place in places})
     totals = count_parts(session, tenant_id, [key_id for key_id, places in every.items() if places])
+    clocks = _clocks(session, tenant_id, rows, known, claim)
     facts = []
     for row in sorted(rows, key=lambda row: row.key_id):
-        item = _key_item(row, now)
+        item = _key_item(row, now, clocks.get(row.key_id, NO_CLOCK))
         parts = {
             place: _part_fact(loaded[place], item, claim) for place in sorted(every[row.key_id]) if place in loaded
         }
@@ -366,10 +372,25 @@ def _key_facts(
     return facts
 
 
-def _key_item(row: DataKey, now: datetime) -> Item:
+def _clocks(
+    session: Session, tenant_id: int, rows: Sequence[DataKey], known: Standing, claim: Claim | None
+) -> dict[str, KeyClock]:
+    """What the keys' clocks wait for; a person's request does not wait."""
+    if claim is not None and claim.right == ERASING:
+        return {}
+    return clocks_of(session, tenant_id, rows, {name: fact.rules.starts for name, fact in known.classes.items()})
+
+
+def _key_item(row: DataKey, now: datetime, clock: KeyClock) -> Item:
     person = frozenset({row.subject_id})
     return Item(
-        item_id=0, data_class=row.data_class, created=_last_use(row, now), subjects=person, own_subjects=person
+        item_id=0,
+        data_class=row.data_class,
+        created=_last_use(row, now),
+        subjects=person,
+        own_subjects=person,
+        consent_until=clock.consent_until,
+        events=clock.events,
     )
 
 
@@ -405,14 +426,20 @@ def _with_ended_floors(  # noqa: PLR0917 - what one look needs
     return found
 
 
-def _parts(
-    session: Session, tenant_id: int, places: Iterable[PartPlace], now: datetime, claim: Claim | None
+def _parts(  # noqa: PLR0917 - what one look needs
+    session: Session,
+    tenant_id: int,
+    places: Iterable[PartPlace],
+    now: datetime,
+    known: Standing,
+    claim: Claim | None,
 ) -> list[PartFact]:
     """Parts as items of their own: each with the clock of the key that sealed it, destroyed or not."""
     loaded = load_parts(session, tenant_id, places)
     rows = data_keys_of(session, tenant_id, loaded)
+    clocks = _clocks(session, tenant_id, list(rows.values()), known, claim)
     return [
-        _part_fact(part, _key_item(rows[part.key_ids[0]], now), claim)
+        _part_fact(part, _key_item(rows[part.key_ids[0]], now, clocks.get(part.key_ids[0], NO_CLOCK)), claim)
         for part in loaded.values()
         if part.key_ids and part.key_ids[0] in rows
     ]

@@ -51,10 +51,11 @@ from registry.ids import random_hex
 from registry.keyed import chunks, hold_writer
 from retention import dispositions
 from retention.decide import DESTRUCTIVE
-from retention.due import refresh_hints, refresh_undated, schedules_in_force
+from retention.due import refresh_consents, refresh_hints, refresh_undated, schedules_in_force
 from retention.errors import NotKnown, NotOpen, SecondPersonNeeded
 from retention.events import write_hints
 from retention.gather import Gathered, Gathering
+from retention.key_clocks import mark_children, refresh_keys
 from retention.models import SweepRow
 from retention.schedule import maximum_age
 from retention.stops import Resumed, Stops
@@ -177,7 +178,7 @@ class Sweeps:
 
         The caller checks that `at` is later than `now` only for a dry run.
         """
-        self._refresh(acting.tenant_id)  # 1
+        self._refresh(acting.tenant_id, now)  # 1
         self._payload.refresh(acting.tenant_id, now)
         sweep_id = f"swp_{random_hex()}"
         with self._parts.transactions(acting.tenant_id, write=False) as session:  # 2
@@ -307,13 +308,22 @@ class Sweeps:
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _refresh(self, tenant_id: int) -> None:
+    def _refresh(self, tenant_id: int, now: datetime) -> None:
         after: int | None = 0
         while after is not None:
             with self._parts.transactions(tenant_id) as session:
                 after = refresh_hints(session, tenant_id, after=after)
         with self._parts.transactions(tenant_id) as session:
             refresh_undated(session, tenant_id)
+            mark_children(session, tenant_id, now)
+        more = True
+        while more:
+            with self._parts.transactions(tenant_id) as session:
+                more = refresh_keys(session, tenant_id, schedules_in_force(session, tenant_id), now)
+        more = True
+        while more:
+            with self._parts.transactions(tenant_id) as session:
+                more = refresh_consents(session, tenant_id, now)
 
     def _write(
         self,

@@ -114,6 +114,8 @@ class Kind(StrEnum):
     MACHINE_REGISTERED = "machine.registered"
     MACHINE_VIOLATED = "machine.violated"
     REGISTRATION_DECIDED = "registration.decided"
+    CONSENT_GIVEN = "consent.given"
+    CONSENT_WITHDRAWN = "consent.withdrawn"
 
 
 USER_KINDS = frozenset(

@@ -28,6 +28,11 @@ def new_id(now: datetime) -> int:
         return candidate
 
 
+def first_id(at: datetime) -> int:
+    """The smallest surrogate that can have been made at an instant; 0 before there were any."""
+    return max((at - _EPOCH) // _MILLISECOND, 0) << _RANDOM_BITS
+
+
 def random_hex() -> str:
     """32 hexadecimal characters of randomness: the opaque id of a subject, a stream, a run, a recorder."""
     return secrets.token_hex(16)

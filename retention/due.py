@@ -8,9 +8,9 @@ out again before the next sweep looks. Source: DESIGN §9.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
@@ -19,21 +19,27 @@ from ledger.models import Instant
 from registry import classes
 from registry.artifacts import by_numbers
 from registry.declaration import DataClass
+from registry.ids import first_id
 from registry.keyed import NO_MONTH
 from registry.models import Artifact, ScopeKey
 from registry.registration import Dates
+from retention.consents import CLOCK, consent_ends, until_of
 from retention.decide import Item, class_end
 from retention.events import ARTIFACT_KIND, ENDED, happened, scopes_of, write_hints
 from retention.items import Candidate, load_artifacts, load_kept, load_keys
+from retention.key_clocks import OVERLAP, due_keys, waits, walk_of
 from retention.models import EventRow, HintRow
 from retention.parts import due_kept
 from retention.schedule import Schedule, ends_at, month_end, month_of, newest_start, schedule_of
 from vault.models import DataKey, KeyState
 
 BATCH = 10_000
+PHASES = ("dates", "events", "keys", "months", "kept")
+"""What a listing goes through, in order."""
 OWN_CLOCKS = ("created", "observed", "last_activity")
 """Clocks that start with dates of the item itself."""
 _DAY = timedelta(days=1)
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +81,8 @@ def due(
         return _by_date(session, tenant_id, schedules, before, limit=limit, place=place)
     if place.phase == "events":
         return _by_event(session, tenant_id, schedules, before, limit=limit, place=place)
+    if place.phase == "keys":
+        return _by_clock(session, tenant_id, schedules, before, limit=limit, place=place)
     if place.phase == "kept":
         return _by_part(session, tenant_id, schedules, before, limit=limit, place=place)
     return _by_month(session, tenant_id, schedules, before, limit=limit, place=place)
@@ -165,6 +173,34 @@ def refresh_undated(session: Session, tenant_id: int, *, limit: int = BATCH) -> 
     return len(rows)
 
 
+def refresh_consents(session: Session, tenant_id: int, now: datetime, *, limit: int = BATCH) -> bool:
+    """Date items that came since the last look and whose consent may have ended before; whether there are more."""
+    specs = {name: one for name, one in classes.in_force(session, tenant_id).items() if one.keep_from == CLOCK}
+    walk = walk_of(session, tenant_id, "consents")
+    since = _BEGINNING if walk.at is None else min(walk.at, now) - OVERLAP
+    start = int(walk.place) if walk.place else first_id(since)
+    rows: Sequence[Artifact] = []
+    if specs:
+        rows = session.exec(
+            select(Artifact)
+            .where(
+                Artifact.tenant_id == tenant_id,
+                col(Artifact.id) >= start,
+                col(Artifact.data_class).in_(sorted(specs)),
+                col(Artifact.status).not_in(ENDED),
+            )
+            .order_by(col(Artifact.id))
+            .limit(limit)
+        ).all()
+    more = len(rows) == limit
+    walk.place = str(rows[-1].id + 1) if more else ""
+    walk.at = walk.at if more else now
+    session.add(walk)
+    session.flush()
+    write_hints(session, tenant_id, consent_ends(session, tenant_id, rows, specs))
+    return more
+
+
 def _work_out(session: Session, tenant_id: int, rows: list[Artifact], specs: Mapping[str, DataClass]) -> None:
     ids = [row.id for row in rows]
     scopes = scopes_of(session, tenant_id, ARTIFACT_KIND, ids)
@@ -174,6 +210,7 @@ def _work_out(session: Session, tenant_id: int, rows: list[Artifact], specs: Map
         if (event := specs[row.data_class].event) is not None
     }
     events = happened(session, tenant_id, wanted)
+    consents = until_of(session, tenant_id, rows, [name for name, one in specs.items() if one.keep_from == CLOCK])
     ends = {
         row.id: ends_at(
             specs[row.data_class],
@@ -184,6 +221,7 @@ def _work_out(session: Session, tenant_id: int, rows: list[Artifact], specs: Map
                 expires=row.expires_at,
             ),
             events.get(row.id, {}),
+            consent_until=consents.get(row.id),
         )
         for row in rows
     }
@@ -227,7 +265,7 @@ def _by_event(
     """Items whose event happened long enough ago although their date is later: registered after it."""
     waiting = sorted(name for name, one in schedules.items() if one.event is not None and name >= place.group)
     if not waiting:
-        return Batch(candidates=[], following=Place(phase="months"))
+        return Batch(candidates=[], following=Place(phase="keys"))
     schedule = schedules[waiting[0]]
     since = place.number if schedule.name == place.group else 0
     query = (
@@ -264,7 +302,25 @@ def _by_event(
         return Batch(candidates=candidates, following=Place(phase="events", group=schedule.name, number=ids[-1]))
     if len(waiting) > 1:
         return Batch(candidates=candidates, following=Place(phase="events", group=waiting[1]))
-    return Batch(candidates=candidates, following=Place(phase="months"))
+    return Batch(candidates=candidates, following=Place(phase="keys"))
+
+
+def _by_clock(
+    session: Session,
+    tenant_id: int,
+    schedules: Mapping[str, Schedule],
+    before: datetime,
+    *,
+    limit: int,
+    place: Place,
+) -> Batch:
+    """Record keys whose event happened, or whose consent ended, long enough ago; the cap of the others is by month."""
+    after = None if place.at is None else (place.at, place.key)
+    rows, at = due_keys(session, tenant_id, before=before, after=after, limit=limit)
+    capped = {name: due_month(one, before) or "" for name, one in schedules.items()}
+    mine = [row for row in rows if row.data_class in capped and row.month > capped[row.data_class]]
+    following = Place(phase="months") if at is None else Place(phase="keys", at=at[0], key=at[1])
+    return Batch(candidates=load_keys(session, tenant_id, mine, schedules), following=following)
 
 
 def _by_month(
@@ -314,7 +370,8 @@ def _by_part(
     waiting = sorted(name for name in schedules if name >= place.group)
     while waiting:
         name = waiting.pop(0)
-        month = due_month(schedules[name], before)
+        # A clock that waits has no month of its own: there are few such parts, and each is decided.
+        month = month_of(before) if waits(schedules[name].rules.starts) else due_month(schedules[name], before)
         if month is None:
             continue
         after = place.key if name == place.group else ""

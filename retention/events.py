@@ -27,7 +27,7 @@ from registry.errors import Fault, InvalidDeclaration
 from registry.identifiers import parse_subject
 from registry.ids import new_id
 from registry.keyed import Lookups, chunks, hold_writer
-from registry.models import Artifact, ScopeKey
+from registry.models import Artifact, ScopeKey, StreamRow
 from registry.people import expand
 from registry.registration import Dates
 from registry.sets import sets_of
@@ -42,6 +42,7 @@ _KEY_LIMIT = 512
 ANY_NAME = ("legal", "platform")
 """Roles that may report any event; a writer only those its classes wait for."""
 ARTIFACT_KIND = "a"
+STREAM_KIND = "s"
 MAX_HINTS = 20_000
 ENDED = ("erased", "erasing")
 
@@ -193,7 +194,44 @@ def _narrow(session: Session, tenant_id: int, lookups: Lookups, lookup: bytes, p
     rows = [{"tenant_id": tenant_id, "lookup": own, "kind": ARTIFACT_KIND, "item": item} for item in items - present]
     if rows:
         session.connection().execute(sa.insert(ScopeKey), rows)
+    _narrow_streams(session, tenant_id, lookup, own, sets)
     return own
+
+
+def _narrow_streams(session: Session, tenant_id: int, lookup: bytes, own: bytes, sets: Sequence[int]) -> None:
+    """The same for the conversations that the person is part of: keys of the record wait for what happens there."""
+    streams: set[int] = set()
+    for chunk in chunks(sets):
+        streams.update(
+            session.scalars(
+                sa.select(col(StreamRow.stream_no))
+                .join(
+                    ScopeKey,
+                    sa.and_(
+                        col(ScopeKey.tenant_id) == col(StreamRow.tenant_id),
+                        col(ScopeKey.kind) == STREAM_KIND,
+                        col(ScopeKey.item) == col(StreamRow.stream_no),
+                    ),
+                )
+                .where(
+                    col(StreamRow.tenant_id) == tenant_id,
+                    col(StreamRow.set_id).in_(chunk),
+                    col(ScopeKey.lookup) == lookup,
+                )
+            )
+        )
+    present = set(
+        session.scalars(
+            sa.select(col(ScopeKey.item)).where(
+                col(ScopeKey.tenant_id) == tenant_id, col(ScopeKey.lookup) == own, col(ScopeKey.kind) == STREAM_KIND
+            )
+        )
+    )
+    rows = [
+        {"tenant_id": tenant_id, "lookup": own, "kind": STREAM_KIND, "item": item} for item in sorted(streams - present)
+    ]
+    if rows:
+        session.connection().execute(sa.insert(ScopeKey), rows)
 
 
 def _items_of(session: Session, tenant_id: int, lookup: bytes, limit: int | None = None) -> list[int]:

@@ -25,7 +25,9 @@ from registry.keyed import chunks
 from registry.models import Artifact, StreamRow
 from registry.sets import members
 from retention import decide
+from retention.consents import CLOCK, until_of
 from retention.events import happened, scopes_of
+from retention.key_clocks import NO_CLOCK, clocks_of, entry_states
 from retention.models import DispositionRow
 from retention.parts import KeptRow, data_keys_of, load_parts
 from retention.schedule import Schedule, month_end, month_of
@@ -82,6 +84,8 @@ def load_artifacts(
             if row.data_class in schedules and (event := schedules[row.data_class].event) is not None
         },
     )
+    waiting = [name for name, one in schedules.items() if one.rules.starts == CLOCK]
+    consents = until_of(session, tenant_id, rows, waiting)
     sources = _sources(session, tenant_id, ids)
     reviewed = _reviewed(session, tenant_id, ids)
     return [
@@ -99,6 +103,7 @@ def load_artifacts(
                 own_subjects=people[row.own_set_id],
                 observed=row.observed_at,
                 last_activity=row.last_activity_at,
+                consent_until=consents.get(row.id),
                 events=events.get(row.id, {}),
                 expires_at=row.expires_at,
                 scopes=scopes.get(row.id, frozenset()),
@@ -114,14 +119,16 @@ def load_artifacts(
 def load_keys(
     session: Session, tenant_id: int, rows: Sequence[DataKey], schedules: Mapping[str, Schedule]
 ) -> list[Candidate]:
-    """Record keys. Their clock starts with their month's last instant, or with the last activity of what they seal."""
+    """Record keys. Their clock starts with their month's last instant, or with what it waits for, if that is later."""
     active = [row.key_id for row in rows if schedules[row.data_class].rules.starts == "last_activity"]
     activity = last_activity(session, tenant_id, active)
+    clocks = clocks_of(session, tenant_id, rows, {name: one.rules.starts for name, one in schedules.items()})
     found = []
     for row in rows:
         person = frozenset({row.subject_id}) if row.subject_id else frozenset[int]()
         end = month_end(row.month)
         last = activity.get(row.key_id)
+        clock = clocks.get(row.key_id, NO_CLOCK)
         found.append(
             Candidate(
                 kind="key",
@@ -136,6 +143,8 @@ def load_keys(
                     subjects=person,
                     own_subjects=person,
                     last_activity=None if last is None else max(last, end),
+                    consent_until=clock.consent_until,
+                    events=clock.events,
                 ),
             )
         )
@@ -252,12 +261,13 @@ def _parents(session: Session, tenant_id: int, ids: Sequence[int]) -> dict[Paren
 
 
 def _entries(session: Session, tenant_id: int, indexes: Sequence[int]) -> dict[Parent, Source]:
-    """Entries of the record as sources.
+    """Entries of the record as sources, ended when no content of them opens any more.
 
-    They carry no end: what was made from them ends by its own class or by a person's request. `erasure.selector` reads
-    them alike, so that plan and dispatch agree.
+    A key that a hold or a floor keeps past its date keeps what was made from its entries. `erasure.selector` reads them
+    alike, so that plan and dispatch agree.
     """
     found: dict[Parent, Source] = {}
+    states = entry_states(session, tenant_id, indexes)
     for chunk in chunks(sorted(set(indexes))):
         rows = session.execute(
             sa.select(col(EntryRow.idx), col(EntryRow.entry_id)).where(
@@ -266,7 +276,8 @@ def _entries(session: Session, tenant_id: int, indexes: Sequence[int]) -> dict[P
         )
         for idx, entry_id in rows:
             name = f"entry:{UUID(bytes=entry_id)}"
-            found[Parent(ENTRY, idx)] = Source(kind=ENTRY, number=idx, name=name, status="live", ends_at=None)
+            status = states.get(idx, "live")
+            found[Parent(ENTRY, idx)] = Source(kind=ENTRY, number=idx, name=name, status=status, ends_at=None)
     return found
 
 

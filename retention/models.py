@@ -118,6 +118,49 @@ class StoreHoldRow(SQLModel, table=True):
     __table_args__ = (sa.Index("ix_store_hold_at", "tenant_id", "at"),)
 
 
+class ConsentRow(SQLModel, table=True):
+    """What a person consented to: of which classes and scopes (none: all), until when, and when it was withdrawn.
+
+    The words are sealed under the person's own key.
+    """
+
+    __tablename__ = "consent"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    consent_id: str = Field(primary_key=True, max_length=40)
+    subject_no: int = Field(sa_type=_big)
+    data_classes: list[str] = Field(default_factory=list, sa_type=_json)
+    scopes: list[str] = Field(default_factory=list, sa_type=_json)
+    given_at: datetime = Field(sa_type=Instant)
+    until: datetime | None = Field(default=None, sa_type=Instant)
+    withdrawn_at: datetime | None = Field(default=None, sa_type=Instant)
+    sealed: bytes | None = Field(default=None, sa_type=_bytes)
+    recorded_at: datetime = Field(sa_type=Instant)
+    __table_args__ = (sa.Index("ix_consent_subject", "tenant_id", "subject_no"),)
+
+
+class KeyHintRow(SQLModel, table=True):
+    """When a record key's class ends it, as far as is known: of classes whose clock waits for an event or a consent.
+
+    Written when the key's month is over and again when something happened; a hint by which sweeps find keys.
+    """
+
+    __tablename__ = "key_hint"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    key_id: str = Field(primary_key=True, max_length=32)
+    ends_at: datetime = Field(sa_type=Instant)
+    __table_args__ = (sa.Index("ix_key_hint_ends", "tenant_id", "ends_at", "key_id"),)
+
+
+class WalkRow(SQLModel, table=True):
+    """How far a walk of retention has come: over the months of a class's keys, over events, over new items."""
+
+    __tablename__ = "retention_walk"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    what: str = Field(primary_key=True, max_length=80)
+    place: str = Field(default="", max_length=64)
+    at: datetime | None = Field(default=None, sa_type=Instant)
+
+
 class HintRow(SQLModel, table=True):
     """The version of a class under which its items' end dates were last worked out, so that a change is seen once."""
 

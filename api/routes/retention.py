@@ -16,7 +16,8 @@ from api.wiring import Services
 from erasure.sweep_copies import RequestDesk, Sweeps
 from registry.acting import Acting
 from retention import dispositions
-from retention.due import Place
+from retention.consenting import consents_about, record_consent, withdraw_consent
+from retention.due import PHASES, Place
 from retention.events import record_event
 from retention.explain import explain, list_due
 from retention.holds import Holds
@@ -27,7 +28,9 @@ _MICROSECOND = timedelta(microseconds=1)
 RunId = Annotated[str, Path(examples=["swp_019e2c1d7a5b4c60"], max_length=64)]
 HoldId = Annotated[str, Path(examples=["hold_019e2c1d7a5b4c60"], max_length=64)]
 DispositionId = Annotated[str, Path(examples=["dsp_019e2c1d7a5b4c60"], max_length=64)]
+ConsentId = Annotated[str, Path(examples=["cns_019e2c1d7a5b4c60"], max_length=64)]
 Reporter = Annotated[Acting, Depends(require("legal", "platform", "writer"))]
+Recorder = Annotated[Acting, Depends(require("legal", "writer"))]
 
 
 class Open(BaseModel):
@@ -85,6 +88,36 @@ class HoldBody(Body):
     matter: str
     reason: str
     selector: dict[str, Any]
+
+
+class ConsentBody(Body):
+    """What a person consented to; without classes or scope it covers all of either."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "subject": "email:ada@example.org",
+                    "data_classes": ["voice"],
+                    "given_at": "2026-05-04T10:00:00Z",
+                    "until": "2027-05-04T10:00:00Z",
+                    "words": "notice of 4 May, version 3: recordings for quality, for a year",
+                }
+            ]
+        }
+    )
+    subject: str = Field(max_length=600)
+    data_classes: list[str] | None = None
+    scope: dict[str, str] | None = None
+    given_at: AwareDatetime | None = None
+    until: AwareDatetime | None = None
+    words: str
+
+
+class WithdrawalBody(Body):
+    """When the person took it back; now without it."""
+
+    at: AwareDatetime | None = None
 
 
 class DispositionBody(Body):
@@ -169,7 +202,7 @@ def _read_place(cursor: str | None) -> Place | None:
         at = None if micros < 0 else _EPOCH + timedelta(microseconds=micros)
     except OverflowError:
         raise Problem("bad-cursor") from None
-    if phase not in ("dates", "events", "months") or abs(number) >= 2**63:
+    if phase not in PHASES or abs(number) >= 2**63:
         raise Problem("bad-cursor")
     return Place(phase=phase, group=group, at=at, number=number, key=last)
 
@@ -301,3 +334,33 @@ def decide(body: DecideBody, acting: Desk, parts: Parts) -> Decided:
             at=body.at or parts.clock.now(),
         )
     return Decided.model_validate(found)
+
+
+@router.post("/v1/consents", status_code=201)
+def post_consent(body: ConsentBody, acting: Recorder, parts: Parts) -> Open:
+    """Records what a person consented to: the clock of classes that keep data as long as consent covers it."""
+    spec = body.model_dump(mode="json", exclude_none=True)
+    with parts.database.transaction(acting.tenant_id) as session:
+        found = record_consent(session, parts.vault, parts.record, acting, spec, parts.clock.now())
+    return Open.model_validate(found)
+
+
+@router.get("/v1/consents")
+def get_consents(
+    acting: Desk,
+    parts: Parts,
+    subject: Annotated[str, Query(description="Whose.", max_length=600, examples=["email:ada@example.org"])],
+) -> Page[dict[str, Any]]:
+    """Every consent of a person, oldest first, with its words."""
+    with parts.database.transaction(acting.tenant_id) as session:
+        found = consents_about(session, parts.vault, acting, subject, parts.clock.now())
+    return Page(items=found, next_cursor=None)
+
+
+@router.post("/v1/consents/{consent_id}/withdraw")
+def post_withdrawal(consent_id: ConsentId, body: WithdrawalBody, acting: Recorder, parts: Parts) -> Open:
+    """Ends a consent from an instant on; what it covered ends by its class, with the next run."""
+    now = parts.clock.now()
+    with parts.database.transaction(acting.tenant_id) as session:
+        found = withdraw_consent(session, parts.record, acting, consent_id, at=body.at or now, now=now)
+    return Open.model_validate(found)
