@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from sqlmodel import Session
@@ -22,7 +22,7 @@ from connectors.agent import AGENT
 from connectors.base import Finding, Item, Level
 from connectors.errors import ConnectorError
 from erasure import history, tasks
-from erasure.models import CopyRow
+from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.regenerate import ANEW
 from erasure.request import GONE, CopyState
@@ -43,6 +43,10 @@ INDEPENDENCE = {
 }
 _UNREACHED = (ConnectorError, RegistryError, OSError)
 _STORES_AT_ONCE = 8
+_LOOK_AGAIN = (timedelta(seconds=30), timedelta(hours=1))
+"""How often it is looked whether a store has done what it took: at first, and after a day or more."""
+_SLOWER = 24
+_LATE = "the store took the deletion and has not done it by its deadline"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +77,7 @@ class _Confirmation:
         """Stores first, then keys."""
         with self._parts.transactions(self._tenant_id, write=False) as session:
             known = stores.in_force(session, self._tenant_id)
-            names = sorted({copy.store for copy in self._wanted(session, "artifact")})
+            names = sorted({copy.store for copy in self._wanted(session, "artifact")} | self._waiting_in(session))
         embedded = [name for name in names if name in known and known[name].kind == AGENT]
         names = [name for name in names if name not in embedded]
         asked = sum(self._ask(name) for name in embedded)
@@ -103,7 +107,7 @@ class _Confirmation:
         with self._parts.transactions(self._tenant_id, write=False) as session:
             work = load_work(session, self._tenant_id, self._owner)
             report = report_of(work.facts().get("reclaim", {}).get(name))
-            copies = [copy for copy in self._wanted(session, "artifact") if copy.store == name]
+            copies = self._copies_in(session, name)
             found = captures_of(session, self._parts, work, copies)
         by_level: dict[Level, list[Item]] = {}
         for copy in copies:
@@ -128,7 +132,11 @@ class _Confirmation:
         good: list[CopyRow] = []
         sent_back = 0
         with self._parts.transactions(self._tenant_id) as session:
-            rows = {copy.copy_no: copy for copy in self._wanted(session, "artifact") if copy.store == name}
+            rows = {copy.copy_no: copy for copy in self._copies_in(session, name)}
+            if any(is_accepted(copy) for copy in rows.values()):
+                work = load_work(session, self._tenant_id, self._owner, lock=True)
+                looked = {**work.facts().get("looked", {}), name: self._parts.instant(self._now).isoformat()}
+                work.put_facts(session, looked=looked)
             for number in numbers:
                 copy = rows.get(number)
                 if copy is None:
@@ -143,6 +151,9 @@ class _Confirmation:
     def _accept(self, session: Session, copy: CopyRow, finding: Finding | None) -> bool:
         """Whether absence was shown at the required level; otherwise the copy is sent back or given up."""
         session.add(copy)
+        if is_accepted(copy) and (finding is None or finding.present):
+            self._wait_on(session, copy)
+            return False
         if finding is None:
             copy.attempts += 1
             if copy.attempts >= self._parts.max_attempts and copy.verified_at is None:
@@ -162,6 +173,47 @@ class _Confirmation:
         seen = f"found again by {finding.how}" if finding.present else (finding.could_not_check or "not shown absent")
         failed(session, copy, self._parts, detail=seen, end=CopyState.FAILED)
         return False
+
+    def _copies_in(self, session: Session, name: str) -> list[CopyRow]:
+        """What is looked at in a store: what counts as gone, and what the store took and does later."""
+        copies = [copy for copy in self._wanted(session, "artifact") if copy.store == name]
+        return copies + [copy for copy in self._accepted(session) if copy.store == name]
+
+    def _accepted(self, session: Session) -> list[CopyRow]:
+        if self._again:
+            return []
+        waiting = history.copies_of(session, self._tenant_id, self._owner, CopyState.AWAITING_EXTERNAL)
+        return [copy for copy in waiting if is_accepted(copy)]
+
+    def _waiting_in(self, session: Session) -> set[str]:
+        """The stores that took a deletion and that it is time to look at again."""
+        waiting = self._accepted(session)
+        if not waiting:
+            return set()
+        looked = load_work(session, self._tenant_id, self._owner).facts().get("looked", {})
+        due = set()
+        for copy in waiting:
+            since = copy.started_at or self._now
+            pause = min(_LOOK_AGAIN[1], max(_LOOK_AGAIN[0], (self._now - since) / _SLOWER))
+            last = looked.get(copy.store)
+            if last is None or self._now >= datetime.fromisoformat(last) + pause:
+                due.add(copy.store)
+        return due
+
+    def _wait_on(self, session: Session, copy: CopyRow) -> None:
+        """The store has not done it yet: wait on, or give it up at the deadline, which is told once."""
+        if copy.started_at is None or self._now < copy.started_at + self._parts.agent_term:
+            return
+        copy.state, copy.verified_at, copy.detail = CopyState.UNREACHABLE, None, _LATE
+        detail: dict[str, Any] = {"store": copy.store, "copies": 1, "copy": copy.copy_no}
+        body = {"owner": self._owner, "state": CopyState.UNREACHABLE.value, "overdue": True, **detail}
+        at = self._parts.instant(self._now)
+        entry_id = self._parts.record.announce(session, self._tenant_id, Kind.COPY_STATE, body, at)
+        row = session.get(RequestRow, (self._tenant_id, self._owner))
+        if row is not None:
+            history.add_event(
+                session, row, event="store_overdue", actor="worker", now=at, detail=detail, entry_id=entry_id
+            )
 
     def _keys(self) -> tuple[int, int]:
         good: list[CopyRow] = []
@@ -214,6 +266,11 @@ class _Confirmation:
             for copy in chunk:
                 copy.verify_evidence = entry_id
                 session.add(copy)
+
+
+def is_accepted(copy: CopyRow) -> bool:
+    """Whether the store took the deletion of a copy and had not done it when it was last looked at."""
+    return copy.state == CopyState.AWAITING_EXTERNAL and copy.level == Level.L0.value
 
 
 def _level_of(copy: CopyRow) -> Level:

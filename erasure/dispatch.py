@@ -41,6 +41,7 @@ _ENDS = {
     Outcome.ALREADY_ABSENT: CopyState.ALREADY_ABSENT,
     Outcome.OWNER_MISMATCH: CopyState.AWAITING_HUMAN,
     Outcome.LOCKED: CopyState.FAILED,
+    Outcome.ACCEPTED: CopyState.AWAITING_EXTERNAL,
 }
 _UNREACHED = (ConnectorError, RegistryError, OSError)
 _GRACE_SECONDS = 5.0

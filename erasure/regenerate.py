@@ -23,7 +23,7 @@ from typing import Any
 import rfc8785
 from sqlmodel import Session
 
-from connectors.base import Deadline, Item
+from connectors.base import Deadline, Item, Level
 from connectors.errors import ConnectorError
 from connectors.residue import Needles
 from erasure import history
@@ -93,8 +93,9 @@ def regenerate(parts: Parts, tenant_id: int, owner: str, now: datetime) -> int:
 
 
 def is_asked(copy: CopyRow) -> bool:
-    """Whether a copy waits for its successor, and not for somebody else's word."""
-    return copy.state == CopyState.AWAITING_EXTERNAL and copy.action == "regenerate" and copy.artifact_id is not None
+    """Whether a copy waits for its successor, and not for somebody else's word or for a store that deletes later."""
+    waits = copy.state == CopyState.AWAITING_EXTERNAL and copy.level != Level.L0.value
+    return waits and copy.action == "regenerate" and copy.artifact_id is not None
 
 
 def is_due(copy: CopyRow, now: datetime) -> bool:

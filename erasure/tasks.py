@@ -44,6 +44,7 @@ _SAID = {
     Outcome.OWNER_MISMATCH: "stated by the agent's process: the item names another owner, or none",
     Outcome.LOCKED: "stated by the agent's process: the store protects the item",
     Outcome.FAILED: "stated by the agent's process: not erased",
+    Outcome.ACCEPTED: "stated by the agent's process: asked for there, and not done yet",
 }
 _LOOKED = "stated by the agent's process in a second task, through a connector opened read-only there"
 _METHOD = "the kind's connector in the agent's process"
