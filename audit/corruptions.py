@@ -146,7 +146,9 @@ def _wrong_count(copy: Copy) -> None:
 
 def _older_fence(copy: Copy) -> None:
     _require(len(copy.history.starts) > 1)
-    fences = (*(fence + 1 for fence in copy.history.fences[:-1]), copy.history.fences[-1])
+    _require(len(copy.history.fences) > 1)
+    newest = copy.history.fences[-1]
+    fences = (*(newest + 1 for _ in copy.history.fences[:-1]), newest)
     copy.write(replace(copy.history, fences=fences), copy.key)
 
 

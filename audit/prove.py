@@ -19,10 +19,12 @@ from audit.reader import Reader
 from audit.verify import Options, verify
 from ledger.errors import LedgerError
 
+NOT_TRIED = "nothing to change"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """What became of one corruption: `noticed`, `unnoticed`, `needs …`, or `nothing to change`."""
+    """What became of one corruption: `noticed`, `unnoticed`, `needs …`, or `nothing to change` (a log too short)."""
 
     name: str
     outcome: str
@@ -44,7 +46,7 @@ class Proof:
 
     @property
     def exit_code(self) -> int:
-        """0 when all was noticed, 1 when something was not, 2 when nothing could be shown."""
+        """0 when all that could be tried was noticed, 1 when something was not, 2 when nothing could be shown."""
         if self.reason is not None:
             return 2
         return 1 if any(one.is_fault for one in self.shown) else 0
@@ -77,6 +79,8 @@ def prove(
 ) -> Proof:
     """Return which corruptions of a copy are noticed; `with_since`: the auditor keeps a head of his own."""
     try:
+        if next(iter(reader.list(f"{log_id}/checkpoint/")), None) is None:
+            return Proof(shown=(), reason="no checkpoint is there yet, so nothing is signed that could be altered")
         copy = copy_of(reader, log_id, origin)
     except (LedgerError, ValueError) as error:
         return Proof(shown=(), reason=f"the log cannot be copied: {type(error).__name__}; run verify first")
@@ -97,6 +101,7 @@ def proof_json(proof: Proof) -> dict[str, Any]:
         "reason": proof.reason,
         "noticed": sum(one.outcome == "noticed" for one in proof.shown),
         "of": len(proof.shown),
+        "not_tried": [one.name for one in proof.shown if one.outcome == NOT_TRIED],
         "corruptions": [
             {"name": one.name, "outcome": one.outcome, "verdict": one.verdict, "detail": one.detail}
             for one in proof.shown
@@ -106,10 +111,13 @@ def proof_json(proof: Proof) -> dict[str, Any]:
 
 def _show(copy: Copy, corruption: Corruption, *, with_since: bool, part_states: PartStates | None) -> Shown:
     corrupted = copy.fresh()
+    too_short = Shown(name=corruption.name, outcome=NOT_TRIED, verdict=None, detail="this log is too short")
     try:
         corruption.apply(corrupted)
     except NotApplicable:
-        return Shown(name=corruption.name, outcome="nothing to change", verdict=None, detail="this log is too short")
+        return too_short
+    if (corrupted.bucket, corrupted.hot) == (copy.bucket, copy.hot):
+        return too_short
     report = _verified(copy, corrupted, with_since=with_since, part_states=part_states)
     first = report.findings[0].detail if report.findings else ""
     if report.verdict is not Verdict.SOUND:

@@ -27,7 +27,7 @@ from api.verification import (
 from audit.errors import BadPin
 from audit.findings import Verdict, exit_code_of, finding_json, report_json, worst
 from audit.keys import log_key
-from audit.prove import Proof, proof_json, prove
+from audit.prove import NOT_TRIED, Proof, proof_json, prove
 from audit.reader import Reader
 from audit.verify import UNANCHORED, Options
 from ledger.errors import LedgerError
@@ -234,6 +234,8 @@ def _proof_lines(log: KnownLog, proof: Proof) -> list[str]:
     for one in proof.shown:
         word = (one.verdict or "").replace("_", " ") if one.outcome == "noticed" else ""
         lines.append(f"  {one.name:<{width}}  {one.outcome}{': ' + word if word else ''}")
+    if short := sum(one.outcome == NOT_TRIED for one in proof.shown):
+        lines.append(f"  {short} of them have nothing to change in a log this short, and were not tried")
     if any("--since" in one.outcome for one in proof.shown):
         lines.append(f"  {UNANCHORED}; give a checkpoint that you kept with --since")
     return lines

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from audit.corruptions import CORRUPTIONS, HOT, SINCE, Copy, Corruption
 from audit.findings import Report, Verdict
-from audit.forge import note_of
-from audit.prove import prove
+from audit.forge import MemoryBucket, note_of
+from audit.prove import proof_json, prove
 from audit.verify import Options, verify
 
 EXPECTED = {
@@ -143,3 +146,26 @@ def test_a_damaged_log_is_not_proven_on(small_log: Copy) -> None:
     proof = prove(log.bucket, log_id=log.history.log_id, origin=log.key.name, with_since=False)
     assert proof.exit_code == 2
     assert proof.reason is not None
+
+
+@pytest.mark.parametrize(("batches", "per_batch"), [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1)])
+@pytest.mark.parametrize("fence", [(1, 1, 1), (1, 2, 3)])
+def test_what_a_short_log_has_nothing_of_is_named_and_is_no_failure(
+    make_log: Any, batches: int, per_batch: int, fence: tuple[int, ...]
+) -> None:
+    log: Copy = make_log(batches=batches, per_batch=per_batch)
+    log.write(replace(log.history, fences=fence[:batches]), log.key)
+    proof = prove(log.bucket, log_id=log.history.log_id, origin=log.key.name, with_since=True)
+    assert proof.reason is None
+    assert proof.exit_code == 0, [one for one in proof.shown if one.is_fault]
+    told = proof_json(proof)
+    assert told["not_tried"]
+    assert told["noticed"] + len(told["not_tried"]) == told["of"] == len(CORRUPTIONS)
+
+
+def test_a_log_without_a_checkpoint_is_said_so() -> None:
+    proof = prove(MemoryBucket({}), log_id="0" * 32, origin="muniment/x", with_since=False)
+    assert (proof.exit_code, proof.reason) == (
+        2,
+        "no checkpoint is there yet, so nothing is signed that could be altered",
+    )
