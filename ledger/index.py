@@ -98,6 +98,17 @@ def rows(session: Session, tenant_id: int, indexes: Sequence[int]) -> list[Entry
     return found
 
 
+def batches_of(session: Session, tenant_id: int, indexes: Sequence[int]) -> dict[int, int]:
+    """Return the first index of the batch that each of these entries lies in."""
+    found: dict[int, int] = {}
+    for part in chunks(indexes):
+        query = select(EntryRow.idx, EntryRow.batch_first).where(
+            EntryRow.tenant_id == tenant_id, col(EntryRow.idx).in_(part)
+        )
+        found.update(dict(session.exec(query).all()))
+    return found
+
+
 def positions(session: Session, tenant_id: int, stream_nos: Iterable[int]) -> dict[int, int]:
     """Return the next position of each stream; a stream that has none yet is not in the answer."""
     found: dict[int, int] = {}

@@ -361,7 +361,7 @@ class Log:
         """Return the stored header bytes of entries, in the order asked."""
         head = self.head(tenant_id)
         with self._parts.transactions(tenant_id, write=False) as session:
-            rows = {row.idx: row.batch_first for row in index.rows(session, tenant_id, indexes)}
+            rows = index.batches_of(session, tenant_id, indexes)
         batches = {
             first: decode_batch(self._parts.locked.get(head.key(batch_key(first)))) for first in set(rows.values())
         }

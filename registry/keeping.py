@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from sqlmodel import Session
 
-from ledger.entry import decode_header
+from ledger.entry import part_at
 from ledger.errors import ObjectHidden, ObjectMissing
 from ledger.log import Log
 from vault.envelope import context, joint_prk, part_key_of
@@ -61,18 +61,17 @@ def part_keys(session: Session, vault: Vault, log: Log, tenant_id: int, parts: S
         else:
             open_parts.append(part)
     indexes = sorted({part.idx for part in open_parts})
-    headers = {
-        idx: decode_header(raw) for idx, raw in zip(indexes, log.headers(tenant_id, indexes), strict=True)
-    }  # fmt: skip
-    stored = log.payloads(tenant_id, (headers[part.idx].parts[part.part] for part in open_parts))
+    # What a header says of a part is not believed: only a key that opens the stored bytes is returned.
+    headers = dict(zip(indexes, log.headers(tenant_id, indexes), strict=True))
+    places = {part.place: part_at(headers[part.idx], part.part) for part in open_parts}
+    stored = log.payloads(tenant_id, places.values())
     prks: dict[tuple[str, ...], bytes] = {}
     tenant = str(tenant_id)
     for part in sorted(open_parts, key=lambda one: one.place):
-        header = headers[part.idx]
-        place = header.parts[part.part]
+        place = places[part.place]
         if part.key_ids not in prks:
             prks[part.key_ids] = joint_prk({key_id: reading.opened[key_id] for key_id in part.key_ids})
-        bound = context(tenant, log_id, header.id, place.role)
+        bound = context(tenant, log_id, part.entry_id, place.role)
         try:
             made.keys[part.place] = part_key_of(prks[part.key_ids], stored.read(place), bound)
         except ObjectMissing:

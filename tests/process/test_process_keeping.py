@@ -24,7 +24,7 @@ from ledger.entry import uuid7
 from muniment.errors import ApiProblem
 from tests.process.conftest import wait_for
 from tests.process.test_process_rebuild import lose_database, own, rebuild, ship, tenant_id
-from tests.process.test_process_restore import again, backup
+from tests.process.test_process_restore import again, taken
 from vault.models import DataKey, PartKey
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -236,7 +236,7 @@ def test_yesterdays_database_keeps_what_is_held_and_nothing_that_went_since(desk
     entries = ten(desk)
     hold(desk)
     ship(running, desk)
-    kept = backup(running)
+    kept = taken(running)
     erasure = request(desk)
     until(desk, erasure, "completed_with_retained")
     ship(running, desk)
