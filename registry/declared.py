@@ -9,6 +9,7 @@ found. How streams age and runs recover is `registry.sessions`; how a stream mov
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -23,7 +24,7 @@ from registry.errors import MalformedSubject, UnknownClass, UnknownMachine
 from registry.identifiers import Identifier, parse_subject
 from registry.keyed import Lookups, Seals
 from registry.machines import parse_machine
-from registry.models import MachineRow, RunRow, StreamRow
+from registry.models import MachineRow, RunRow, ScopeKey, StreamRow
 from registry.reading import NAME, Faults, Reader
 from registry.sessions import RUN_ENDED, RUN_STATES, Lifecycle, lifecycle, move_run
 from registry.sets import intern_sets, members
@@ -44,8 +45,12 @@ from registry.streams import (
     streams_for,
 )
 from registry.subjects import fenced, resolve
+from registry.working import end_with_run
 from vault.vault import Vault
 
+SCOPE_NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
+SCOPE_KIND = "s"
+_SCOPES = 16
 _REFS, _FORMER_REFS = "provider_refs", "former_provider_refs"
 
 
@@ -57,7 +62,7 @@ def put_stream(session: Session, vault: Vault, acting: Acting, spec: object, now
     faults = Faults("stream")
     reader = Reader(spec, faults)
     name = reader.text("stream", required="the name under which its entries are recorded", limit=NAME_LIMIT)
-    owner, data_class, machine, declared = _read_stream(reader)
+    owner, data_class, machine, scope, declared = _read_stream(reader)
     faults.raise_any()
     _require_class(session, acting, data_class)
     known = bool(find_streams(session, vault, acting.tenant_id, (name,)))
@@ -66,6 +71,7 @@ def put_stream(session: Session, vault: Vault, acting: Acting, spec: object, now
     row = stream_by_id(session, acting.tenant_id, ref.stream_id)
     row.data_class = data_class or row.data_class
     _take_machine(session, row, machine)
+    _put_scope(session, vault, row, scope)
     _declare(session, vault, acting.tenant_id, row, {NAME_KEY: name, DECLARED: declared})
     return row, not known
 
@@ -76,7 +82,7 @@ def patch_stream(
     """A stream after a change of some declared fields. Raises: as `put_stream`, UnknownStream."""
     faults = Faults("stream")
     reader = Reader(spec, faults)
-    owner, data_class, machine, declared = _read_stream(reader)
+    owner, data_class, machine, scope, declared = _read_stream(reader)
     faults.raise_any()
     row = stream_by_id(session, acting.tenant_id, stream_id)
     _require_class(session, acting, data_class)
@@ -87,6 +93,7 @@ def patch_stream(
     row.data_class = data_class or row.data_class
     row.last_activity_at = max(now, row.last_activity_at)
     _take_machine(session, row, machine)
+    _put_scope(session, vault, row, scope)
     _declare(session, vault, acting.tenant_id, row, {DECLARED: declared})
     return row
 
@@ -130,7 +137,9 @@ def patch_run(session: Session, vault: Vault, acting: Acting, run_id: str, spec:
     return row
 
 
-def _read_stream(reader: Reader) -> tuple[Identifier | None, str | None, str | None, dict[str, Any]]:
+def _read_stream(
+    reader: Reader,
+) -> tuple[Identifier | None, str | None, str | None, dict[str, str], dict[str, Any]]:
     owner = None
     if (text := reader.raw("owner")) is not None:
         try:
@@ -144,8 +153,47 @@ def _read_stream(reader: Reader) -> tuple[Identifier | None, str | None, str | N
         "summary_version": _short(reader, "summary_version"),
         "provider_refs": _plain(reader, "provider_refs"),
     }
+    scope = _read_scope(reader)
     reader.done()
-    return owner, data_class, machine, {name: value for name, value in declared.items() if value is not None}
+    return owner, data_class, machine, scope, {name: value for name, value in declared.items() if value is not None}
+
+
+def _read_scope(reader: Reader) -> dict[str, str]:
+    """What the stream belongs to (`{"role": "role-14"}`), as artifacts say it: events and holds find it by that."""
+    scope = reader.raw("scope")
+    if scope is None:
+        return {}
+    if (
+        not isinstance(scope, Mapping)
+        or not 0 < len(scope) <= _SCOPES
+        or not all(
+            isinstance(name, str)
+            and SCOPE_NAME.fullmatch(name)
+            and isinstance(value, str)
+            and 0 < len(value) <= NAME_LIMIT
+            for name, value in scope.items()
+        )
+    ):
+        reader.add("scope", f"expected an object of 1 to {_SCOPES} names (lower case) and texts")
+        return {}
+    return dict(scope)
+
+
+def _put_scope(session: Session, vault: Vault, row: StreamRow, scope: Mapping[str, str]) -> None:
+    """Let the stream be found by these scopes too; what was said before stays."""
+    lookups = Lookups(vault, row.tenant_id)
+    wanted = {lookups.scope(name, value) for name, value in scope.items()}
+    known = set(
+        session.scalars(
+            sa.select(col(ScopeKey.lookup)).where(
+                col(ScopeKey.tenant_id) == row.tenant_id,
+                col(ScopeKey.kind) == SCOPE_KIND,
+                col(ScopeKey.item) == row.stream_no,
+            )
+        )
+    )
+    for lookup in sorted(wanted - known):
+        session.add(ScopeKey(tenant_id=row.tenant_id, lookup=lookup, kind=SCOPE_KIND, item=row.stream_no))
 
 
 def _take_machine(session: Session, row: StreamRow, name: str | None) -> None:
@@ -256,3 +304,7 @@ def _declare_run(
         if said.get("status") is not None:
             row.ended_at = now if moved.status in RUN_ENDED else None
     _declare(session, vault, tenant_id, row, content)
+    if row.ended_at == now and moved.status in RUN_ENDED:
+        name = content.get(NAME_KEY) or open_names(session, vault, tenant_id, [row])[row.run_id].name
+        if name is not None:
+            end_with_run(session, vault, tenant_id, name, now)

@@ -71,6 +71,8 @@ class Item:
     details: bytes = field(repr=False)
     scope: Mapping[str, str] = field(repr=False)
     activity: str | None
+    run: str | None = field(repr=False)
+    """The run that made it."""
     source_type: str | None
     verification: str | None
     confidence: float | None
@@ -135,6 +137,7 @@ def parse_item(raw: object, context: Context) -> Item:
         details=_encoded(details),
         scope=scope,
         activity=activity,
+        run=activity_details.get("run"),
         source_type=reader.code("source_type", pattern=_CODE),
         verification=reader.code("verification", pattern=_CODE),
         confidence=reader.share("confidence"),

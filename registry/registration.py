@@ -24,7 +24,7 @@ from sqlmodel import Session, col
 
 from ledger.actions import ActionState
 from ledger.models import ActionRow, EntryRow
-from registry import classes, limited, memory_log, stores
+from registry import classes, limited, memory_log, stores, working
 from registry.acting import Acting
 from registry.claims import Edge, note_claims, open_review, settle_claims
 from registry.declaration import DataClass
@@ -187,6 +187,8 @@ class _Registration:
         self.entry_sets: dict[int, int] = {}
         self.closed: dict[int, Fence] = {}
         self.taken: dict[int, str] = {}
+        self.over: Mapping[str, datetime] = {}
+        """Since when the runs of working items are over."""
         self.plain_ends: dict[str, datetime | None] = {}
         """Ends by class of items that bring no date of their own: the same for all of a batch."""
 
@@ -252,6 +254,8 @@ class _Registration:
                 _sort_source(source, places, names, entries)
         self.load_known(places, names)
         self._load_entries(entries)
+        runs = {one.run for _, one in self._open() if one.run is not None and one.data_class.state == working.WORKING}
+        self.over = working.ended_runs(self.session, self.vault, self.tenant_id, runs) if runs else {}
         self._load_actions({item.after_action for _, item in self._open() if item.after_action is not None})
 
     def load_known(self, places: Mapping[str, Iterable[bytes]], names: Iterable[str]) -> None:
@@ -605,7 +609,8 @@ class _Registration:
         return [*sorted(line.subjects - self.closed.keys()), *sorted(full - line.subjects - self.closed.keys())]
 
     def _columns(self, artifact_id: int, item: Item) -> dict[str, Any]:
-        dates = Dates(created=self.now, observed=item.observed_at, expires=item.expires_at)
+        expires = self._expires(item)
+        dates = Dates(created=self.now, observed=item.observed_at, expires=expires)
         return {
             "tenant_id": self.tenant_id,
             "id": artifact_id,
@@ -621,11 +626,16 @@ class _Registration:
             "digest": item.digest,
             "created_at": self.now,
             "observed_at": item.observed_at,
-            "expires_at": item.expires_at,
+            "expires_at": expires,
             "ends_at": self._end(item, dates),
             "anonymised": item.anonymised,
             "registered_by": self.acting.token_id,
         }
+
+    def _expires(self, item: Item) -> datetime | None:
+        """Its own end; working state ends with its run."""
+        over = self.over.get(item.run) if item.run is not None and item.data_class.state == working.WORKING else None
+        return min((at for at in (item.expires_at, over) if at is not None), default=None)
 
     def _end(self, item: Item, dates: Dates) -> datetime | None:
         if dates.observed is not None or dates.expires is not None:
@@ -636,10 +646,13 @@ class _Registration:
         return self.plain_ends[name]
 
     def _scope_rows(self, artifact_id: int, item: Item) -> list[dict[str, Any]]:
+        scope = dict(item.scope)
+        if item.run is not None and item.data_class.state == working.WORKING:
+            scope.setdefault(working.SCOPE, item.run)
         return [
             {"tenant_id": self.tenant_id, "lookup": self.lookups.scope(name, value), "kind": ARTIFACT,
              "item": artifact_id}
-            for name, value in item.scope.items()
+            for name, value in scope.items()
         ]  # fmt: skip
 
     def _insert_edges(self, wanted: Mapping[int, set[Parent]], present: Mapping[int, set[Parent]]) -> None:

@@ -10,22 +10,23 @@ import base64
 from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from fastapi import Request, Response
+from fastapi import Depends, Request, Response
 from pydantic import AwareDatetime, ConfigDict, Field
 from sqlmodel import Session
 
-from api.auth import Parts, Purpose, ReadPurpose
+from api.auth import Parts, Purpose, ReadPurpose, require
 from api.errors import Problem
 from api.pagination import read_cursor, write_cursor
 from api.requests import Body, make_router
-from api.routes.record import NDJSON, Reader, audit_read, visible
+from api.routes.record import NDJSON, READERS, Reader, audit_read, visible
 from api.wiring import Services
 from audit.findings import Integrity
 from audit.render import html_page
 from audit.replay import Content, StoredEntry, Transcript, Unsealed, fold, transcript_json
+from audit.resume import messages_of
 from audit.silence import silence_json, silences
 from ledger import recorders
 from ledger.models import LogStream
@@ -36,6 +37,7 @@ from registry.playback import ReadEntry, read_entries
 from registry.restricted import closed_entries
 
 router = make_router("record")
+Resumer = Annotated[Acting, Depends(require("writer", *READERS))]
 MAX_WHOLE = 100_000
 AROUND = timedelta(days=1)
 """How far before and after a stream its recorders' heartbeats are looked at, to know their usual pause."""
@@ -52,6 +54,13 @@ class Replay(Body):
     model_config = ConfigDict(json_schema_extra={"examples": [{"stream": "conv_71"}]})
 
 
+class Messages(Body):
+    """A stream by the caller's name."""
+
+    stream: str = Field(min_length=1, max_length=512)
+    model_config = ConfigDict(json_schema_extra={"examples": [{"stream": "conv_71"}]})
+
+
 @router.post(
     "/v1/replay",
     response_class=Response,
@@ -59,7 +68,7 @@ class Replay(Body):
 )
 def replay(body: Replay, request: Request, acting: Reader, parts: Parts, purpose: ReadPurpose) -> Response:
     """The exact exchange of one stream with its proof state; `Accept` chooses JSON, NDJSON or HTML."""
-    transcript, cursor, read, silent = _replayed(parts, acting, purpose, body)
+    transcript, cursor, read, silent = replayed(parts, acting, purpose, body)
     audit_read(parts, acting, purpose, read)
     accept = request.headers.get("accept", "")
     view = transcript_json(transcript)
@@ -75,9 +84,25 @@ def replay(body: Replay, request: Request, acting: Reader, parts: Parts, purpose
     return Response(msgspec.json.encode(view), media_type="application/json")
 
 
-def _replayed(
+@router.post("/v1/streams:messages", response_class=Response, responses={200: {"content": {"application/json": {}}}})
+def messages(body: Messages, acting: Resumer, parts: Parts, purpose: ReadPurpose) -> Response:
+    """What is retained of an exchange, to begin a new conversation with a provider that lost the old one.
+
+    For roles that the class of the words lets read them for that purpose; each call is a read of content in the record.
+    Then declare the new conversation with `PATCH /v1/streams/{id}`: it stands under the same stream.
+    """
+    transcript, _, read, _ = replayed(parts, acting, purpose, Replay(stream=body.stream))
+    audit_read(parts, acting, purpose, read)
+    with parts.database.transaction(acting.tenant_id, write=False) as session:
+        row = _stream(session, parts, acting, body.stream)
+        standing = {"id": row.stream_id, "provider_generation": row.declared.get("provider_generation", 0)}
+    return Response(msgspec.json.encode(standing | messages_of(transcript)), media_type="application/json")
+
+
+def replayed(
     parts: Services, acting: Acting, purpose: Purpose, body: Replay
 ) -> tuple[Transcript, str | None, list[ReadEntry], list[dict[str, Any]]]:
+    """Fold a stream: the transcript, where its next page starts, the entries that were opened, and silences."""
     tenant_id = acting.tenant_id
     after = read_cursor(body.cursor, int)
     start = -1 if after is None else after[0]

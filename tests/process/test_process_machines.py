@@ -6,12 +6,16 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from sqlmodel import col, select
 
 from ledger.entry import Kind, uuid7
 from muniment.errors import ApiProblem
 from registry import machine_rows
 from registry.classes import STARTER_CLASSES
+from registry.identifiers import parse_subject
 from registry.streams import find_streams, open_names
+from registry.subjects import find_people
+from vault.models import DataKey
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 REFUND: dict[str, Any] = {
@@ -174,6 +178,73 @@ def test_a_lost_provider_conversation_gets_a_new_one_under_the_same_stream(desk:
     assert declared["former_provider_refs"] == [{"openai": "thread_1"}]
 
 
+def test_a_new_conversation_is_rebuilt_from_the_messages_that_are_retained(desk: Any) -> None:
+    access = {"roles": ["auditor", "writer"], "purposes": ["resume", "dispute"]}
+    desk.call("platform", "PUT", "/v1/data-classes/transcript", {**STARTER_CLASSES["transcript"], "access": access})
+    made = desk.call("writer", "POST", "/v1/streams", {"stream": "c1", "provider_refs": {"openai": "thread_1"}})
+    said = [
+        entry(kind, {"content": text}, stream="c1")
+        for kind, text in (
+            ("turn.system", "You help with refunds."), ("turn.user", "Where is my refund?"), ("note", "not a message"),
+            ("tool.call", "look_up"), ("tool.result", "charged twice"), ("turn.assistant", "It is on its way."),
+        )
+    ]  # fmt: skip
+    ids = post(desk, *said)
+    rebuilt = desk.call("writer", "POST", "/v1/streams:messages", {"stream": "c1"}, purpose="resume;case=lost")
+    assert (rebuilt["id"], rebuilt["provider_generation"], rebuilt["complete"]) == (made["id"], 1, True)
+    assert [one["role"] for one in rebuilt["messages"]] == ["system", "user", "assistant", "tool", "assistant"]
+    assert [one["body"] for one in rebuilt["messages"]] == [one["body"] for one in said if one["kind"] != "note"]
+    covers = {"goal": "refund", "facts": ["charged twice"], "decisions": [], "open": [], "covers": ids[1:5],
+              "dropped": [], "pinned": []}  # fmt: skip
+    post(desk, entry("summary", covers, stream="c1"))
+    rebuilt = desk.call("writer", "POST", "/v1/streams:messages", {"stream": "c1"}, purpose="resume")
+    assert rebuilt["summary"]["body"] == covers
+    assert [one["id"] for one in rebuilt["messages"]] == [ids[0], ids[5]]
+    # A summary that covers what nobody can show is not believed; what it stands for is told word by word.
+    post(desk, entry("summary", {**covers, "covers": [uuid7(datetime.now(UTC))]}, stream="c1"))
+    again = desk.call("writer", "POST", "/v1/streams:messages", {"stream": "c1"}, purpose="resume")
+    assert again["summary"] == rebuilt["summary"]
+    patched = desk.call("writer", "PATCH", f"/v1/streams/{made['id']}", {"provider_refs": {"openai": "thread_2"}})
+    assert patched["provider_generation"] == 2
+    assert desk.call("writer", "POST", "/v1/streams:messages", {"stream": "c1"}, purpose="resume")["messages"]
+    other = desk.call("writer", "POST", "/v1/streams:messages", {"stream": "c1"}, purpose="marketing")
+    assert (other["messages"], other["complete"]) == ([], False)
+    assert {one["integrity"] for one in other["left_out"]} == {"withheld"}
+    for principal, purpose, status in (("writer", None, 403), ("platform", "resume", 403)):
+        with pytest.raises(ApiProblem) as refused:
+            desk.call(principal, "POST", "/v1/streams:messages", {"stream": "c1"}, purpose=purpose)
+        assert refused.value.status == status
+
+
+def test_words_of_an_erased_person_come_back_neither_word_by_word_nor_by_a_summary(desk: Any) -> None:
+    access = {"roles": ["auditor"], "purposes": ["resume"]}
+    desk.call("platform", "PUT", "/v1/data-classes/transcript", {**STARTER_CLASSES["transcript"], "access": access})
+    theirs = {**entry("turn.user", {"content": "wombat-93417"}, stream="c2"), "subjects": ["user:gone"]}
+    others = {**entry("turn.user", {"content": "hello"}, stream="c2"), "subjects": ["user:stays"]}
+    digest = {**entry("summary", {"facts": ["wombat-93417"], "covers": [theirs["id"], others["id"]]}, stream="c2"),
+              "subjects": ["user:stays"]}  # fmt: skip
+    post(desk, theirs, others, digest)
+    read = desk.call("auditor", "POST", "/v1/streams:messages", {"stream": "c2"}, purpose="resume")
+    assert (read["summary"]["id"], read["messages"]) == (digest["id"], [])
+    services = desk.running.services
+    tenant = next(one for one in services.tenants() if one.tenant == desk.tenant)
+    with services.database.transaction(tenant.tenant_id) as session:
+        found = find_people(session, services.vault, tenant, [parse_subject("user:gone")])["user:gone"]
+        query = select(DataKey.key_id).where(
+            DataKey.tenant_id == tenant.tenant_id,
+            col(DataKey.subject_id).in_(found),
+            DataKey.data_class == "transcript",
+        )
+        keys = list(session.exec(query))
+        services.vault.mark_destroying(session, tenant.tenant_id, keys, request="req_1")
+        services.vault.delete_wrapped(session, tenant.tenant_id, keys, now=services.clock.now(), request="req_1")
+    read = desk.call("auditor", "POST", "/v1/streams:messages", {"stream": "c2"}, purpose="resume")
+    assert "wombat" not in str(read)
+    assert (read["summary"], [one["id"] for one in read["messages"]]) == (None, [others["id"]])
+    [left] = read["left_out"]
+    assert (left["id"], left["integrity"], read["complete"]) == (theirs["id"], "erased", False)
+
+
 def test_a_stream_ages_by_its_class(desk: Any) -> None:
     session = {"idle": "PT30M", "resume_within": "PT10M", "expire": "P7D"}
     desk.call("platform", "PUT", "/v1/data-classes/chat", {**STARTER_CLASSES["transcript"], "session": session})
@@ -189,3 +260,35 @@ def test_a_stream_ages_by_its_class(desk: Any) -> None:
         assert desk.call("auditor", "GET", f"/v1/streams/{made['id']}")["lifecycle"] == state
     post(desk, entry("turn.user", {"content": "hello again"}, stream="c1"))
     assert desk.call("auditor", "GET", f"/v1/streams/{made['id']}")["lifecycle"] == "active"
+
+
+def test_working_state_ends_with_its_run(desk: Any) -> None:
+    scratch = {**STARTER_CLASSES["memory"], "state": "working", "decay": None, "schema": None, "write": None}
+    desk.call("platform", "PUT", "/v1/data-classes/scratch", scratch)
+    folder = desk.running.settings.data.parent / "stores" / desk.tenant
+    folder.mkdir(parents=True, exist_ok=True)
+    desk.call("platform", "PUT", "/v1/stores/files", {"kind": "files", "config": {"root": str(folder)}})
+    run = desk.call("writer", "POST", "/v1/runs", {"run": "r9", "status": "active"})
+
+    def register(path: str, run_name: str, data_class: str = "scratch") -> str:
+        item = {"data_class": data_class, "store": "files", "locator": {"path": path}, "subjects": ["user:ada"],
+                "activity": {"kind": "draft", "run": run_name}}  # fmt: skip
+        [made] = desk.call("writer", "POST", "/v1/artifacts", {"artifacts": [item]})["results"]
+        assert made["status"] == "created"
+        return str(made["id"])
+
+    names = {name: register(*of) for name, of in {
+        "its": ("a", "r9"), "another run's": ("b", "r8"), "a memory": ("c", "r9", "memory")}.items()}  # fmt: skip
+
+    def ends(name: str) -> Any:
+        return desk.call("legal", "GET", f"/v1/artifacts/{names[name]}")
+
+    assert all(ends(name)["expires_at"] is None for name in names)
+    over = desk.call("writer", "PATCH", f"/v1/runs/{run['id']}", {"status": "completed"})
+    assert ends("its")["ends_at"] == over["ended_at"]
+    assert ends("its")["rule"] == "item_expiry"
+    assert [ends(name)["expires_at"] for name in ("another run's", "a memory")] == [None, None]
+    names["late"] = register("d", "r9")
+    assert ends("late")["ends_at"] == over["ended_at"]
+    decided = desk.call("legal", "POST", "/v1/decide", {"artifact": names["its"]})
+    assert (decided["action"], decided["rule"]) == ("erase", "item_expiry")
