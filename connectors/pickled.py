@@ -3,9 +3,9 @@
 Guarantees: the stream is read opcode by opcode; texts, numbers, lists and maps become themselves, a reference to a
 class becomes its name (`Named`), and an object that would be made by calling one becomes `Made` with plain content.
 What would run code in Python's own reader is data here. Bounded: a stream of more than `_LIMIT` opcodes is refused.
-`write_plain` writes what we need ourselves: maps, lists, texts and numbers.
+`write_pickle` writes such data back.
 
-    >>> read_pickle(write_plain({"a": [0.5, 1.0]}))
+    >>> read_pickle(write_pickle({"a": [0.5, 1.0]}))
     {'a': [0.5, 1.0]}
 """
 
@@ -167,21 +167,43 @@ def _add(group: Any, values: list[Any]) -> None:
         raise ValueError("a pickle that has no plain form")  # noqa: TRY004 -- one error for every ill-formed stream
 
 
-def write_plain(value: Any) -> bytes:
-    """Return a pickle, protocol 4, of maps, lists, texts and numbers. Raises: ValueError for anything else."""
+def write_pickle(value: Any) -> bytes:
+    """Return a pickle, protocol 4, of what `read_pickle` returned: plain data, and objects of classes by their names.
+
+    An object is written as its class with its arguments and its state, the way classes without methods of their own for
+    it are pickled. Raises: ValueError for anything else.
+    """
     return b"\x80\x04" + _written(value) + b"."
 
 
 def _written(value: Any) -> bytes:
+    if value is None or isinstance(value, bool):
+        return {None: b"N", True: b"\x88", False: b"\x89"}[value]
     if isinstance(value, str):
-        encoded = value.encode()
+        encoded = value.encode(errors="surrogatepass")
         return b"X" + struct.pack("<I", len(encoded)) + encoded
     if isinstance(value, float):
         return _FLOAT + struct.pack(">d", value)
-    if isinstance(value, int) and not isinstance(value, bool) and -(2**31) <= value < 2**31:
-        return b"J" + struct.pack("<i", value)
-    if isinstance(value, list):
-        return b"](" + b"".join(map(_written, value)) + b"e"
+    if isinstance(value, int):
+        size = value.bit_length() // 8 + 1
+        return b"\x8b" + struct.pack("<i", size) + value.to_bytes(size, "little", signed=True)
+    if isinstance(value, bytes):
+        return b"B" + struct.pack("<I", len(value)) + value
+    if isinstance(value, Made):
+        return _object(value)
+    groups: dict[type, tuple[bytes, bytes]] = {list: (b"](", b"e"), tuple: (b"(", b"t"), set: (b"\x8f(", b"\x90")}
+    if type(value) in groups:
+        before, after = groups[type(value)]
+        return before + b"".join(map(_written, value)) + after
     if isinstance(value, dict):
         return b"}(" + b"".join(_written(each) for pair in value.items() for each in pair) + b"u"
-    raise ValueError("only maps, lists, texts and numbers are written")
+    raise ValueError("only what was read from a pickle is written")
+
+
+def _object(value: Made) -> bytes:
+    module, _, name = value.name.rpartition(".")
+    arguments = value.content["arguments"]
+    if len(arguments) != 1 or not isinstance(arguments[0], tuple):
+        raise ValueError("only what was read from a pickle is written")
+    made = _written(module) + _written(name) + b"\x93" + _written(arguments[0]) + b"\x81"
+    return made + (_written(value.content["state"]) + b"b" if "state" in value.content else b"")

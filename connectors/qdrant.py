@@ -33,7 +33,7 @@ from typing_extensions import override
 
 from connectors.base import Deadline, Level, ReclaimReport
 from connectors.errors import BadConfig, BadLocator, StoreUnreachable, WrongCredentials
-from connectors.pickled import read_pickle, write_plain
+from connectors.pickled import read_pickle, write_pickle
 from connectors.residue import Hits, Needles
 from connectors.serialized import Made
 from connectors.sqlite_file import opened, rewrite
@@ -74,19 +74,19 @@ class QdrantConnector(VectorConnector):
         """A collection of ours that Qdrant does not know."""
 
     @contextmanager
-    def _open(self, limit: Deadline, *, read_only: bool) -> Iterator[_Points]:
-        points = _Points(self._path, self._own, self.owner, limit)
+    def _open(self, limit: Deadline, *, read_only: bool) -> Iterator[Points]:
+        points = Points(self._path, self._own, self.owner, limit)
         if read_only:
             yield points
         else:
-            with _locked(self._path, limit):
+            with locked(self._path, limit):
                 yield points
 
     @override
     def _free(self, collections: Sequence[str], limit: Deadline) -> ReclaimReport:
-        points = _Points(self._path, self._own, self.owner, limit)
+        points = Points(self._path, self._own, self.owner, limit)
         known, evidence = set(points.collections()), {}
-        with _locked(self._path, limit):
+        with locked(self._path, limit):
             for name in collections:
                 if name in known and not points.vacuum(name):
                     return report(Level.L1, "another process reads a collection's file: its log stays", _METHOD)
@@ -107,7 +107,7 @@ class QdrantConnector(VectorConnector):
 
     @override
     def _hits(self, canaries: Sequence[bytes], limit: Deadline) -> list[tuple[str, Hits]]:
-        _Points(self._path, self._own, self.owner, limit).collections()
+        Points(self._path, self._own, self.owner, limit).collections()
         wanted = Needles(canaries)
         areas: dict[str, Hits] = {}
         for file in sorted(each for each in self._path.rglob("*") if each.is_file()):
@@ -123,39 +123,25 @@ class QdrantConnector(VectorConnector):
 
     @override
     def _more_forms(self, vector: Sequence[float]) -> tuple[bytes, ...]:
-        last = max(0, len(vector) - 12)
-        windows = [vector[start : start + 12] for start in dict.fromkeys((0, last // 2, last))]
-        return tuple(
-            b"".join(b"G" + struct.pack(">d", number) for number in window)
-            for window in windows
-            if len({number for number in window if number}) >= _TELLING
-        )
+        return pickled_forms(vector)
 
     @contextmanager
     def _scratch(
         self, document: Mapping[str, str], vector: Sequence[float], limit: Deadline
     ) -> Iterator[dict[str, Any]]:
         name = f"muniment-check-{secrets.token_hex(8)}"
-        _Points(self._path, None, self.owner, limit).collections()
-        folder = self._path / "collection" / name
-        point = {"id": 1, "vector": list(vector), "payload": dict(document)}
+        Points(self._path, None, self.owner, limit).collections()
         try:
-            with _locked(self._path, limit):
-                folder.mkdir(parents=True)
-                with closing(sqlite3.connect(folder / _STORAGE, isolation_level=None)) as connection:
-                    connection.execute("CREATE TABLE points (id TEXT PRIMARY KEY, point BLOB)")
-                    key = base64.b64encode(write_plain(1)).decode()
-                    connection.execute("INSERT INTO points VALUES (?, ?)", (key, write_plain(point)))
+            with locked(self._path, limit):
+                write_collection(self._path, name, Point(id=1, payload=dict(document), vectors=(tuple(vector),)))
             self._own = name
             yield {"collection": name, "id": 1}
-        except OSError:
-            raise WrongCredentials("qdrant", "the folder may not be written") from None
         finally:
             self._own = None
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_collection(self._path, name)
 
 
-class _Points(Places):
+class Points(Places):
     """The collections of a folder, one SQLite file each."""
 
     def __init__(self, path: Path, own: str | None, owner: Callable[[Point], str | None], limit: Deadline) -> None:
@@ -222,6 +208,17 @@ class _Points(Places):
                     connection.executemany("DELETE FROM points WHERE rowid = ?", [(number,) for number in numbers])
             connection.execute("COMMIT")
 
+    def change_payload(self, collection: str, identity: PointId, payload: Mapping[str, Any]) -> None:
+        """Give a point another payload and leave the rest of it as it is. Raises: StoreUnreachable."""
+        with self._opened(collection, write=True) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+            for number in self._rows(connection, [identity]).get(identity, []):
+                blob = connection.execute("SELECT point FROM points WHERE rowid = ?", (number,)).fetchone()[0]
+                read, state = _state(blob)
+                state["payload"] = dict(payload)
+                connection.execute("UPDATE points SET point = ? WHERE rowid = ?", (write_pickle(read), number))
+            connection.execute("COMMIT")
+
     def _rows(self, connection: sqlite3.Connection, ids: Sequence[PointId]) -> dict[PointId, list[int]]:
         """Return the rows of each id. An id's key depends on its spelling and the client's age, so all are read."""
         wanted, found = set(ids), defaultdict(list)
@@ -254,12 +251,18 @@ def _identity(key: str) -> PointId:
     raise StoreUnreachable("qdrant", "a row has a key that cannot be read")
 
 
+def _state(blob: bytes) -> tuple[Any, dict[str, Any]]:
+    """Return what a row holds, and the part of it that is the point. Raises: ValueError, KeyError and the like."""
+    read = read_pickle(blob)
+    state = read.content["state"] if isinstance(read, Made) else read
+    found: dict[str, Any] = state.get("__dict__", state)
+    return read, found
+
+
 def _opened(blob: bytes) -> Point:
     """Return the point of a row. Raises: StoreUnreachable."""
     try:
-        read = read_pickle(blob)
-        state = read.content["state"] if isinstance(read, Made) else read
-        state = state.get("__dict__", state)
+        _, state = _state(blob)
         identity, payload = state["id"], state.get("payload") or {}
         vectors = tuple(tuple(each) for each in _vectors(state.get("vector")))
     except (ValueError, KeyError, TypeError, AttributeError):
@@ -283,13 +286,43 @@ def _vectors(value: Any) -> Iterator[list[float]]:
         yield [float(number) for number in value]
 
 
+def write_collection(path: Path, name: str, point: Point) -> None:
+    """Make a collection that no client of the folder knows, with one point. Raises: WrongCredentials."""
+    folder = path / "collection" / name
+    content = {"id": point.id, "vector": list(point.vectors[0]), "payload": point.payload}
+    try:
+        folder.mkdir(parents=True)
+        with closing(sqlite3.connect(folder / _STORAGE, isolation_level=None)) as connection:
+            connection.execute("CREATE TABLE points (id TEXT PRIMARY KEY, point BLOB)")
+            key = base64.b64encode(write_pickle(point.id)).decode()
+            connection.execute("INSERT INTO points VALUES (?, ?)", (key, write_pickle(content)))
+    except (OSError, sqlite3.Error):
+        raise WrongCredentials("qdrant", "the folder may not be written") from None
+
+
+def remove_collection(path: Path, name: str) -> None:
+    """Remove a collection that `write_collection` made."""
+    shutil.rmtree(path / "collection" / name, ignore_errors=True)
+
+
+def pickled_forms(vector: Sequence[float]) -> tuple[bytes, ...]:
+    """Return the byte strings that a pickle has of a vector: head, middle and tail."""
+    last = max(0, len(vector) - 12)
+    windows = [vector[start : start + 12] for start in dict.fromkeys((0, last // 2, last))]
+    return tuple(
+        b"".join(b"G" + struct.pack(">d", number) for number in window)
+        for window in windows
+        if len({number for number in window if number}) >= _TELLING
+    )
+
+
 def mark(name: str) -> str:
     """Return how a collection is called in evidence, which names nobody."""
     return f"qdrant:{hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 @contextmanager
-def _locked(path: Path, limit: Deadline) -> Iterator[None]:
+def locked(path: Path, limit: Deadline) -> Iterator[None]:
     """Hold the lock that every client of the folder takes. Raises: StoreUnreachable, WrongCredentials, Timeout."""
     patience = Deadline("lock", min(_PATIENCE_S, limit.left()))
     try:
