@@ -28,7 +28,7 @@ from registry.reading import Faults, Reader, is_list
 from registry.sets import sets_of
 from retention.consents import CLOCK, consent_ends, ended_at
 from retention.errors import NotKnown, NotOpen
-from retention.events import ENDED, write_hints
+from retention.events import CONVERSATION, ENDED, write_hints
 from retention.key_clocks import renew_keys_of
 from retention.models import ConsentRow
 from retention.schedule import schedule_of
@@ -74,7 +74,10 @@ def record_consent(  # noqa: PLR0917 - as every verb that records
         consent_id=consent_id,
         subject_no=subject_no,
         data_classes=sorted(set(named)),
-        scopes=sorted(lookups.scope(name, value).hex() for name, value in scope.items()),
+        scopes=sorted(
+            {lookups.scope(name, value).hex() for name, value in scope.items()}
+            | {lookups.of("stream", value).hex() for name, value in scope.items() if name == CONVERSATION}
+        ),
         given_at=given_at,
         until=until,
         sealed=Seals(session, vault, acting.tenant_id).seal(subject_no, LABEL, consent_id, canonical_json(said)),
@@ -125,7 +128,7 @@ def view_of(row: ConsentRow) -> dict[str, Any]:
     return {
         "id": row.consent_id,
         "data_classes": list(row.data_classes),
-        "scopes": len(row.scopes),
+        "scoped": bool(row.scopes),
         "given_at": row.given_at,
         "until": row.until,
         "withdrawn_at": row.withdrawn_at,
@@ -191,7 +194,7 @@ def _body(row: ConsentRow) -> dict[str, Any]:
     return {
         "consent": row.consent_id,
         "data_classes": list(row.data_classes),
-        "scopes": len(row.scopes),
+        "scoped": bool(row.scopes),
         "ends_at": None if (end := ended_at(row)) is None else end.isoformat(),
     }
 

@@ -43,6 +43,8 @@ ANY_NAME = ("legal", "platform")
 """Roles that may report any event; a writer only those its classes wait for."""
 ARTIFACT_KIND = "a"
 STREAM_KIND = "s"
+CONVERSATION = "conversation"
+"""The scope that streams of the record answer to by their names."""
 MAX_HINTS = 20_000
 ENDED = ("erased", "erasing")
 
@@ -104,7 +106,11 @@ def record_event(
         "subject_no": person,
         "recorded_at": now,
     }
-    session.connection().execute(sa.insert(EventRow), [row])
+    rows = [row]
+    if key_name == CONVERSATION and person is None:
+        # A stream of the record is found by its own name.
+        rows.append({**row, "id": new_id(now), "lookup": lookups.of("stream", key_value)})
+    session.connection().execute(sa.insert(EventRow), rows)
     items = _renew_hints(session, acting.tenant_id, lookup, waiting)
     return Recorded(event_id=event_id, name=name, at=at, items=items)
 

@@ -37,7 +37,7 @@ from registry.sets import sets_of
 from retention.decide import Decision, Hold, Item, decide
 from retention.due import schedules_in_force
 from retention.errors import NotKnown, NotOpen, SecondPersonNeeded
-from retention.events import ARTIFACT_KIND
+from retention.events import ARTIFACT_KIND, CONVERSATION
 from retention.items import Candidate, load_artifacts
 from retention.models import HoldRow, StoreHoldRow
 from retention.stops import Desk, EventRecord, Resumed, hold_of
@@ -46,8 +46,6 @@ from vault.models import DataKey, KeyState
 from vault.vault import Vault
 
 LABEL = "hold"
-CONVERSATION = "conversation"
-"""The scope that streams of the record answer to."""
 LISTED = 10_000
 """How many items a preview lists; the counts are complete."""
 _BATCH = 5_000

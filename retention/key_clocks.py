@@ -22,12 +22,13 @@ from sqlmodel import Session, col, select
 from ledger.models import EntryRow, Instant, PartRef
 from registry.ids import first_id
 from registry.keyed import NO_MONTH, NOBODY, chunks
+from registry.limited import scopes_of
 from registry.models import Derivation, ScopeKey, StreamRow
 from registry.people import groups
 from registry.sets import members
 from retention.consents import CLOCK, covered_until
 from retention.decide import Item, class_end
-from retention.events import STREAM_KIND, scopes_of, write_hints
+from retention.events import STREAM_KIND, write_hints
 from retention.models import EventRow, KeyHintRow, WalkRow
 from retention.schedule import Schedule, month_end, month_of
 from vault.models import DataKey, KeyState, PartKey
@@ -66,7 +67,7 @@ def clocks_of(
     if not waiting:
         return {}
     streams = _streams(session, tenant_id, [row.key_id for row in waiting])
-    scopes = scopes_of(session, tenant_id, STREAM_KIND, sorted({one for some in streams.values() for one in some}))
+    scopes = scopes_of(session, tenant_id, {one for some in streams.values() for one in some})
     consents = _consents(
         session, tenant_id, [row for row in waiting if starts[row.data_class] == CLOCK], streams, scopes
     )
@@ -346,7 +347,12 @@ def _streams_of(session: Session, tenant_id: int, lookup: bytes, after: int) -> 
         .order_by(col(ScopeKey.item))
         .limit(BATCH)
     )
-    return list(session.scalars(query))
+    found = list(session.scalars(query))
+    named = sa.select(col(StreamRow.stream_no)).where(
+        col(StreamRow.tenant_id) == tenant_id, col(StreamRow.lookup) == lookup
+    )
+    # One stream has that name; in a full page it is found again with the rest.
+    return found if len(found) == BATCH else sorted({*found, *session.scalars(named)})
 
 
 def _renew_streams(session: Session, tenant_id: int, streams: Sequence[int], schedules: Mapping[str, Schedule]) -> None:
