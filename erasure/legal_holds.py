@@ -211,6 +211,7 @@ def _fingerprint(holds: Sequence[Hold]) -> str:
     """What the holds in force select, in 16 characters: it changes with a hold, and with who is one person."""
     lines = sorted(
         f"{one.hold_id} {sorted(one.subjects)} {sorted(one.data_classes)} {sorted(one.scopes)} {sorted(one.artifacts)}"
+        f" {sorted(one.entries)}"
         for one in holds
     )
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
@@ -331,6 +332,8 @@ def _selections(tenant_id: int, holds: Sequence[Hold]) -> Iterator[sa.ColumnElem
     names = sorted({name for hold in holds for name in hold.data_classes})
     if names:
         yield col(DataKey.data_class).in_(names)
+    for places in chunks(sorted({place for hold in holds for place in hold.entries})):
+        yield col(PartRef.idx).in_(places)
     for few in chunks(sorted({bytes.fromhex(scope) for hold in holds for scope in hold.scopes})):
         # A conversation is named by the stream's own look-up, any other scope by its key.
         yield col(EntryRow.stream_no).in_(

@@ -37,6 +37,7 @@ from retention.parts import (
     joint_places,
     kept_places,
     load_parts,
+    places_in,
     places_of,
     places_within,
     streams_of,
@@ -343,8 +344,10 @@ def _key_facts(
             *(export.scopes or () for export in known.claims),
         )
     scoped = places_within(session, tenant_id, ids, streams_of(session, tenant_id, told)) if told else {}
+    single = places_in(session, tenant_id, ids, {entry for hold in known.holds for entry in hold.entries})
     dated = places_within(session, tenant_id, _with_ended_floors(session, tenant_id, rows, now, known, claim))
-    some = {key_id: joint.get(key_id, set()) | scoped.get(key_id, set()) for key_id in ids}
+    none: set[PartPlace] = set()
+    some = {key_id: none.union(*(found.get(key_id, none) for found in (joint, scoped, single))) for key_id in ids}
     every = {key_id: places | dated.get(key_id, set()) for key_id, places in some.items()}
     loaded = load_parts(session, tenant_id, {place for places in every.values() for place in places})
     totals = count_parts(session, tenant_id, [key_id for key_id, places in every.items() if places])
@@ -402,6 +405,7 @@ def _part_fact(part: RecordPart, of_key: Item, claim: Claim | None) -> PartFact:
         subjects=part.subjects,
         own_subjects=part.subjects,
         scopes=part.scopes,
+        entry=part.idx,
     )
     return PartFact(entry_id=part.entry_id, entry_idx=part.idx, part=part.part, item=item, key_ids=part.key_ids)
 

@@ -538,6 +538,7 @@ class _Replay:
             "data_classes": event.body["data_classes"],
             "scopes": event.body["scopes"],
             "artifacts": [int(number, 16) for number in event.body["artifacts"]],
+            "entries": list(event.body.get("entries", ())),
             "created_by": event.body["by"],
             "created_at": event.at,
             "released_by": None,

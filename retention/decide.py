@@ -79,6 +79,8 @@ class Hold(NamedTuple):
     data_classes: frozenset[str] = frozenset()
     scopes: frozenset[str] = frozenset()
     artifacts: frozenset[int] = frozenset()
+    entries: frozenset[int] = frozenset()
+    """Entries of the record, by their places in the log."""
 
 
 class Restriction(NamedTuple):
@@ -142,6 +144,8 @@ class Item:
     expires_at: datetime | None = None
     scopes: frozenset[str] = frozenset()
     sources: tuple[SourceEnd, ...] = ()
+    entry: int | None = None
+    """The place in the log of the entry that a part of the record belongs to."""
     kept_until: datetime | None = None
     """A disposition that extended the item by hand."""
 
@@ -210,6 +214,7 @@ def ends_at(item: Item, rules: Rules) -> datetime | None:
 def _is_held(item: Item, hold: Hold) -> bool:
     return (
         item.item_id in hold.artifacts
+        or item.entry in hold.entries
         or item.data_class in hold.data_classes
         or not hold.subjects.isdisjoint(item.subjects)
         or not hold.scopes.isdisjoint(item.scopes)

@@ -14,15 +14,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from ledger.entry import Kind
 from ledger.head import Transactions
+from ledger.models import EntryRow
 from registry import classes, subjects
 from registry.acting import Acting
 from registry.artifacts import find_artifacts
@@ -40,6 +43,7 @@ from retention.errors import NotKnown, NotOpen, SecondPersonNeeded
 from retention.events import ARTIFACT_KIND, CONVERSATION
 from retention.items import Candidate, load_artifacts
 from retention.models import HoldRow, StoreHoldRow
+from retention.parts import places_of, split_ref, streams_of
 from retention.stops import Desk, EventRecord, Resumed, hold_of
 from retention.sweep import decided, is_due
 from vault.models import DataKey, KeyState
@@ -51,7 +55,7 @@ LISTED = 10_000
 _BATCH = 5_000
 _MAX_NAMED = 1_000
 _ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
-_SELECTORS = ("subjects", "data_classes", "scope", "artifacts")
+_SELECTORS = ("subjects", "data_classes", "scope", "artifacts", "entries")
 
 
 def is_held(item: Item, holds: Sequence[Hold]) -> bool:
@@ -70,6 +74,7 @@ class _Wanted:
     data_classes: tuple[str, ...]
     scope: Mapping[str, str] = field(repr=False)
     artifacts: tuple[str, ...]
+    entries: tuple[str, ...]
 
 
 class Holds:
@@ -101,6 +106,7 @@ class Holds:
             "data_classes": sorted(hold.data_classes),
             "scopes": sorted(hold.scopes),
             "artifacts": sorted(f"{number:016x}" for number in hold.artifacts),
+            "entries": sorted(hold.entries),
         }
         self._record.event(acting.tenant_id, Kind.HOLD_PLACED, body, now)  # 2
         with self._transactions(acting.tenant_id) as session:  # 3
@@ -115,6 +121,7 @@ class Holds:
                 data_classes=sorted(hold.data_classes),
                 scopes=sorted(hold.scopes),
                 artifacts=sorted(hold.artifacts),
+                entries=sorted(hold.entries),
                 created_by=acting.principal,
                 created_at=now,
             )
@@ -191,6 +198,10 @@ class Holds:
         for number, name in enumerate(wanted.artifacts):
             if name not in found:
                 faults.add(f"/selector/artifacts/{number}", "no artifact of that id in this tenant")
+        entries = _entries(session, acting.tenant_id, wanted.entries)
+        for number, name in enumerate(wanted.entries):
+            if name not in entries:
+                faults.add(f"/selector/entries/{number}", "no entry of that id in this tenant")
         faults.raise_any()
         # Somebody nobody knows yet is made known, so that what is registered about them later is held.
         people = subjects.resolve(session, self._vault, acting, wanted.subjects, now) if wanted.subjects else []
@@ -205,6 +216,7 @@ class Holds:
                 | {lookups.of("stream", value).hex() for name, value in wanted.scope.items() if name == CONVERSATION}
             ),
             frozenset(row.id for row in found.values()),
+            frozenset(entries.values()),
         )
 
     def _sent(self, session: Session, tenant_id: int, hold: Hold) -> list[str]:
@@ -300,9 +312,10 @@ def parse_hold(spec: Mapping[str, Any]) -> _Wanted:
         data_classes=tuple(dict.fromkeys(_names(selector, "data_classes"))),
         scope=dict(scope or {}),
         artifacts=tuple(dict.fromkeys(_names(selector, "artifacts"))),
+        entries=tuple(dict.fromkeys(_names(selector, "entries"))),
     )
     selector.done()
-    if not faults.invalid and not (people or wanted.data_classes or wanted.scope or wanted.artifacts):
+    if not faults.invalid and not (people or wanted.data_classes or wanted.scope or wanted.artifacts or wanted.entries):
         selector.add("", f"selects nothing: name {', '.join(_SELECTORS)}; a hold on everything is one on every class")
     faults.raise_any()
     return wanted
@@ -329,6 +342,7 @@ def view_of(row: HoldRow) -> dict[str, Any]:
             "data_classes": list(row.data_classes),
             "scopes": len(row.scopes),
             "artifacts": len(row.artifacts),
+            "entries": len(row.entries),
         },
         "created_by": row.created_by,
         "created_at": row.created_at,
@@ -338,7 +352,7 @@ def view_of(row: HoldRow) -> dict[str, Any]:
 
 
 def counts_of(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
-    """How many artifacts, and keys of the record, a hold keeps now."""
+    """How many artifacts, whole keys of the record, and single entries of it a hold keeps now."""
     ids: set[int] = set()
     for condition in conditions_of(session, tenant_id, hold):
         query = sa.select(col(Artifact.id)).where(
@@ -357,7 +371,28 @@ def counts_of(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
             ),
         )
     )
-    return {"items": len(ids), "keys": int(keys or 0)}
+    streams = streams_of(session, tenant_id, hold.scopes)
+    within = session.scalar(
+        sa.select(sa.func.count())
+        .select_from(EntryRow)
+        .where(
+            col(EntryRow.tenant_id) == tenant_id,
+            sa.or_(col(EntryRow.stream_no).in_(sorted(streams)), col(EntryRow.idx).in_(sorted(hold.entries))),
+        )
+    )
+    return {"items": len(ids), "keys": int(keys or 0), "entries": int(within or 0)}
+
+
+def _entries(session: Session, tenant_id: int, names: Sequence[str]) -> dict[str, int]:
+    """Where these entries stand in the log; those that are not there, or no ids, are left out."""
+    found: dict[str, int] = {}
+    sound = []
+    for name in names:
+        with suppress(ValueError):
+            sound.append(str(UUID(name)))
+    for place, ref in places_of(session, tenant_id, sound).items():
+        found[split_ref(ref)[0]] = place[0]
+    return {name: found[name.lower()] for name in names if name.lower() in found}
 
 
 def at_stores(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:

@@ -163,7 +163,8 @@ def load_kept(
         part, key = parts.get(row.place), of_key.get(row.key_id)
         if part is None or key is None:
             continue
-        item = replace(key.item, subjects=part.subjects, own_subjects=part.subjects, scopes=part.scopes)
+        about = part.subjects
+        item = replace(key.item, subjects=about, own_subjects=about, scopes=part.scopes, entry=part.idx)
         found.append(Candidate(kind=PART, ref=row.ref, data_class=key.data_class, store=VAULT, item=item))
     return found
 
@@ -191,6 +192,7 @@ def load_entry(session: Session, tenant_id: int, entry_id: str) -> Candidate | N
             subjects=people,
             own_subjects=people,
             scopes=limited.scopes_of(session, tenant_id, [row.stream_no]).get(row.stream_no, frozenset()),
+            entry=row.idx,
         ),
     )
 

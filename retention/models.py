@@ -45,6 +45,7 @@ class HoldRow(SQLModel, table=True):
     data_classes: list[str] = Field(default_factory=list, sa_type=_json)
     scopes: list[str] = Field(default_factory=list, sa_type=_json)
     artifacts: list[int] = Field(default_factory=list, sa_type=_json)
+    entries: list[int] = Field(default_factory=list, sa_type=_json)
     created_by: str = Field(max_length=128)
     created_at: datetime = Field(sa_type=Instant)
     released_by: str | None = Field(default=None, max_length=128)

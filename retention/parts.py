@@ -163,6 +163,24 @@ def places_within(
     return found
 
 
+def places_in(
+    session: Session, tenant_id: int, key_ids: Collection[str], entries: Collection[int]
+) -> dict[str, set[PartPlace]]:
+    """The parts of these entries that these keys seal, by key."""
+    wanted = set(key_ids)
+    found: dict[str, set[PartPlace]] = defaultdict(set)
+    for chunk in chunks(sorted(entries)):
+        rows = session.execute(
+            sa.select(col(PartRef.key_id), col(PartRef.idx), col(PartRef.part)).where(
+                col(PartRef.tenant_id) == tenant_id, col(PartRef.idx).in_(chunk)
+            )
+        )
+        for key_id, idx, part in rows:
+            if key_id in wanted:
+                found[key_id].add((idx, part))
+    return found
+
+
 def count_parts(session: Session, tenant_id: int, key_ids: Collection[str]) -> dict[str, int]:
     """How many parts each of these keys seals."""
     found: dict[str, int] = {}

@@ -90,4 +90,11 @@ def hold_of(session: Session, row: HoldRow) -> Hold:
 
 
 def _hold(row: HoldRow, people: frozenset[int]) -> Hold:
-    return Hold(row.hold_id, people, frozenset(row.data_classes), frozenset(row.scopes), frozenset(row.artifacts))
+    return Hold(
+        row.hold_id,
+        people,
+        frozenset(row.data_classes),
+        frozenset(row.scopes),
+        frozenset(row.artifacts),
+        frozenset(row.entries),
+    )

@@ -323,6 +323,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("data_classes", sa.JSON(), nullable=False),
         sa.Column("scopes", sa.JSON(), nullable=False),
         sa.Column("artifacts", sa.JSON(), nullable=False),
+        sa.Column("entries", sa.JSON(), nullable=False),
         sa.Column("created_by", sa.String(length=128), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("released_by", sa.String(length=128), nullable=True),
