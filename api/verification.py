@@ -20,6 +20,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from api.database import Database
+from api.index_check import check_index
 from api.settings import SettingRefused, Settings
 from audit.findings import Report
 from audit.payload import ERASED, EXPIRED, PartStates
@@ -276,7 +277,7 @@ def verify_log(
     """Returns what one log comes to; `keys` may be any keys the log had, its rotations are followed. Raises BadPin."""
     keys = [pin for key in keys for pin in _followed(bucket, log, key)]
     states = None if sessions is None or log.tenant_id is None else part_states(sessions, log.tenant_id)
-    return verify(
+    report = verify(
         bucket,
         log_id=log.log_id,
         keys=keys,
@@ -286,6 +287,9 @@ def verify_log(
         progress=progress,
         helping=helping,
     )
+    if sessions is None or log.tenant_id is None or options.sample is not None or options.stream is not None:
+        return report
+    return check_index(report, sessions=sessions, tenant_id=log.tenant_id, size=log.size, bucket=bucket, hot=hot)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
