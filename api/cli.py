@@ -84,8 +84,7 @@ def run(arguments: list[str] | None = None) -> int:
     except click.exceptions.Abort:
         return _say("stopped", 2)
     except click.ClickException as error:
-        error.show()
-        return 2
+        return _say(_mistake(error), 2)
     except click.exceptions.Exit as stop:
         return stop.exit_code
     except BrokenPipeError:
@@ -93,6 +92,14 @@ def run(arguments: list[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 - the last place that can still explain
         return _say(*_explained(error))
     return result if isinstance(result, int) else 0
+
+
+def _mistake(error: click.ClickException) -> str:
+    """What was typed wrong, and where the right form stands, in one line."""
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "muniment"
+    said = " ".join(error.format_message().split()).rstrip(".")
+    return f"{said}: {path} --help shows how"
 
 
 def _explained(error: Exception) -> tuple[str, int]:

@@ -31,6 +31,14 @@ class FolderLocked(Exception):
         self.folder = folder
 
 
+class NotAFolder(Exception):
+    """A file stands where the data folder is to be."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(f"{folder} is not a folder and cannot hold the data: name another with --data")
+        self.folder = folder
+
+
 class ServerNotRunning(Exception):
     """Nothing serves this folder now."""
 
@@ -85,8 +93,11 @@ def mark_rebuilt(folder: Path) -> None:
 
 
 def make(folder: Path) -> None:
-    """Makes the data folder, readable by its owner only."""
-    (folder / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Makes the data folder, readable by its owner only. Raises NotAFolder."""
+    try:
+        (folder / "run").mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (NotADirectoryError, FileExistsError):
+        raise NotAFolder(folder) from None
     folder.chmod(0o700)
 
 

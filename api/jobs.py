@@ -7,6 +7,7 @@ is logged and runs again at its next tick; it never ends its thread. APScheduler
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,13 +20,14 @@ from sqlmodel import col
 
 from api.clock import Clock
 from api.database import Database
-from api.telemetry import Telemetry, places
+from api.telemetry import Forwarded, Telemetry, places
 from registry.ids import random_hex
 from retention.models import TickRow
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TICKS_KEPT = timedelta(days=2)
 WORKER_POLL_S = 2.0
+_LIBRARY = "apscheduler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,7 @@ class Jobs:
         self._stopping = threading.Event()
         self._worker: threading.Thread | None = None
         self._scheduler: BackgroundScheduler | None = None
+        self._forwarded: Forwarded | None = None
         self._runs = telemetry.meter.create_counter("muniment.job.runs", description="Ticks of jobs by outcome")
 
     def add(self, job: Job) -> None:
@@ -92,10 +95,18 @@ class Jobs:
                 self._scheduler.add_job(
                     self.tick, "interval", args=[job.name], seconds=job.every.total_seconds(), id=job.name
                 )
+            self._hear(self._telemetry)
             self._scheduler.start()
         if worker and self._worker is None:
             self._worker = threading.Thread(target=self._work, name="muniment-worker", daemon=True)
             self._worker.start()
+
+    def _hear(self, telemetry: Telemetry) -> None:
+        """What the library says goes into our log and nowhere else, least of all to a terminal."""
+        library = logging.getLogger(_LIBRARY)
+        library.propagate = False
+        self._forwarded = Forwarded(telemetry.log)
+        library.addHandler(self._forwarded)
 
     def stop(self, *, seconds: float = 10.0) -> None:
         """Ends the threads; what runs may finish within `seconds`."""
@@ -104,6 +115,9 @@ class Jobs:
         if self._scheduler is not None:
             self._scheduler.shutdown(wait=True)
             self._scheduler = None
+        if self._forwarded is not None:
+            logging.getLogger(_LIBRARY).removeHandler(self._forwarded)
+            self._forwarded = None
         if self._worker is not None:
             self._worker.join(seconds)
             self._worker = None

@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +21,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 PREFIX = "MUNIMENT_"
 SECRET_PREFIX = "MUNIMENT_SECRET_"  # noqa: S105 - the name of a variable, not a secret
+_TEST_PREFIX = "MUNIMENT_TEST_"
+_OF_COMMANDS = frozenset({"MUNIMENT_TOKEN", "MUNIMENT_URL", "MUNIMENT_WRITER_TOKEN"})
+"""What commands that talk to a server read, beside the settings."""
 DEFAULT_DATA = Path(".muniment")
 _LONG_DURATION = re.compile(r"P(?:(\d{1,3})Y)?(?:(\d{1,4})M)?(?:(\d{1,5})D)?")
 
@@ -165,6 +169,7 @@ def load(data: Path | None = None, **overrides: object) -> Settings:
     Raises:
         SettingRefused: an unknown name in the file, a malformed value, or a feature that is not built.
     """
+    _refuse_unknown(os.environ)
     folder = (data or Path(os.environ.get(f"{PREFIX}DATA", DEFAULT_DATA))).expanduser().absolute()
     values = _file_values(folder / "muniment.toml")
     values = {name: value for name, value in values.items() if f"{PREFIX}{name.upper()}" not in os.environ}
@@ -177,6 +182,17 @@ def load(data: Path | None = None, **overrides: object) -> Settings:
         raise SettingRefused(name, first["msg"]) from None
     _refuse_not_built(settings)
     return settings
+
+
+def _refuse_unknown(environment: Mapping[str, str]) -> None:
+    """A setting that is misspelt is not in force, so nothing runs as if it were. Raises SettingRefused."""
+    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | _OF_COMMANDS
+    for name in sorted(environment):
+        if not name.startswith(PREFIX) or name in known or name.startswith((SECRET_PREFIX, _TEST_PREFIX)):
+            continue
+        close = get_close_matches(name, sorted(known), n=1)
+        advice = f"did you mean {close[0]}?" if close else "docs/settings.md lists them"
+        raise SettingRefused(name, f"there is no such setting: {advice}")
 
 
 def _file_values(path: Path) -> dict[str, object]:

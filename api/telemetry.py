@@ -36,6 +36,8 @@ from api.errors import MEDIA_TYPE, answer_of, problem_of
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _SERVER_ERROR = 500
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+"""Buckets of durations. Source: OpenTelemetry HTTP metrics, `http.server.request.duration`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +81,12 @@ def build(*, otlp_endpoint: str | None = None, level: str = "info", stream: Any 
         tracers=tracers,
         meters=meters,
         registry=registry,
-        requests=meter.create_histogram("http.server.request.duration", unit="s", description="Time to answer"),
+        requests=meter.create_histogram(
+            "http.server.request.duration",
+            unit="s",
+            description="Time to answer",
+            explicit_bucket_boundaries_advisory=_SECONDS,
+        ),
     )
 
 
@@ -100,6 +107,23 @@ def quiet_libraries() -> None:
     """Keeps libraries from printing what they handle: only their warnings pass, uvicorn's access log never."""
     for name in ("uvicorn.access", "botocore", "boto3", "urllib3", "alembic", "apscheduler", "httpx", "sqlalchemy"):
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+class Forwarded(logging.Handler):
+    """Puts what a library says about itself into our log, below its own alarm: the alarm clock is late, not broken."""
+
+    def __init__(self, log: Any) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Writes one line: a skipped or late tick as information, what the library holds for an error as one."""
+        said = {"library": record.name, "detail": record.getMessage()}
+        if record.levelno >= logging.ERROR:
+            kind = record.exc_info[0] if record.exc_info else None
+            self._log.error("scheduler", **said, error=None if kind is None else kind.__qualname__)
+        else:
+            self._log.info("scheduler", **said)
 
 
 def places(error: BaseException) -> list[str]:

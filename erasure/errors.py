@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import ClassVar
+
+from ledger.entry import format_instant
 
 
 class ErasureError(Exception):
@@ -101,7 +103,7 @@ class TooLate(ErasureError):
     problem = "too-late"
 
     def __init__(self, move: str, since: datetime | None, detail: str) -> None:
-        when = "" if since is None else f" (since {since.isoformat()})"
+        when = "" if since is None else f" (since {format_instant(since.astimezone(UTC))})"
         super().__init__(f"too late to {move}: {detail}{when}")
         self.move = move
         self.since = since
@@ -157,7 +159,7 @@ class ReportNotReady(ErasureError):
     problem = "report-not-ready"
 
     def __init__(self, version: str, due_at: datetime | None, detail: str) -> None:
-        when = "" if due_at is None else f", due {due_at.isoformat()}"
+        when = "" if due_at is None else f", due {format_instant(due_at.astimezone(UTC))}"
         super().__init__(f"the {version} certificate is not ready{when}: {detail}")
         self.version = version
         self.due_at = due_at
@@ -212,6 +214,30 @@ class ReportError(ErasureError):
     def __init__(self, place: str, detail: str) -> None:
         super().__init__(f"{place or '/'}: {detail}")
         self.place = place
+        self.detail = detail
+
+
+class BadPin(ErasureError):
+    """A key that somebody pinned to check a certificate with is none, so nothing could be checked."""
+
+    problem = "invalid"
+
+    def __init__(self, what: str, detail: str) -> None:
+        super().__init__(f"{what} is not a C2SP verifier key (name+id+key): {detail}")
+        self.what = what
+        self.detail = detail
+
+
+class LetterWithoutOpening(ErasureError):
+    """A file given as the person's letter holds no opening, so it could not be compared with the certificate."""
+
+    problem = "bad-report"
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(
+            f"the letter holds no opening ({detail}): give the answer to the erasure as muniment wrote it, "
+            ".pdf, .html or .txt; other letters have none"
+        )
         self.detail = detail
 
 

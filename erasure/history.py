@@ -18,7 +18,7 @@ from erasure.errors import UnknownRequest
 from erasure.models import CopyRow, RequestEvent, RequestRow
 from erasure.overlaps import warnings_of
 from erasure.plan import PlanCopy, instant_text
-from erasure.request import WAITING, CopyFact, CopyState, State
+from erasure.request import FINAL, WAITING, CopyFact, CopyState, State
 from registry.cones import pending_about
 from retention.decide import Because
 
@@ -251,7 +251,8 @@ def view_of(session: Session, row: RequestRow) -> dict[str, Any]:
         "approvals": row.approvals,
         "paused": "paused_at" in row.details,
         "counts": counts,
-        "waiting_for": {state: count for state, count in counts.items() if state in WAITING},
+        # A request that ended without its copies waits for none of them any more.
+        "waiting_for": {} if row.state in FINAL else {s: count for s, count in counts.items() if s in WAITING},
         "history": [
             {
                 "at": instant_text(line.at),

@@ -56,17 +56,20 @@ class Reader:
             rows = session.exec(query.order_by(col(RequestRow.request_id)).limit(limit))
             return [history.view_of(session, row) for row in rows]
 
-    def search(self, acting: Acting, subject: str) -> list[dict[str, Any]]:
-        """Requests that name a person, verified or not."""
+    def search(
+        self, acting: Acting, subject: str, *, after: str | None = None, limit: int = 1000
+    ) -> list[dict[str, Any]]:
+        """Requests that name a person, verified or not, in the order of their ids, those after a given one."""
         one = parse_subject(subject)
         with self._parts.transactions(acting.tenant_id, write=False) as session:
             lookup = subjects.lookup_of(self._parts.vault, acting.tenant_id, one)
-            found = session.exec(
-                select(RequestSubject.request_id).where(
-                    RequestSubject.tenant_id == acting.tenant_id, RequestSubject.lookup == lookup
-                )
-            ).all()
-            return [history.view_of(session, history.load(session, acting.tenant_id, name)) for name in sorted(found)]
+            query = select(RequestSubject.request_id).where(
+                RequestSubject.tenant_id == acting.tenant_id, RequestSubject.lookup == lookup
+            )
+            if after is not None:
+                query = query.where(col(RequestSubject.request_id) > after)
+            found = session.exec(query.distinct().order_by(col(RequestSubject.request_id)).limit(limit)).all()
+            return [history.view_of(session, history.load(session, acting.tenant_id, name)) for name in found]
 
     def plan_view(self, acting: Acting, request_id: str) -> dict[str, Any]:
         """The plan as the contract shows it. Raises: IllegalMove while there is none."""

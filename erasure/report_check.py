@@ -25,7 +25,7 @@ from hashlib import sha256
 from typing import Any
 
 from erasure.certificate import PREFIX, PROVEN, SCHEMA, STATED, commitment
-from erasure.errors import ReportError
+from erasure.errors import BadPin, ReportError
 from erasure.request import GONE, CopyFact, State, completion
 from erasure.strict_json import canonical, parse
 from ledger.checkpoint import Checkpoint, parse_checkpoint, verify_note
@@ -38,6 +38,8 @@ from vault.errors import VaultError
 from vault.packing import unpack
 
 _WINDOW = re.compile(r"([0-9]{1,19})-([0-9]{1,19})?")
+_UNSEEN = dict.fromkeys((0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF))
+"""Characters that a page may hold between others for its line breaks: soft hyphen, zero-width ones, byte order mark."""
 MAX_BYTES = 256 * 1024 * 1024
 
 
@@ -76,6 +78,23 @@ def check(report: bytes, certificate_vkey: str | Sequence[str], log_vkey: str | 
     ]
 
 
+def require_keys(certificate_vkeys: Sequence[str], log_vkey: str | None = None) -> None:
+    """Return when these are keys that a certificate could be checked with. Raises: BadPin naming the one that is none.
+
+    A caller's own mistake is told apart from a certificate that does not hold.
+    """
+    for pin in certificate_vkeys:
+        try:
+            _pinned(pin)
+        except (LedgerError, ReportError) as error:
+            raise BadPin("the certificate key", getattr(error, "detail", str(error))) from error
+    if log_vkey is not None:
+        try:
+            verifier_from_vkey(copied(log_vkey))
+        except LedgerError as error:
+            raise BadPin("the log key", str(error)) from error
+
+
 def check_opening(report: bytes, opening: bytes) -> str:
     """That a letter's names and salts open the commitments of a checked certificate, in words. Raises: ReportError."""
     told = parse(opening)
@@ -103,14 +122,29 @@ def _parse(report: bytes) -> dict[str, Any]:
 _Window = tuple[int, int | None]
 
 
+def copied(key: str) -> str:
+    """A key as it is written, from one that was copied off a page: no line breaks, spaces and unseen characters."""
+    return "".join(key.translate(_UNSEEN).split())
+
+
 def _pinned(pin: str) -> tuple[Ed25519Verifier, _Window]:
     """A vkey, with the window of tree sizes behind it if there is one."""
-    text, _, shown = pin.strip().partition(" ")
-    window = _WINDOW.fullmatch(shown)
-    if shown and window is None:
-        raise ReportError("/signature/key", "behind the key stands no window of sizes such as 0-40")
+    words = pin.translate(_UNSEEN).split()
+    window = _WINDOW.fullmatch(words[-1]) if len(words) > 1 else None
+    text = "".join(words[:-1] if window else words)
+    if window is None and len(words) > 1:
+        _check_no_window(words)
     span = (int(window[1]), int(window[2]) if window[2] else None) if window else (0, None)
     return Ed25519Verifier.from_vkey(text), span
+
+
+def _check_no_window(words: Sequence[str]) -> None:
+    """A key that was copied in pieces is one when they are put together; a key and something else is not."""
+    try:
+        Ed25519Verifier.from_vkey("".join(words))
+    except LedgerError:
+        detail = "behind the key stands no window of sizes such as 0-40"
+        raise ReportError("/signature/key", detail) from None
 
 
 def _check_window(window: _Window, size: int) -> None:
@@ -146,7 +180,7 @@ def _check_signature(document: Mapping[str, Any], certificate: Mapping[str, Any]
 def _checkpoint(log: Mapping[str, Any], pinned: str | None) -> tuple[Checkpoint, bool]:
     place = "/certificate/log/checkpoint"
     note, inside = _member(log, "checkpoint", str, "/certificate/log"), _member(log, "key", str, "/certificate/log")
-    if pinned is not None and inside != pinned:
+    if pinned is not None and inside != copied(pinned):
         raise ReportError("/certificate/log/key", "the log key inside is not the pinned one")
     try:
         text = verify_note(note.encode(), [verifier_from_vkey(inside)])

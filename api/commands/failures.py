@@ -8,6 +8,7 @@ import traceback
 _CODES: dict[str, int] = {
     "api.folder.FolderMissing": 2,
     "api.folder.FolderLocked": 2,
+    "api.folder.NotAFolder": 2,
     "api.folder.ServerNotRunning": 2,
     "api.settings.SettingRefused": 2,
     "api.commands.rebuilding.Refused": 1,
@@ -43,6 +44,8 @@ def explain(error: BaseException) -> tuple[str, int]:
 
 
 def _line(error: BaseException, name: str) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror.lower()}"
     if name != "muniment.errors.ApiProblem":
         return " ".join(str(error).split())
     title, detail = getattr(error, "title", ""), getattr(error, "detail", "")

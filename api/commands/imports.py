@@ -81,7 +81,7 @@ def import_(
     counts: Counter[str] = Counter()
     problems: Counter[str] = Counter()
 
-    def entries(file: Path) -> Iterator[dict[str, Any]]:
+    def entries(file: Path, *, note: bool) -> Iterator[dict[str, Any]]:
         return read_entries(
             file,
             data_class=data_class,
@@ -90,15 +90,15 @@ def import_(
             stream_field=stream_field,
             id_key=import_key(data),
             skip_bad=skip_bad,
-            on_bad=lambda fault: bad.append(f"{file.name}: {fault}"),
+            on_bad=lambda fault: bad.append(f"{file.name}: {fault}") if note else None,
         )
 
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         for file in files:
             try:
-                total = sum(1 for _ in entries(file))
+                total = sum(1 for _ in entries(file, note=True))
                 with progress(total, file.name) as bar:
-                    for ids, body in batches(entries(file)):
+                    for ids, body in batches(entries(file, note=False)):
                         for result in send(client, body):
                             counts[result["status"]] += 1
                             if result["status"] == "rejected":

@@ -47,13 +47,20 @@ def opened(data: Path, *, create: bool = False, **overrides: object) -> Iterator
 
 
 def require_database(services: Services) -> None:
-    """Returns unless the database is empty while the stores hold logs. Raises CannotRun."""
+    """Returns unless the database is empty where a tenant was made, or stores hold logs. Raises CannotRun."""
     if services.tenants():
         return
+    data = services.settings.data
     if any(_holds_log(store) for store in (services.locked, services.hot)):
         message = (
             f"the database holds no tenant, but the stores hold logs: it was lost or another one is meant; check "
-            f"DATABASE_URL, or run muniment rebuild --data {services.settings.data}"
+            f"DATABASE_URL, or run muniment rebuild --data {data}"
+        )
+        raise CannotRun(message)
+    if folder.is_initialised(data):
+        message = (
+            f"{data} is initialised, but its database holds no tenant and the stores no log: they were lost or others "
+            f"are meant; check DATABASE_URL, OBJECT_STORE and HOT_STORE, or start anew with muniment init --data OTHER"
         )
         raise CannotRun(message)
 

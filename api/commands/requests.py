@@ -269,9 +269,13 @@ def letter(
 
 
 def _form_of(output: Path, forms: Mapping[str, str]) -> str:
+    """The media type by the name's end. Raises CannotRun, before anything is asked for that could not be written."""
     suffix = output.suffix.lower() if str(output) != "-" else next(iter(forms))
     if suffix not in forms:
         message = f"{output}: the name must end with {', '.join(forms)}"
+        raise CannotRun(message)
+    if str(output) != "-" and not output.parent.is_dir():
+        message = f"{output.parent} is no folder: make it first, or name another file with -o"
         raise CannotRun(message)
     return forms[suffix]
 
@@ -281,7 +285,11 @@ def _write(output: Path, body: bytes) -> bool:
     if str(output) == "-":
         sys.stdout.buffer.write(body)
         return False
-    output.write_bytes(body)
+    try:
+        output.write_bytes(body)
+    except OSError as error:
+        message = f"{output} cannot be written ({(error.strerror or 'unknown').lower()}): name another file with -o"
+        raise CannotRun(message) from None
     return True
 
 

@@ -38,6 +38,7 @@ def create(
     if url or folder.is_locked(data.expanduser().absolute()):
         with client_of(data=data, url=url, token=token, tenant=tenant) as client:
             answer = client.request("POST", "/v1/tokens", wanted)
+            tenant = client.request("GET", "/v1/tokens/self")["tenant"]
         made = {"tenant": tenant, "id": answer["id"], "principal": principal, "token": answer["token"]}
     else:
         made = _create_here(data=data, tenant=tenant, principal=principal, roles=roles, stores=stores, classes=classes)

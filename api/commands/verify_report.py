@@ -11,10 +11,10 @@ from pathlib import Path
 import click
 
 from api.commands.options import CannotRun, json_option, show
-from erasure.errors import PaperNotSet, ReportError
+from erasure.errors import BadPin, LetterWithoutOpening, PaperNotSet, ReportError
 from erasure.rendering.carrier import certificate_in, opening_in
 from erasure.rendering.compare import Pages, compare
-from erasure.report_check import check, check_opening
+from erasure.report_check import check, check_opening, require_keys
 
 _PAGES = {
     Pages.SAME: "the pages show exactly what the signed certificate says",
@@ -34,7 +34,12 @@ _PAGES = {
     "sizes: 'VKEY 0-40'.",
 )
 @click.option("--log-key", default=None, help="The key of the tenant's log; pins the record too.")
-@click.option("--letter", type=click.Path(path_type=Path), default=None, help="The person's letter: is it about them?")
+@click.option(
+    "--letter",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="The letter to the person (.pdf, .html or .txt): is the certificate about them?",
+)
 @click.option("--extract", type=click.Path(path_type=Path), default=None, help="Write the certificate inside here.")
 @click.option("--data", default=None, hidden=True)
 @click.option("--tenant", default=None, hidden=True)
@@ -52,6 +57,10 @@ def verify_report(
 ) -> int:
     """Checks signature, proofs, counts and pages of a certificate (.json, .html, .pdf); 1 if anything does not hold."""
     del data, tenant  # nothing of a folder or a server is used
+    try:
+        require_keys(keys, log_key)
+    except BadPin as error:
+        raise CannotRun(str(error)) from None
     paper = _read(file)
     try:
         report = certificate_in(paper)
@@ -59,12 +68,12 @@ def verify_report(
         if letter is not None:
             proven.append(check_opening(report, opening_in(_read(letter))))
         if extract is not None:
-            extract.write_bytes(report)
+            _write(extract, report)
         pages = compare(paper, report)
     except ReportError as error:
         show({"verdict": "refuted", "because": str(error)}, as_json=as_json, lines=[f"refuted: {error}"])
         return 1
-    except PaperNotSet as error:
+    except (PaperNotSet, LetterWithoutOpening) as error:
         raise CannotRun(str(error)) from None
     if pages is Pages.SAME:
         proven.append(_PAGES[pages])
@@ -75,6 +84,14 @@ def verify_report(
         return 2
     show({"verdict": "sound", "proven": proven, "pages": pages}, as_json=as_json, lines=[*lines, "sound"])
     return 0
+
+
+def _write(file: Path, data: bytes) -> None:
+    try:
+        file.write_bytes(data)
+    except OSError as error:
+        message = f"{file} cannot be written ({(error.strerror or 'unknown').lower()}): name another one"
+        raise CannotRun(message) from None
 
 
 def _read(file: Path) -> bytes:

@@ -1,4 +1,4 @@
-"""A service of the demonstration's own: opened on its data folder, served on loopback, closed again.
+"""A service of the demonstration's own: opened on its data folder, served on a socket beside it, closed again.
 
 Guarantees: the same application, jobs and settings as `muniment serve`; only the clock's offset and the allow-list are
 the demonstration's. Two of them on one folder, one after the other, are a restart.
@@ -7,6 +7,8 @@ the demonstration's. Two of them on one folder, one after the other, are a resta
 from __future__ import annotations
 
 import json
+import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -21,7 +23,6 @@ import yaml
 
 from api import administration, folder, migrate, settings, telemetry
 from api.app import create_app
-from api.commands.serving import bind
 from api.telemetry import quiet_libraries
 from api.verification import logs_of, read_only, stores_of, verify_log
 from api.wiring import Services, build
@@ -35,6 +36,7 @@ from muniment.registry import Client
 
 _TOKENS = "tokens.json"
 _PATIENCE_SECONDS = 60.0
+_LONGEST_SOCKET_PATH = 100
 _ENDED = frozenset(
     {"completed", "completed_with_retained", "completed_with_exceptions", "partially_failed", "no_match"}
 )
@@ -165,22 +167,21 @@ class Served:
 
 @contextmanager
 def served(data: Path, *, stores: Path, offset: timedelta, new: bool) -> Iterator[Served]:
-    """Serve a data folder on loopback with a clock that is `offset` ahead; `new` makes the folder and its tenant."""
+    """Serve a data folder on a socket file with a clock `offset` ahead; `new` makes the folder and its tenant."""
     chosen = settings.load(
         data, allow_targets=f"file:{stores}/**,sqlite:{stores}/**", clock_offset=offset, kek_grace=timedelta(0)
     )
     folder.make(chosen.data)
-    with folder.lock(chosen.data):
+    with folder.lock(chosen.data), _listening(data.parent) as (bound, url):
         services = build(chosen, telemetry=telemetry.build(stream=StringIO()))
         migrate.upgrade(services.database)
         quiet_libraries()
         services.start(sole=True)
-        bound = bind("127.0.0.1", 0)
         config = uvicorn.Config(create_app(services), log_config=None, access_log=False, lifespan="on")
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
         thread.start()
-        desk = Served(services, f"http://127.0.0.1:{bound.getsockname()[1]}", _tenant(services, data, new=new))
+        desk = Served(services, url, _tenant(services, data, new=new))
         try:
             while not server.started:
                 time.sleep(0.01)
@@ -189,8 +190,31 @@ def served(data: Path, *, stores: Path, offset: timedelta, new: bool) -> Iterato
             desk.close()
             server.should_exit = True
             thread.join(timeout=20)
-            bound.close()
             services.close()
+
+
+@contextmanager
+def _listening(folder: Path) -> Iterator[tuple[socket.socket, str]]:
+    """A socket to serve on and its address: a file in the folder, so that it works where there is no network at all.
+
+    The system allows the name of such a file about a hundred bytes; a deeper folder is named by its open descriptor.
+    """
+    file = folder / "s"
+    held, named = None, file
+    if len(os.fsencode(file)) > _LONGEST_SOCKET_PATH:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        named = Path(f"/proc/self/fd/{held}/s")
+    file.unlink(missing_ok=True)
+    bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        bound.bind(str(named))
+        bound.listen(128)
+        yield bound, f"unix:{named}"
+    finally:
+        bound.close()
+        file.unlink(missing_ok=True)
+        if held is not None:
+            os.close(held)
 
 
 def _tenant(services: Services, data: Path, *, new: bool) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from pydantic import ConfigDict, Field
 
 from api.auth import Auditor, Parts
 from api.errors import Problem
-from api.pagination import Cursor, Limit, read_cursor, write_cursor
+from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
 from api.requests import Body, make_router
 from api.verification import KnownLog, verify_log, witnesses_of
 from api.wiring import Services
@@ -54,7 +54,7 @@ class Verification(Body):
 
 
 @router.get("/v1/audit/log")
-def own_events(acting: Auditor, parts: Parts, limit: Limit = 50, cursor: Cursor = None) -> Response:
+def own_events(acting: Auditor, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Response:
     """The service's own events, in order: ids, counts and digests, nobody's content."""
     after = read_cursor(cursor, int)
     with parts.database.transaction(acting.tenant_id, write=False) as session:

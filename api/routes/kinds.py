@@ -11,7 +11,7 @@ from sqlmodel import select
 
 from api.auth import Anyone, Parts, Platform
 from api.errors import Problem
-from api.pagination import Page
+from api.pagination import DEFAULT_LIMIT, Cursor, Limit, Page, paged, read_cursor
 from api.requests import Body, make_router
 from ledger.entry import SYSTEM_KINDS, USER_KINDS
 from registry.models import KindRow
@@ -51,10 +51,17 @@ def put_kind(name: Name, body: KindSpec, acting: Platform, parts: Parts, respons
 
 
 @router.get("/v1/kinds")
-def list_kinds(acting: Anyone, parts: Parts) -> Page[KindView]:
-    """Every kind that entries may have, shipped ones first."""
+def list_kinds(acting: Anyone, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Page[KindView]:
+    """Every kind that entries may have, shipped ones first, each group by name."""
+    after = read_cursor(cursor, int, str)
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         rows = session.exec(select(KindRow).where(KindRow.tenant_id == acting.tenant_id).order_by("name")).all()
     shipped = [KindView(name=kind, description="", shipped=True) for kind in sorted(USER_KINDS)]
     own = [KindView(name=r.name, description=r.description, shipped=False, created_at=r.created_at) for r in rows]
-    return Page(items=shipped + own)
+    waiting = [one for one in shipped + own if after is None or _key(one) > after]
+    items, following = paged(waiting[: limit + 1], limit, _key)
+    return Page(items=items, next_cursor=following)
+
+
+def _key(one: KindView) -> tuple[int, str]:
+    return 0 if one.shipped else 1, one.name

@@ -11,7 +11,7 @@ from fastapi import Depends, Query, Response
 from api.anchoring import Use, anchors_view, keys_view, rotate_key
 from api.auth import Admin, Parts, require
 from api.errors import Problem
-from api.pagination import Limit, read_cursor, write_cursor
+from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
 from api.requests import Body, make_router
 from ledger.entry import format_instant
 from ledger.errors import BadProof, MalformedTilePath, ObjectMissing
@@ -81,7 +81,7 @@ def keys(acting: LogReader, parts: Parts) -> dict[str, Any]:
 
 
 @router.get("/v1/keys")
-def key_history(acting: KeyReader, parts: Parts, limit: Limit = 50, cursor: str | None = None) -> dict[str, Any]:
+def key_history(acting: KeyReader, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> dict[str, Any]:
     """What became of the tenant's keys: counts by class, month and state, the epochs of their groups, and the root.
 
     Names no person and no key. `items` are the epochs, page by page; the rest stands on the first page.

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import SQLAlchemyError
 
 from api.auth import Anyone, Parts, Writer
+from api.pagination import DEFAULT_LIMIT, Cursor, Limit, paged, read_cursor
 from api.requests import Body, make_router
 from api.wiring import Services
 from erasure.forget import Forgetting
@@ -135,10 +136,17 @@ def forget_memory(artifact: Id, acting: Writer, parts: Parts, body: Forgetting_ 
 
 
 @router.get("/v1/memory/{artifact}/changes")
-def memory_changes(artifact: Id, acting: Anyone, parts: Parts) -> dict[str, Any]:
-    """What happened to a memory, who did it, and the entries that tell of it."""
+def memory_changes(
+    artifact: Id, acting: Anyone, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+) -> dict[str, Any]:
+    """What happened to a memory, who did it, and the entries that tell of it, in order."""
+    after = read_cursor(cursor, int)
     with parts.database.transaction(acting.tenant_id, write=False) as session:
-        return {"items": memory_use.changes(session, acting, artifact)}
+        found = list(enumerate(memory_use.changes(session, acting, artifact)))
+    # Changes are only ever added behind, so a place in their order stays what it is.
+    waiting = [line for line in found if after is None or line[0] > after[0]]
+    items, following = paged(waiting[: limit + 1], limit, lambda line: (line[0],))
+    return {"items": [line for _, line in items], "next_cursor": following}
 
 
 def ship_changes(parts: Services, acting: Acting, now: datetime) -> None:

@@ -19,7 +19,7 @@ from pydantic import AwareDatetime, ConfigDict, Field
 
 from api.auth import Legal, Parts, require
 from api.negotiation import wanted
-from api.pagination import Limit, paged, read_cursor
+from api.pagination import DEFAULT_LIMIT, Cursor, Limit, paged, read_cursor
 from api.requests import Body, make_router
 from erasure.desk import Desk
 from erasure.handout import open_export
@@ -28,7 +28,7 @@ from erasure.planning import Planner
 from erasure.reader import Reader
 from erasure.rendering import paper
 from erasure.rendering.letter import plain
-from erasure.request import DONE
+from erasure.request import DONE, CopyState, Right, State
 from registry.acting import Acting
 
 router = make_router("requests")
@@ -146,11 +146,11 @@ def requests(
     acting: Watcher,
     parts: Parts,
     *,
-    state: str | None = None,
-    right: str | None = None,
+    state: State | None = None,
+    right: Right | None = None,
     due_before: AwareDatetime | None = None,
-    limit: Limit = 50,
-    cursor: str | None = None,
+    limit: Limit = DEFAULT_LIMIT,
+    cursor: Cursor = None,
 ) -> dict[str, Any]:
     """Requests by state, right and date."""
     after = read_cursor(cursor, str)
@@ -167,9 +167,16 @@ def requests(
 
 
 @router.post("/v1/requests:search")
-def search(body: Subject, acting: Watcher, parts: Parts) -> dict[str, Any]:
+def search(
+    body: Subject, acting: Watcher, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+) -> dict[str, Any]:
     """Requests that name a person."""
-    return {"items": Reader(parts.erasure).search(acting, body.subject), "next_cursor": None}
+    after = read_cursor(cursor, str)
+    found = Reader(parts.erasure).search(
+        acting, body.subject, after=None if after is None else after[0], limit=limit + 1
+    )
+    items, following = paged(found, limit, lambda row: (row["id"],))
+    return {"items": items, "next_cursor": following}
 
 
 @router.get("/v1/requests/{request_id}")
@@ -263,9 +270,9 @@ def copies(
     acting: Watcher,
     parts: Parts,
     *,
-    state: str | None = None,
-    limit: Limit = 50,
-    cursor: str | None = None,
+    state: CopyState | None = None,
+    limit: Limit = DEFAULT_LIMIT,
+    cursor: Cursor = None,
 ) -> dict[str, Any]:
     """The copies of the plan with their state, level and evidence."""
     after = read_cursor(cursor, int)

@@ -1,6 +1,10 @@
 """A tick is taken once, a failing job ends nothing, the worker wakes at once, pages are opaque."""
 
+import json
+import logging
+import re
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from io import StringIO
@@ -140,3 +144,34 @@ def test_a_cursor_that_is_not_ours_is_refused(text: str) -> None:
 @given(st.integers(), st.text())
 def test_a_cursor_comes_back_as_it_went(number: int, name: str) -> None:
     assert read_cursor(write_cursor(number, name), int, str) == (number, name)
+
+
+def test_what_the_alarm_clock_says_goes_into_our_log_as_information_and_nowhere_else(
+    database: Database, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A tick that comes while the last one still runs is left out, which is no warning to anybody."""
+    log = StringIO()
+    jobs = jobs_of(database, log)
+    jobs.add(Job(name="slow", every=timedelta(milliseconds=20), run=lambda _: time.sleep(0.3), shared=False))
+    jobs.start(worker=False)
+    end = time.monotonic() + 10
+    while "maximum number of running instances" not in log.getvalue() and time.monotonic() < end:
+        time.sleep(0.02)
+    jobs.stop()
+    said = [json.loads(line) for line in log.getvalue().splitlines() if "running instances" in line]
+    assert said
+    assert {(one["event"], one["level"], one["library"]) for one in said} == {
+        ("scheduler", "info", "apscheduler.scheduler")
+    }
+    assert capfd.readouterr() == ("", "")
+    assert not any(isinstance(one, telemetry.Forwarded) for one in logging.getLogger("apscheduler").handlers)
+
+
+def test_durations_are_counted_in_buckets_of_seconds() -> None:
+    made = telemetry.build(stream=StringIO())
+    made.requests.record(0.03, {"http.route": "/v1/tokens"})
+    page = made.metrics_page()[0].decode()
+    made.close()
+    buckets = [float(one) for one in re.findall(r'http_server_request_duration_seconds_bucket\{.*le="([0-9.]+)"', page)]
+    assert buckets[:4] == [0.005, 0.01, 0.025, 0.05]
+    assert buckets[-1] == 10.0

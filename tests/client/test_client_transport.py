@@ -6,10 +6,14 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from socketserver import UnixStreamServer
+from typing import Any
 
 import pytest
 
 from muniment import transport
+from muniment.errors import TransportError
 from muniment.transport import Transport
 
 
@@ -38,6 +42,29 @@ def address() -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
+
+
+def test_a_socket_file_is_an_address_too_and_one_that_is_gone_is_a_transport_error(tmp_path: Path) -> None:
+    class Local(UnixStreamServer):
+        def get_request(self) -> tuple[Any, Any]:
+            request, _ = super().get_request()
+            return request, ("", "socket file")
+
+    path = tmp_path / "s"
+    server = Local(str(path), Impatient)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    client = Transport(f"unix:{path}", None)
+    assert client.request("GET", "/").body == b"socket file"
+    client.close()
+    server.shutdown()
+    server.server_close()
+    path.unlink()
+    with pytest.raises(TransportError):
+        client.request("GET", "/")
+    for address in ("unix:", "unix://host/path", "ftp://host"):
+        with pytest.raises(ValueError, match="unix:/path"):
+            Transport(address, None)
 
 
 def test_a_silent_connection_is_opened_anew_before_the_server_is_asked(

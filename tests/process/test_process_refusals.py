@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
+import time
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -30,6 +33,13 @@ def refused(desk: Any, principal: str, method: str, path: str, body: object) -> 
     with pytest.raises(ApiProblem) as caught:
         desk.call(principal, method, path, body)
     return caught.value
+
+
+def wait_for(done: Callable[[], bool], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.05)
 
 
 def pointers(problem: ApiProblem) -> list[str]:
@@ -194,3 +204,29 @@ def test_refusals_of_a_request_under_way_say_where_too(desk: Any) -> None:
     ):
         problem = refused(desk, "legal", "POST", f"{path}/{action}", body)
         assert (problem.status, pointers(problem)) == (422, [where]), action
+
+
+def test_a_cancelled_request_waits_for_nothing(desk: Any) -> None:
+    desk.call("writer", "POST", "/v1/record/entries", {"entries": [entry(subjects=["user:a"])]})
+    made = desk.call("legal", "POST", "/v1/requests", REQUEST)
+    path = f"/v1/requests/{made['id']}"
+    desk.call("legal", "POST", f"{path}/verify-identity", {"identifier": "user:a", "method": "login"})
+    planned = desk.call("legal", "POST", f"{path}/plan", {})
+    assert planned["waiting_for"]["pending"] >= 1
+    cancelled = desk.call("legal", "POST", f"{path}/cancel", {})
+    assert (cancelled["state"], cancelled["waiting_for"]) == ("cancelled", {})
+
+
+def test_the_date_of_a_final_certificate_is_said_as_every_time_is(desk: Any) -> None:
+    desk.call("writer", "POST", "/v1/record/entries", {"entries": [entry(subjects=["user:a"])]})
+    made = desk.call("legal", "POST", "/v1/requests", REQUEST)
+    path = f"/v1/requests/{made['id']}"
+    desk.call("legal", "POST", f"{path}/verify-identity", {"identifier": "user:a", "method": "login"})
+    desk.call("legal", "POST", f"{path}/plan", {})
+    plan = desk.call("legal", "GET", f"{path}/plan")
+    desk.call("legal2", "POST", f"{path}/approve", {"plan_hash": plan["hash"]})
+    wait_for(lambda: desk.call("legal", "GET", path)["state"] == "completed")
+    with pytest.raises(ApiProblem) as early:
+        desk.call("legal", "GET", f"{path}/report?version=final")
+    assert early.value.status == 409
+    assert re.search(r", due \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z: ", early.value.detail), early.value.detail

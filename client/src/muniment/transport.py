@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from muniment.errors import TransportError
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping
     from http.client import HTTPConnection, HTTPResponse
 
@@ -57,20 +58,21 @@ class Transport:
     """Sends requests to one server under one token."""
 
     def __init__(self, url: str, token: str | None, *, timeout_seconds: float = 30.0) -> None:
-        """Take the server's base address, such as `http://127.0.0.1:8080`.
+        """Take the server's base address: `http://127.0.0.1:8080`, or `unix:/path` for a socket of this machine.
 
-        Raises: ValueError for an address that is not http or https.
+        Raises: ValueError for an address that is none of them.
         """
         from urllib.parse import urlsplit
 
         parts = urlsplit(url)
-        if parts.scheme not in {"http", "https"} or not parts.hostname:
-            message = "the server's address must be http://host[:port] or https://host[:port]"
+        self._socket = parts.path if parts.scheme == "unix" and not parts.netloc else None
+        if not self._socket and (parts.scheme not in {"http", "https"} or not parts.hostname):
+            message = "the server's address must be http://host[:port], https://host[:port] or unix:/path"
             raise ValueError(message)
         self._secure = parts.scheme == "https"
-        self._host = parts.hostname
-        self._port = parts.port
-        self._prefix = parts.path.rstrip("/")
+        self._host = parts.hostname or "localhost"
+        self._port = None if self._socket else parts.port
+        self._prefix = "" if self._socket else parts.path.rstrip("/")
         self._token = token
         self._timeout = timeout_seconds
         self._connection: HTTPConnection | None = None
@@ -90,8 +92,8 @@ class Transport:
         sent = dict(headers or {})
         if self._token is not None:
             sent["Authorization"] = f"Bearer {self._token}"
-        connection = self._open()
         try:
+            connection = self._open()
             connection.request(method, self._prefix + path, body=body, headers=sent)
             return self._read(connection.getresponse())
         except (OSError, HTTPException, ValueError) as error:
@@ -108,10 +110,25 @@ class Transport:
         if self._connection is None:
             kind = HTTPSConnection if self._secure else HTTPConnection
             self._connection = kind(self._host, self._port, timeout=self._timeout)
+            if self._socket:
+                # A connection whose socket is open already does not look for a host.
+                self._connection.sock = self._reach(self._socket)
             self._opened = self._used = now
             self._requests = 0
         self._requests += 1
         return self._connection
+
+    def _reach(self, path: str) -> socket.socket:
+        import socket
+
+        reached = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        reached.settimeout(self._timeout)
+        try:
+            reached.connect(path)
+        except OSError:
+            reached.close()
+            raise
+        return reached
 
     def _read(self, response: HTTPResponse) -> Answer:
         body = response.read(_MAX_ANSWER_BYTES + 1)

@@ -1,0 +1,143 @@
+"""What commands say: one clear line for a mistake, every fact once, no member left null."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api import cli, settings
+from ledger.signing import Ed25519Signer
+
+pytestmark = pytest.mark.process
+CHATS = (
+    '{"user":"a","messages":[{"role":"user","content":"hi"}]}\n'
+    "{bad\n"
+    '{"user":"b","messages":[{"role":"user","content":"yo"}]}\n'
+)
+ENTRY_CLASS = ("--class", "transcript", "--subject-field", "user")
+
+
+def call(service: Any, principal: str, *arguments: object) -> int:
+    words = [str(one) for one in arguments]
+    return cli.run([*words, "--url", service.url, "--token", service.tokens[principal]])
+
+
+def test_a_new_token_names_its_tenant(service: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(service, "admin", "token", "create", "--role", "writer", "--principal", "bot", "--json") == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made.keys() == {"tenant", "id", "principal", "token"}
+    assert made["tenant"] == "default"
+    assert None not in made.values()
+
+
+def test_a_bad_line_that_is_left_out_is_told_once(
+    service: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "chats.jsonl"
+    file.write_text(CHATS, encoding="utf-8")
+    folder = service.services.settings.data
+    assert call(service, "writer", "import", file, *ENTRY_CLASS, "--skip-bad", "--data", folder, "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["stored"] == 4
+    assert len(told["left_out"]) == 1
+    assert "line 2" in told["left_out"][0]
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("muniment: ")
+    assert said.err.count("\n") == 1, said.err
+    return said.err
+
+
+@pytest.mark.parametrize("which", ["--key", "--log-key"])
+def test_a_pin_that_is_no_key_is_exit_2_for_nothing_was_checked(
+    tmp_path: Path, which: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "certificate.json"
+    file.write_text("{}", encoding="utf-8")
+    good = Ed25519Signer.from_seed("muniment/x/certificate", b"\x07" * 32).vkey
+    for garbage in ("garbage", "", f"{good} forever", good[:-1]) if which == "--key" else ("garbage", "", good[:-1]):
+        pins = {"--key": good, "--log-key": good} | {which: garbage}
+        words = [word for pair in pins.items() for word in pair]
+        assert cli.run(["verify-report", str(file), *words]) == 2
+        assert "is not a C2SP verifier key" in one_line(capsys)
+    assert cli.run(["verify-report", str(file), "--key", good, "--log-key", good]) == 1, "a bad file stays refuted"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["verify", "--dta", "x"], "No such option '--dta'. (Did you mean"),
+        (["nope"], "No such command 'nope': muniment --help shows how"),
+        (["request", "erase"], "Missing option '--subject': muniment request --help shows how"),
+        (["report", "x", "-o", "c.json", "--version", "draft"], "is not one of 'interim', 'final'"),
+        (
+            ["token", "create", "--role", "writer"],
+            "Missing option '--principal': muniment token create --help shows how",
+        ),
+        (["serve", "--port", "99999"], "muniment serve --help shows how"),
+        (["serve", "--roles", "king"], "choose from api, scheduler, worker: muniment serve --help shows how"),
+        (["import", "/nope.jsonl", "--class", "c"], "does not exist: muniment import --help shows how"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_was_typed_wrong_is_one_line_with_where_the_right_form_stands(
+    words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(words) == 2
+    assert said in one_line(capsys)
+
+
+@pytest.mark.parametrize("command", ["init", "serve", "rebuild"])
+def test_a_file_where_the_data_folder_is_to_be_is_one_line(
+    tmp_path: Path, command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "data"
+    file.write_text("mine", encoding="utf-8")
+    assert cli.run([command, "--data", str(file)]) == 2
+    said = one_line(capsys)
+    assert str(file) in said
+    assert "Errno" not in said
+    assert file.read_text(encoding="utf-8") == "mine"
+
+
+def test_a_paper_that_could_not_be_written_is_not_asked_for(
+    service: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("report", "letter"):
+        before = service.log.getvalue()
+        assert call(service, "legal", command, "req_1", "-o", tmp_path / "nope" / "x.pdf") == 2
+        assert f"{tmp_path / 'nope'} is no folder" in one_line(capsys)
+        assert service.log.getvalue() == before, "reading a letter is an entry of the record"
+
+
+def test_a_misspelt_setting_is_refused_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MUNIMENT_APROVAL", "single")
+    assert cli.run(["init", "--data", str(tmp_path / "d")]) == 2
+    assert "MUNIMENT_APROVAL: there is no such setting: did you mean MUNIMENT_APPROVAL?" in one_line(capsys)
+    assert not (tmp_path / "d").exists()
+    monkeypatch.delenv("MUNIMENT_APROVAL")
+    for known in ("MUNIMENT_TOKEN", "MUNIMENT_URL", "MUNIMENT_WRITER_TOKEN", "MUNIMENT_SECRET_ACME_DB"):
+        monkeypatch.setenv(known, "x")
+    settings.load(tmp_path / "d")
+
+
+def test_a_folder_whose_database_is_gone_before_anything_was_recorded_is_not_served(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "d"
+    assert cli.run(["init", "--data", str(folder)]) == 0
+    (folder / "muniment.db").unlink()
+    for name in ("objects", "hot"):
+        shutil.rmtree(folder / name)
+    capsys.readouterr()
+    assert cli.run(["serve", "--data", str(folder), "--port", "0"]) == 2
+    assert "its database holds no tenant and the stores no log" in one_line(capsys)
