@@ -23,6 +23,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col
 
 from ledger.actions import ActionState
+from ledger.entry import format_instant
 from ledger.models import ActionRow, EntryRow
 from registry import classes, limited, memory_log, stores, working
 from registry.acting import Acting
@@ -174,6 +175,7 @@ class _Registration:
         self.ends_at = ends_at
         self.lookups = Lookups(vault, acting.tenant_id)
         self.lines: list[_Line] = []
+        self.classes: Mapping[str, DataClass] = {}
         self.by_place: dict[tuple[str, bytes], _Known] = {}
         self.by_id: dict[int, _Known] = {}
         self.by_given: dict[str, _Known] = {}
@@ -212,9 +214,10 @@ class _Registration:
     # ── 1. parse ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _parse(self, items: Sequence[Mapping[str, Any]]) -> None:
+        self.classes = classes.in_force(self.session, self.tenant_id)
         context = Context(
             acting=self.acting,
-            classes=classes.in_force(self.session, self.tenant_id),
+            classes=self.classes,
             stores=stores.in_force(self.session, self.tenant_id),
             lookups=self.lookups,
         )
@@ -676,8 +679,9 @@ class _Registration:
             elif line.known is None or not (wanted := self._changes(line, item)):
                 line.result = {"id": name, "status": "exists"}
             elif self._is_own(line) and not self._needs_a_human(line.known, item):
-                self._apply(line, line.known, item)
-                line.result = {"id": name, "status": "exists"}
+                told = self._apply(line, line.known, item)
+                line.result = {"id": name, "status": "changed" if "data_class" in told else "exists"}
+                line.result |= {"changed": told} if told else {}
             else:
                 open_review(self.session, self.tenant_id, line.node, wanted, self.acting.token_id, now=self.now)
                 line.result = {"id": name, "status": "review"}
@@ -738,10 +742,31 @@ class _Registration:
             wanted["expires_at"] = item.expires_at.isoformat()
         return wanted
 
-    @staticmethod
-    def _needs_a_human(known: _Known, item: Item) -> bool:
-        """An inference never takes the place of a statement by being newer."""
-        return _overwrites(known, item) and not may_overwrite(known.source_type, known.verification, item.source_type)
+    def _needs_a_human(self, known: _Known, item: Item) -> bool:
+        """What the item's own token may not do alone.
+
+        An inference never takes the place of a statement by being newer; another class never ends an item earlier, nor
+        keeps it from being erased.
+        """
+        if _overwrites(known, item) and not may_overwrite(known.source_type, known.verification, item.source_type):
+            return True
+        if item.data_class.name == known.data_class:
+            return False
+        former = self.classes.get(known.data_class)
+        if former is None or _is_weaker(item.data_class, former):
+            return True
+        end, was = self._end_as(known, item, item.data_class), self._end_as(known, None, former)
+        return end is not None and (was is None or end < was)
+
+    def _end_as(self, known: _Known, item: Item | None, data_class: DataClass) -> datetime | None:
+        """The end that an existing item has in a class, with the dates that a repeat brings."""
+        dates = Dates(
+            created=known.created_at,
+            observed=(None if item is None else item.observed_at) or known.observed_at,
+            last_activity=known.last_activity_at,
+            expires=_earliest(known.expires_at, None if item is None else item.expires_at),
+        )
+        return self.ends_at(data_class, dates)
 
     def _overwrite(self, line: _Line, item: Item) -> None:
         """Another value at the place of a memory: what stood there before goes into its change log."""
@@ -756,16 +781,16 @@ class _Registration:
         self.session.add(row)
         memory_log.note(self.session, self.vault, row, change, self.now)
 
-    def _apply(self, line: _Line, known: _Known, item: Item) -> None:
-        """The token that registered an item may correct it: add people, change the class or value, end it earlier."""
+    def _apply(self, line: _Line, known: _Known, item: Item) -> dict[str, Any]:
+        """Correct an item as the token that registered it: add people, change class or value, end it earlier.
+
+        Returns what is different now, old and new, so that nobody changes an item without being told.
+        """
         if _overwrites(known, item):
             self._overwrite(line, item)
         own = members(self.session, self.tenant_id, (known.own_set_id,))[known.own_set_id] | line.subjects
-        expires = min((at for at in (known.expires_at, item.expires_at) if at is not None), default=None)
-        observed = item.observed_at or known.observed_at
-        dates = Dates(
-            created=known.created_at, observed=observed, last_activity=known.last_activity_at, expires=expires
-        )
+        expires = _earliest(known.expires_at, item.expires_at)
+        ends = self._end_as(known, item, item.data_class)
         self.session.connection().execute(
             sa.update(Artifact)
             .where(col(Artifact.tenant_id) == self.tenant_id, col(Artifact.id) == known.id)
@@ -774,10 +799,35 @@ class _Registration:
                 class_version=item.data_class.version,
                 own_set_id=intern_sets(self.session, self.tenant_id, (own,), self.now)[own],
                 expires_at=expires,
-                observed_at=observed,
-                ends_at=self.ends_at(item.data_class, dates),
+                observed_at=item.observed_at or known.observed_at,
+                ends_at=ends,
             )
         )
+        former = self.classes.get(known.data_class)
+        was = None if former is None else self._end_as(known, None, former)
+        changed: dict[str, Any] = {}
+        if item.data_class.name != known.data_class:
+            changed["data_class"] = {"old": known.data_class, "new": item.data_class.name}
+        if ends != was:
+            changed["ends_at"] = {"old": _text(was), "new": _text(ends)}
+        if new := line.subjects - self.sets[known.set_id]:
+            changed["subjects"] = {"added": len(new)}
+        return changed
+
+
+def _earliest(*instants: datetime | None) -> datetime | None:
+    return min((at for at in instants if at is not None), default=None)
+
+
+def _text(at: datetime | None) -> str | None:
+    return None if at is None else format_instant(at)
+
+
+def _is_weaker(new: DataClass, former: DataClass) -> bool:
+    """Whether a class lets an erasure reach less than another: it retains on request, or asks for a lower level."""
+    order = {"L1": 1, "L2": 2, "L3": 3, "key": 3}
+    lower = order.get(new.required, 0) < order.get(former.required, 0)
+    return lower or (new.on_request == "retain" and former.on_request != "retain")
 
 
 def _overwrites(known: _Known, item: Item) -> bool:

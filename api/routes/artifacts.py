@@ -54,7 +54,7 @@ class Registered(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     id: str | None = None
-    status: Literal["created", "exists", "rejected", "erased", "review"]
+    status: Literal["created", "exists", "changed", "rejected", "erased", "review"]
 
 
 class Results(BaseModel):
@@ -108,10 +108,10 @@ def register(body: Registration, acting: Writer, parts: Parts) -> Results:
     now = parts.clock.now()
     with parts.database.transaction(acting.tenant_id) as session:
         results = artifacts.register(session, parts.vault, acting, body.artifacts, now)
-        late = [one["id"] for one in results if one["status"] == "exists"]
+        late = [one["id"] for one in results if one["status"] in ("exists", "changed")]
         if late and parts.settings.openlineage:
             note_late(session, acting.tenant_id, LATE, late, now)
-    if any(result["status"] == "exists" for result in results):
+    if any(result["status"] in ("exists", "changed") for result in results):
         ship_changes(parts, acting, now)  # a memory may have taken another's place
     if any(result["status"] == "erased" for result in results):
         parts.jobs.wake()  # late copies join the request that erased their person or source

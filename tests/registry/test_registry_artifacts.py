@@ -252,7 +252,57 @@ def test_the_same_token_may_correct_its_own_item(house: Any) -> None:
     [again] = house.register([house.item(1, subjects=["user:ada", "user:bea"], expires_at=end.isoformat())])
     shown = show(house, made["id"])
     assert again["status"] == "exists"
+    assert again["changed"]["subjects"] == {"added": 1}
+    assert again["changed"]["ends_at"]["new"] == "2026-03-04T12:00:00.000000Z"
     assert (len(shown["subjects"]), shown["ends_at"], shown["rule"]) == (2, end, "item_expiry")
+
+
+def declared(house: Any, name: str, keep: str, **erasure: Any) -> None:
+    spec = {
+        **STARTER_CLASSES["memory"],
+        "retention": {"keep": keep, "from": "created", "then": "erase"},
+        "erasure": {"on_request": "erase", "required": "L2", **erasure},
+    }
+    with house.session() as session:
+        put_class(session, house.alice, name, spec, house.now)
+        session.commit()
+
+
+def test_another_class_by_the_same_token_is_said_with_old_and_new(house: Any) -> None:
+    declared(house, "short", "P30D")
+    declared(house, "long", "P90D")
+    [made] = house.register([house.item(1, data_class="short")])
+    [again] = house.register([house.item(1, data_class="long")])
+    assert (again["status"], again["id"]) == ("changed", made["id"])
+    assert again["changed"] == {
+        "data_class": {"old": "short", "new": "long"},
+        "ends_at": {"old": "2026-03-31T12:00:00.000000Z", "new": "2026-05-30T12:00:00.000000Z"},
+    }
+    assert show(house, made["id"])["data_class"] == "long"
+    [same] = house.register([house.item(1, data_class="long")])
+    assert same == {"id": made["id"], "status": "exists"}
+
+
+@pytest.mark.parametrize(
+    ("keep", "erasure"),
+    [
+        ("P30D", {}),
+        ("P90D", {"on_request": "retain", "basis": "tax law", "until": "P8Y"}),
+        ("P90D", {"required": "L1"}),
+    ],
+)
+def test_another_class_that_ends_an_item_earlier_or_erases_it_less_waits_for_a_human(
+    house: Any, keep: str, erasure: dict[str, Any]
+) -> None:
+    declared(house, "former", "P60D")
+    declared(house, "other", keep, **erasure)
+    [made] = house.register([house.item(1, data_class="former")])
+    [again] = house.register([house.item(1, data_class="other")])
+    assert (again["status"], again["id"]) == ("review", made["id"])
+    assert show(house, made["id"])["data_class"] == "former"
+    with house.session() as session:
+        (review,) = session.execute(sa.select(ReviewRow)).scalars().all()
+        assert review.wanted == {"data_class": "other"}
 
 
 def test_a_late_source_reaches_everything_below_at_once(house: Any) -> None:
