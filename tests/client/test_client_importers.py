@@ -196,6 +196,21 @@ def test_a_shape_that_is_not_read_is_refused_by_name(tmp_path: Path, name: str, 
         read(write(tmp_path, name, text))
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.json", '{"resourceSpans": []}'),
+        ("a.jsonl", '{"resourceLogs": []}'),
+        ("a.json", '{"resourceMetrics": []}'),
+        ("a.json", '{"traces": {"resourceSpans": []}, "logs": {"resourceLogs": []}}'),
+        ("a.json", '{"_comment": "a sample", "traces": {"resourceSpans": []}}'),
+    ],
+)
+def test_telemetry_is_refused_as_not_built_yet_and_never_taken_for_people(tmp_path: Path, name: str, text: str) -> None:
+    with pytest.raises(UnsupportedShape, match="cannot import OTLP/JSON: importing it is not built yet"):
+        read(write(tmp_path, name, text))
+
+
 def test_batches_hold_every_entry_once_within_their_bounds(transcripts: Path) -> None:
     entries = read(transcripts / "airline_50.jsonl", "subject_id")
     made = list(batches(iter(entries), max_entries=100, max_bytes=50_000))

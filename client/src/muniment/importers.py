@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from muniment.errors import ImportFault, UnsupportedShape
+from muniment.errors import ImportFault
 from muniment.ids import time_text, uuid7_from
 from muniment.shapes import (
     MAX_DOCUMENT_BYTES,
@@ -34,6 +34,7 @@ from muniment.shapes import (
     read_array,
     read_lines,
     read_object,
+    refuse_otlp,
     shape_of,
     subject_at,
     text_at,
@@ -164,8 +165,8 @@ def _units(path: Path) -> Iterator[Unit | ImportFault]:
 def _unit_entries(reader: _Reader, unit: Unit) -> Iterator[ImportedEntry]:
     """Yield the entries of one conversation, message or profile."""
     members = raw_object(unit.raw, unit.line)
-    if "resourceSpans" in members or "resourceLogs" in members:
-        raise UnsupportedShape("OTLP/JSON", "post it to the OTLP endpoint of a release that has one")
+    if unit.key is None:
+        refuse_otlp(members)
     subjects, stream = _subjects_and_stream(reader, unit, members)
     moment = time_of(members, unit.line) or reader.epoch
     for position, piece in enumerate(pieces_of(unit, members)):

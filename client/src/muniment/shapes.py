@@ -24,6 +24,7 @@ MAX_DOCUMENT_BYTES = 256 << 20
 # API.md §6: a subject is `type:value`, the value 1 to 512 characters without `*`, `%` and control characters.
 _SUBJECT = re.compile(r"[a-z][a-z0-9_]*:[^*%\x00-\x1f\x7f]{1,512}")
 _TIME_FIELDS = ("at", "timestamp", "created_at", "create_time", "created", "time", "date")
+_OTLP = frozenset({"resourceSpans", "resourceLogs", "resourceMetrics"})
 _MILLISECONDS_ABOVE = 1e11  # as seconds that would be the year 5138
 _ROLES = {
     "system": "turn.system",
@@ -123,13 +124,24 @@ def read_object(path: Path) -> Iterator[Unit | ImportFault]:
     """Yield the one conversation of a file, or each profile of an object of profiles. Raises: UnsupportedShape."""
     data = _document(path)
     members = raw_object(data, 1)
-    if {"messages", "original", "history", "resourceSpans", "resourceLogs"} & members.keys():
+    inner = [bytes(value) for value in members.values() if bytes(value).lstrip().startswith(b"{")]
+    refuse_otlp(members, *(raw_object(value, 1) for value in inner))
+    if {"messages", "original", "history"} & members.keys():
         yield Unit(raw=data, line=1)
         return
     if not all(bytes(value).lstrip().startswith(b"{") for value in members.values()):
         raise UnsupportedShape("an object of unknown members", "expected messages, history, or profiles by user id")
     for number, (key, value) in enumerate(members.items(), start=1):
         yield Unit(raw=bytes(value), line=number, key=key)
+
+
+def refuse_otlp(*objects: dict[str, msgspec.Raw]) -> None:
+    """Return unless one of these is telemetry. Raises: UnsupportedShape.
+
+    Telemetry may stand below names such as `traces` and `logs`, which taken for profiles would be two persons.
+    """
+    if any(_OTLP & members.keys() for members in objects):
+        raise UnsupportedShape("OTLP/JSON", "importing it is not built yet")
 
 
 def pieces_of(unit: Unit, members: dict[str, msgspec.Raw]) -> Iterator[Piece]:
