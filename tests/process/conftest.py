@@ -167,7 +167,14 @@ def desk(running: Running) -> Iterator[Desk]:
     made.close()
 
 
-_LONG_ON_SERVERS = frozenset({"test_process_rebuild.py", "test_process_restore.py", "test_process_rights.py"})
+_LONG_ON_SERVERS = frozenset(
+    {
+        "test_process_keeping_lost.py",
+        "test_process_rebuild.py",
+        "test_process_restore.py",
+        "test_process_rights.py",
+    }
+)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -1,7 +1,6 @@
 """Items under one key with different fates, over HTTP: what must stay is read everywhere, the rest nowhere.
 
-Embedded and on servers. The database is lost and rebuilt, and comes back from yesterday, with parts that have keys of
-their own.
+Embedded and on servers.
 """
 
 from __future__ import annotations
@@ -23,8 +22,7 @@ from sqlmodel import select
 from ledger.entry import uuid7
 from muniment.errors import ApiProblem
 from tests.process.conftest import wait_for
-from tests.process.test_process_rebuild import lose_database, own, rebuild, ship, tenant_id
-from tests.process.test_process_restore import again, taken
+from tests.process.test_process_rebuild import tenant_id
 from vault.models import DataKey, PartKey
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -84,8 +82,8 @@ def until(desk: Any, request_id: str, state: str) -> Any:
     return wait_for(ended, 60)
 
 
-def hold(desk: Any) -> str:
-    spec = {"name": "suit", "matter": "m", "reason": "r", "selector": {"scope": {"conversation": "held"}}}
+def hold(desk: Any, **selector: Any) -> str:
+    spec = {"name": "suit", "matter": "m", "reason": "r", "selector": selector}
     return str(desk.call("legal", "POST", "/v1/holds", spec)["id"])
 
 
@@ -130,7 +128,7 @@ def test_one_of_ten_items_under_a_hold_keeps_exactly_that_item_readable(desk: An
         raw = running.services.vault.open_keys(session, tenant, [key.key_id])[key.key_id]
     assert key.wrapped is not None
     assert everywhere(running, key.wrapped), "the search finds what is there"
-    hold_id = hold(desk)
+    hold_id = hold(desk, scope={"conversation": "held"})
     erasure = request(desk)
     until(desk, erasure, "completed_with_retained")
 
@@ -206,41 +204,3 @@ def test_one_conversation_goes_and_the_others_of_its_key_are_read_exported_and_g
 def _done(desk: Any, verification: str) -> Any:
     view = desk.call("auditor", "GET", f"/v1/audit/verifications/{verification}")
     return view.get("report") if view["state"] == "done" else None
-
-
-def test_after_the_database_is_lost_what_was_kept_reads_and_what_went_since_does_not(desk: Any, running: Any) -> None:
-    entries = ten(desk)
-    two = [say(desk, f"two {number}", "two") for number in range(2)]
-    hold(desk)
-    limited = request(desk, scope={"conversation": "two"})
-    until(desk, limited, "completed")
-    services = running.services
-    services.journal.snapshot(tenant_id(running, desk), services.clock.now())
-    erasure = request(desk)
-    until(desk, erasure, "completed_with_retained")
-    before = [body_of(desk, entry) for entry in (*entries, *two)]
-    assert [number for number, body in enumerate(before) if isinstance(body, str)] == [3]
-    ship(running, desk)
-    running.stop()
-    lose_database(running)
-    report = own(rebuild(running), desk)
-    assert (report["verify"], report["faults"]) == ("sound", [])
-    running.start()
-    after = [body_of(desk, entry) for entry in (*entries, *two)]
-    assert [body if isinstance(body, str) else body["request"] for body in after] == [
-        body if isinstance(body, str) else body["request"] for body in before
-    ]
-
-
-def test_yesterdays_database_keeps_what_is_held_and_nothing_that_went_since(desk: Any, running: Any) -> None:
-    entries = ten(desk)
-    hold(desk)
-    ship(running, desk)
-    kept = taken(running)
-    erasure = request(desk)
-    until(desk, erasure, "completed_with_retained")
-    ship(running, desk)
-    again(running, kept)
-    bodies = [body_of(desk, entry) for entry in entries]
-    assert [number for number, body in enumerate(bodies) if isinstance(body, str)] == [3]
-    assert {body["request"] for body in bodies if not isinstance(body, str)} == {erasure}
