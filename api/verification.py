@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
-from uuid import UUID
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
@@ -29,7 +28,7 @@ from audit.verify import Helping, Options, verify
 from ledger.anchors import parse_anchors
 from ledger.errors import BadSignature, LogForked, MalformedAnchor, MalformedNote, ObjectHidden, ObjectMissing
 from ledger.keyring import LOG, follow
-from ledger.models import EntryRow, LogState, PartRef
+from ledger.models import LogState, PartRef
 from ledger.s3 import open_s3
 from ledger.signing import Ed25519Signer
 from ledger.witness import WitnessAddress
@@ -210,12 +209,14 @@ def part_states(sessions: Sessions, tenant_id: int) -> PartStates:
             if not gone:
                 return {}
             sweeps = set(session.exec(select(SweepRow.sweep_id).where(SweepRow.tenant_id == tenant_id)))
-            kept = _kept(session, tenant_id, sorted({idx for idx, _, _ in gone}))
+            own = _own_keys(session, tenant_id, first, end)
         found: dict[tuple[int, int], str] = {}
         for idx, part, request in gone:
-            if (idx, part) in kept:
+            # A part that outlived its data key ends with a key of its own, and by whoever ended that.
+            live, by = own.get((idx, part), (False, request))
+            if live:
                 continue
-            state = EXPIRED if request in sweeps else ERASED
+            state = EXPIRED if by in sweeps else ERASED
             # A joint part ends with the first of its keys; a person's request outweighs a sweep.
             if found.get((idx, part)) != ERASED:
                 found[idx, part] = state
@@ -224,25 +225,14 @@ def part_states(sessions: Sessions, tenant_id: int) -> PartStates:
     return states
 
 
-def _kept(session: Session, tenant_id: int, indexes: Sequence[int]) -> set[tuple[int, int]]:
-    """The parts that have a live key of their own although their data key is gone."""
-    kept: set[tuple[int, int]] = set()
-    for start in range(0, len(indexes), 500):
-        rows = session.exec(
-            select(EntryRow.idx, EntryRow.entry_id).where(
-                EntryRow.tenant_id == tenant_id, col(EntryRow.idx).in_(indexes[start : start + 500])
-            )
+def _own_keys(session: Session, tenant_id: int, first: int, end: int) -> dict[tuple[int, int], tuple[bool, str | None]]:
+    """Of the parts that have or had keys of their own: whether it is live, and who ended it."""
+    rows = session.exec(
+        select(PartKey.idx, PartKey.part, PartKey.state, PartKey.request).where(
+            PartKey.tenant_id == tenant_id, PartKey.idx >= first, PartKey.idx < end
         )
-        idx_of = {str(UUID(bytes=entry_id)): idx for idx, entry_id in rows}
-        parts = session.exec(
-            select(PartKey.entry_id, PartKey.part).where(
-                PartKey.tenant_id == tenant_id,
-                PartKey.state == KeyState.LIVE.value,
-                col(PartKey.entry_id).in_(list(idx_of)),
-            )
-        )
-        kept |= {(idx_of[entry_id], part) for entry_id, part in parts}
-    return kept
+    )
+    return {(idx, part): (state == KeyState.LIVE.value, request) for idx, part, state, request in rows}
 
 
 def _followed(bucket: Reader, log: KnownLog, key: str) -> list[str]:

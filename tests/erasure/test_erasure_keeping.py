@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlmodel import Session, select
 
+from api.verification import part_states
 from erasure.report_check import check
 from erasure.sweep_copies import RequestDesk, Sweeps
 from erasure.worker import advance
@@ -474,16 +475,27 @@ def test_a_sweep_leaves_what_is_held_and_the_next_one_ends_it_after_the_hold(wor
     assert {part.state for part in world.read(entries[3]).parts} == {"expired"}
 
 
-def test_parts_that_a_limited_erasure_left_end_with_their_class(world: World) -> None:
+def test_parts_that_a_limited_erasure_left_end_with_their_class_and_verify_says_who_ended_what(world: World) -> None:
     gone, left = world.say_as("one", stream="one"), world.say_as("two", stream="two")
+    places = {name: (world.read(entry).row.idx, 0) for name, entry in (("gone", gone), ("left", left))}
     limited(world, "one")
     assert texts(world, [gone, left]) == [None, "two"]
+    assert states(world, places) == {"gone": "erased", "left": None}
     world.now += timedelta(days=60)
     sweep(world)
     assert world.text_of(left) == "two"
     world.now += timedelta(days=70)
     sweep(world)
     assert world.text_of(left) is None
+    assert [world.read(entry).parts[0].state for entry in (gone, left)] == ["erased", "expired"]
+    assert states(world, places) == {"gone": "erased", "left": "expired"}
+
+
+def states(world: World, places: dict[str, tuple[int, int]]) -> dict[str, str | None]:
+    """What `muniment verify` is told of parts whose keys are gone."""
+    look = part_states(lambda tenant_id: world.parts.transactions(tenant_id, write=False), world.tenant.tenant_id)
+    found = look(0, 1_000_000)
+    return {name: found.get(place) for name, place in places.items()}
 
 
 # ── crashes ───────────────────────────────────────────────────────────────────────────────────────────────────

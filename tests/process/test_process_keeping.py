@@ -144,6 +144,8 @@ def test_one_of_ten_items_under_a_hold_keeps_exactly_that_item_readable(desk: An
     certificate = json.loads(desk.client("legal").send("GET", f"/v1/requests/{erasure}/report").body)["certificate"]
     assert {"copy": kept["copy"], "rule": "hold", "ground": [hold_id], "until": None} in certificate["retained"]
     assert certificate["state"] == "completed_with_retained"
+    html = {"Accept": "text/html"}
+    assert hold_id in desk.client("legal").send("GET", f"/v1/requests/{erasure}/report", None, html).body.decode()
 
     for stream, verdicts in (("held", ["verified"]), ("open", ["erased"] * 9)):
         shown = desk.call("auditor", "POST", "/v1/replay", {"stream": stream}, purpose=PURPOSE)["entries"]
