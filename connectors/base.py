@@ -376,12 +376,13 @@ _BUILT = {
     "redis": ("connectors.redis", "muniment-server[redis]"),
     "http": ("connectors.http", ""),
     "agent": ("connectors.agent", ""),
+    "mem0": ("connectors.mem0", ""),
     "qdrant": ("connectors.qdrant", ""),
     "chroma": ("connectors.chroma", "muniment-server[chroma]"),
     "lancedb": ("connectors.lancedb", "muniment-server[lancedb]"),
 }
 """Kind → module with `open_store(config, read_only=…)`, and what to install where its import fails."""
-_NOT_BUILT = {"lancedb": "url", "qdrant": "url"}
+_NOT_BUILT = {"lancedb": "url", "mem0": "url", "qdrant": "url"}
 """Kind → setting with which it cannot be driven: a server that could not be tested against."""
 
 

@@ -69,7 +69,7 @@ class Point:
 
     def content(self) -> Iterator[bytes]:
         """Yield what another point's canary is compared with: texts, and vectors as float32."""
-        for text in _texts(self.payload):
+        for text in payload_texts(self.payload):
             yield text
             yield b"\0"
         for vector in self.vectors:
@@ -216,12 +216,8 @@ class VectorConnector(Connector):
                     yield from ((collection, point) for point in page)
 
     def owner(self, point: Point) -> str | None:
-        """Return whom a point names as its owner; members of members are reached by dots."""
-        name = str(self._config.owner_field)
-        value = point.payload
-        for part in [name] if isinstance(value, Mapping) and name in value else name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+        """Return whom a point names as its owner."""
+        return owner_named(point.payload, str(self._config.owner_field))
 
     @override
     def capture(self, items: Sequence[Item], *, deadline: float) -> dict[str, list[bytes]]:
@@ -253,7 +249,7 @@ class VectorConnector(Connector):
                 yield found[0], (*found, *self._more_forms(vector))
         mine = self.owner(point) if self._config.owner_field is not None else None
         owned = None if mine is None else mine.encode()
-        pieces = {piece for text in _texts(point.payload) if text != owned for piece in samples(text)}
+        pieces = {piece for text in payload_texts(point.payload) if text != owned for piece in samples(text)}
         for piece in sorted(pieces, key=lambda piece: (-len(piece), piece)):
             yield piece, (piece,)
 
@@ -472,6 +468,14 @@ def report(level: Level, detail: str, method: str, evidence: Mapping[str, str] |
     return ReclaimReport(level=level, residual_until="unknown", detail=detail, method=method, evidence=evidence or {})
 
 
+def owner_named(payload: object, name: str) -> str | None:
+    """Return what a payload has under a name; members of members are reached by dots."""
+    value = payload
+    for part in [name] if isinstance(value, Mapping) and name in value else name.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+
+
 def _named(locator: Locator) -> tuple[str, object]:
     collection = locator.get("collection")
     if set(locator) != {"collection", "id"}:
@@ -492,7 +496,8 @@ def _batched(
         yield places.read(collection, ids[start : start + BATCH])
 
 
-def _texts(payload: object) -> Iterator[bytes]:
+def payload_texts(payload: object) -> Iterator[bytes]:
+    """Yield every text of a payload as bytes."""
     for each in texts(payload):
         yield each if isinstance(each, bytes) else each.encode(errors="surrogatepass")
 
