@@ -19,6 +19,11 @@ from retention.parts import part_ref
 
 SCHEMA = "muniment-export/v1"
 EXPORT_CLASS = "export"
+EARLIER_EXPORT = "an earlier export, handed out then"
+_OTHER_BASIS = "not processed on consent or a contract"
+_DERIVED = "inferred or derived, neither provided nor observed"
+NOT_PORTABLE = (_OTHER_BASIS, _DERIVED)
+"""Why a copy is no part of a portability answer."""
 REQUESTS = "requests"
 """The store of past requests, as manifests name it."""
 _PORTABLE_BASES = ("consent", "contract")
@@ -80,7 +85,7 @@ def _artifact(
     store = given.stores.get(fact.store)
     state, detail = CopyState.PENDING, None
     if fact.item.data_class == EXPORT_CLASS:
-        state, detail = CopyState.WITHHELD, "an earlier export, handed out then"
+        state, detail = CopyState.WITHHELD, EARLIER_EXPORT
     elif right is Right.PORTABILITY and (why := not_portable(fact, terms, source_types.get(fact.artifact_id))):
         state, detail = CopyState.WITHHELD, why
     elif store is None or store.not_covered is not None:
@@ -107,9 +112,9 @@ def not_portable(fact: ArtifactFact, terms: Mapping[str, ClassTerms], source_typ
     """Why an item is no part of a portability answer; None where it is. Source: GDPR Art. 20(1)."""
     known = terms.get(fact.item.data_class)
     if known is None or not is_portable_basis(known.legal_basis):
-        return "not processed on consent or a contract"
+        return _OTHER_BASIS
     if fact.sources or (source_type or "").startswith(_INFERRED):
-        return "inferred or derived, neither provided nor observed"
+        return _DERIVED
     return None
 
 
@@ -131,7 +136,7 @@ def _record(
         known = terms.get(name)
         left_out = None
         if right is Right.PORTABILITY and (known is None or not is_portable_basis(known.legal_basis)):
-            left_out = "not processed on consent or a contract"
+            left_out = _OTHER_BASIS
         state = CopyState.PENDING if left_out is None else CopyState.WITHHELD
         lines.append(
             _line("key", key.key_id, name, VAULT, claim=claim, state=state, detail=left_out, key_id=key.key_id)
@@ -255,7 +260,7 @@ def manifest(contents: Contents) -> dict[str, Any]:
         "received_at": instant_text(contents.received_at),
         "made_at": instant_text(contents.made_at),
         "controller": dict(contents.controller),
-        "is_empty": not any(copy["state"] == CopyState.EXPORTED for copy in copies if copy["store"] != REQUESTS),
+        "is_empty": all(copy["state"] == CopyState.ALREADY_ABSENT for copy in copies if copy["store"] != REQUESTS),
         "note": contents.note,
         "classes": [
             {

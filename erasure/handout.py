@@ -1,7 +1,8 @@
 """Hands out an export, and says what every package says of classes, recipients, past requests and certificates.
 
 Guarantees: an export is read in pieces and each hand-out is told the record. One that was erased or has expired is
-answered by a valid, empty package that names the certificates; nothing is made up and nothing fails.
+answered by a package without content that names the certificates, and every copy that the request found with what
+became of it; it calls itself empty only where nothing is left. Nothing is made up and nothing fails.
 """
 
 from __future__ import annotations
@@ -16,24 +17,32 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure import history
 from erasure.answer_plans import past_requests, seal_of, terms_of
 from erasure.errors import ExportNotReady, NotBuilt
 from erasure.export import REQUESTS, Contents, manifest
-from erasure.models import CertificateRow, RequestRow
+from erasure.models import CertificateRow, CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.plan import instant_text
 from erasure.request import CopyState, Right, State
 from ledger.entry import Kind
 from registry import stores, subjects
 from registry.acting import Acting
+from registry.artifact_rows import by_numbers
 from registry.artifacts import find_artifacts
+from registry.keyed import chunks
 from registry.models import Tenant as TenantRow
+from retention.parts import destroyed_keys, split_ref
 from vault.errors import VaultError
+from vault.models import DataKey, KeyState
+from vault.vault import Vault
 
 STREAM_BYTES = 256 * 1024
+EXPIRED = "the export has expired; ask again"
+ERASING = "its erasure is approved"
 _READY = (State.COMPLETED, State.COMPLETED_WITH_EXCEPTIONS)
 
 
@@ -85,24 +94,14 @@ def _pieces(file: Path) -> Iterator[bytes]:
 
 def _empty(session: Session, parts: Parts, row: RequestRow, now: datetime) -> bytes:
     gone = subjects.fenced(session, row.tenant_id, row.subjects)
-    why = "the export has expired; ask again"
+    why = EXPIRED
     if len(gone) == len(row.subjects):
         why = "everything about the person was erased, or its erasure is approved; see the certificates"
-    copies = [
-        {
-            "copy": copy.copy_no,
-            "kind": copy.kind,
-            "id": copy.ref,
-            "data_class": copy.data_class,
-            "store": copy.store,
-            "state": CopyState.EXPORTED.value if copy.kind == "request" else CopyState.ALREADY_ABSENT.value,
-            "detail": None,
-            "file": "requests.json" if copy.kind == "request" else None,
-        }
-        for copy in history.copies_of(session, row.tenant_id, row.request_id)
-        if copy.kind == "request"
+    rows = history.copies_of(session, row.tenant_id, row.request_id)
+    copies = _without_content(session, parts, row, rows)
+    asked = [
+        request_view(session, parts, row.tenant_id, copy.ref, frozenset()) for copy in rows if copy.kind == "request"
     ]
-    asked = [request_view(session, parts, row.tenant_id, str(copy["id"]), frozenset()) for copy in copies]
     data = json_bytes(asked)
     files = [
         {"path": "requests.json", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "store": REQUESTS}
@@ -114,6 +113,70 @@ def _empty(session: Session, parts: Parts, row: RequestRow, now: datetime) -> by
         archive.writestr("requests.json", data)
         archive.writestr("manifest.json", json_bytes(made))
     return out.getvalue()
+
+
+def package_lines(session: Session, parts: Parts, row: RequestRow) -> list[dict[str, Any]]:
+    """Every copy of a request for an export with its state in the package as it would be handed out now."""
+    rows = history.copies_of(session, row.tenant_id, row.request_id)
+    kept = row.details.get("export")
+    if kept is not None and parts.exports is not None and _file_of(session, parts.exports, row, kept) is not None:
+        return [
+            {"kind": copy.kind, "state": copy.state, "detail": copy.detail, "collateral": copy.collateral}
+            for copy in rows
+        ]
+    lines = _without_content(session, parts, row, rows)
+    return [{**line, "collateral": copy.collateral} for copy, line in zip(rows, lines, strict=True)]
+
+
+def _without_content(session: Session, parts: Parts, row: RequestRow, rows: Sequence[CopyRow]) -> list[dict[str, Any]]:
+    left = _left(session, parts.vault, row.tenant_id, rows)
+    gone = subjects.fenced(session, row.tenant_id, row.subjects)
+    why = ERASING if len(gone) == len(row.subjects) else EXPIRED
+    return [_line(copy, is_left=copy.copy_no in left, why=why) for copy in rows]
+
+
+def _left(session: Session, vault: Vault, tenant_id: int, rows: Sequence[CopyRow]) -> set[int]:
+    """The numbers of those copies of which something is still held: artifacts not erased, keys not destroyed."""
+    ids = {copy.artifact_id for copy in rows if copy.artifact_id is not None}
+    alive = {number for number, one in by_numbers(session, tenant_id, ids).items() if one.status != "erased"}
+    keys = {copy.key_id for copy in rows if copy.key_id is not None}
+    open_keys: set[str] = set()
+    for chunk in chunks(sorted(keys)):
+        query = sa.select(col(DataKey.key_id)).where(
+            col(DataKey.tenant_id) == tenant_id, col(DataKey.key_id).in_(chunk)
+        )
+        open_keys.update(session.scalars(query.where(col(DataKey.state) != KeyState.DESTROYED.value)))
+    refs = [copy.ref for copy in rows if copy.kind == "entry"]
+    own = vault.part_infos(session, tenant_id, [split_ref(ref) for ref in refs])
+    kept = {name for name, info in own.items() if info.state == KeyState.LIVE}
+    ended = {ref for ref in refs if split_ref(ref) not in kept and destroyed_keys(session, tenant_id, ref)}
+    return {
+        copy.copy_no
+        for copy in rows
+        if copy.artifact_id in alive or copy.key_id in open_keys or (copy.kind == "entry" and copy.ref not in ended)
+    }
+
+
+def _line(copy: CopyRow, *, is_left: bool, why: str) -> dict[str, Any]:
+    """What is not in a package without content, and why."""
+    state = CopyState.ALREADY_ABSENT
+    detail: str | None = "erased since it was asked for"
+    if copy.kind == "request":
+        state, detail = CopyState.EXPORTED, None
+    elif is_left and copy.state == CopyState.EXPORTED:
+        state, detail = CopyState.WITHHELD, why
+    elif is_left:
+        state, detail = CopyState(copy.state), copy.detail
+    return {
+        "copy": copy.copy_no,
+        "kind": copy.kind,
+        "id": copy.ref,
+        "data_class": copy.data_class,
+        "store": copy.store,
+        "state": state.value,
+        "detail": detail,
+        "file": "requests.json" if copy.kind == "request" else None,
+    }
 
 
 def contents_of(

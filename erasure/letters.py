@@ -7,6 +7,8 @@ request and kept nowhere. Once the request's data are destroyed there is no lett
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
@@ -16,15 +18,18 @@ from sqlmodel import Session, col, select
 from erasure import history
 from erasure.certificate import scope_of
 from erasure.errors import InvalidRequest, LetterNotReady, RequestDataGone
+from erasure.export import EARLIER_EXPORT, NOT_PORTABLE
 from erasure.footprint import ENDED
+from erasure.handout import ERASING, EXPIRED, package_lines
 from erasure.models import CertificateRow, RequestRow
 from erasure.parts import Parts
 from erasure.planning import request_seal
 from erasure.rendering.blocks import local_day
 from erasure.rendering.letter import KINDS, LetterFacts, letter_of
 from erasure.rendering.wording import LANGUAGES
-from erasure.request import DONE, FINAL, State
+from erasure.request import DONE, FINAL, CopyState, State
 from ledger.entry import Kind
+from registry import classes
 from registry.acting import Acting
 from registry.models import Tenant
 
@@ -94,6 +99,8 @@ def _facts(session: Session, parts: Parts, row: RequestRow, *, kind: str, lang: 
     verified = sorted({one["subject"] for one in said["identity"]})
     names = [said["subjects"][place]["given"] for place in verified or range(len(said["subjects"]))]
     tenant = session.get(Tenant, row.tenant_id)
+    has_export = kind == "answer" and row.right in ("access", "portability")
+    lines = package_lines(session, parts, row) if has_export else []
     report = _newest(session, row) if kind == "answer" else None
     certificate = None if report is None else json.loads(report)["certificate"]
     reasons = [one["text"] for one in said.get("notes", []) if one["name"] == "extend"]
@@ -119,8 +126,29 @@ def _facts(session: Session, parts: Parts, row: RequestRow, *, kind: str, lang: 
         certificate=certificate,
         openings=said.get("commitments", []) if certificate is not None else [],
         final_due=_final_due(row),
-        has_export=row.right in ("access", "portability"),
+        has_export=has_export,
+        exported=sum(line["state"] == CopyState.EXPORTED and line["kind"] != "request" for line in lines),
+        left_out=_left_out(lines),
+        descriptions={name: one.description for name, one in classes.in_force(session, row.tenant_id).items()},
     )
+
+
+def _left_out(lines: Sequence[Mapping[str, Any]]) -> Counter[str]:
+    return Counter(_why(line) for line in lines if line["state"] != CopyState.EXPORTED)
+
+
+def _why(line: Mapping[str, Any]) -> str:
+    """Why a copy is not in a package: one of `LEFT_OUT`."""
+    if line["state"] == CopyState.ALREADY_ABSENT:
+        return "absent"
+    if line["state"] != CopyState.WITHHELD:
+        return "failed"
+    if line["detail"] in NOT_PORTABLE:
+        return "not_portable"
+    known = {EXPIRED: "expired", ERASING: "erasing", EARLIER_EXPORT: "earlier"}
+    if line["detail"] in known:
+        return known[line["detail"]]
+    return "others" if line["collateral"] else "withheld"
 
 
 def _final_due(row: RequestRow) -> date | None:

@@ -7,11 +7,13 @@ strictly and bounded; anything else is refused, never guessed at. What is taken 
 
 from __future__ import annotations
 
+import json
 import re
 import zlib
 
-from erasure.errors import ReportError
+from erasure.errors import LetterWithoutOpening, ReportError
 from erasure.rendering.paper import ATTACHED
+from erasure.rendering.wording import WORDS
 from erasure.strict_json import canonical, parse
 
 MAX_BYTES = 256 * 1024 * 1024
@@ -36,12 +38,37 @@ def certificate_in(file: bytes) -> bytes:
 
 
 def opening_in(file: bytes) -> bytes:
-    """The opening inside a letter, HTML or PDF, or a file of it. Raises: ReportError."""
-    if file.startswith(b"%PDF-"):
-        return _attached(file, OPENING)
-    if is_html(file):
-        return _scripted(file, b"opening")
-    return file
+    """The opening inside a letter (HTML, PDF, plain text) or a file of it. Raises: LetterWithoutOpening."""
+    try:
+        if file.startswith(b"%PDF-"):
+            return _attached(file, OPENING)
+        if is_html(file):
+            return _scripted(file, b"opening")
+    except ReportError as error:
+        raise LetterWithoutOpening(error.detail) from error
+    if file.lstrip()[:1] == b"{":
+        return file
+    return _written(file)
+
+
+def _written(file: bytes) -> bytes:
+    """The opening of a letter in plain text, by its labels in any language, also quoted or wrapped by mail."""
+    try:
+        text = "\n".join(line.strip("> \t\r") for line in file.decode("utf-8").splitlines())
+    except UnicodeDecodeError as error:
+        raise LetterWithoutOpening("not text") from error
+    found = [
+        {"subject": match[1], "salt": "".join(match[2].split())}
+        for words in WORDS.values()
+        for match in re.finditer(
+            rf"^{re.escape(words['opening_name'])}:\s(.+)\n{re.escape(words['opening_salt'])}:\s+((?:[0-9a-f]\s*){{64}})$",
+            text,
+            re.MULTILINE,
+        )
+    ]
+    if not found:
+        raise LetterWithoutOpening("no name with its secret in it")
+    return json.dumps({"openings": found}).encode()
 
 
 def is_html(file: bytes) -> bool:

@@ -19,6 +19,8 @@ from erasure.rendering.wording import WORDS
 from erasure.request import BROKEN, GONE
 
 KINDS = ("acknowledgement", "extension", "refusal", "no_match", "restriction_lifting", "answer")
+LEFT_OUT = ("others", "not_portable", "withheld", "earlier", "erasing", "expired", "absent", "failed")
+"""Why a copy is not in a package, in the order in which a letter says so."""
 _COMMITMENT_PREFIX = "muniment-subject-commitment/v1"
 
 
@@ -48,6 +50,11 @@ class LetterFacts:
     openings: Sequence[Mapping[str, str]] = field(default=(), repr=False)
     final_due: date | None = None
     has_export: bool = False
+    exported: int = 0
+    left_out: Mapping[str, int] = field(default_factory=dict)
+    """How many copies a package lacks, by one of `LEFT_OUT`."""
+    descriptions: Mapping[str, str] = field(default_factory=dict)
+    """Classes of data in the words of their owners."""
 
 
 def letter_of(facts: LetterFacts) -> dict[str, Any]:
@@ -122,7 +129,8 @@ def _body(facts: LetterFacts, words: Mapping[str, str]) -> list[Block]:
     asked = words["asked"].format(received=day_text(facts.received, lang), right=words[f"right_{facts.right}"])
     limit = facts.scope["of"]
     if limit != "all":
-        asked += " " + words[f"only_{limit}"].format(classes=", ".join(facts.scope.get("data_classes", ())))
+        names = [_what(name, facts, words) for name in facts.scope.get("data_classes", ())]
+        asked += " " + words[f"only_{limit}"].format(classes=", ".join(names))
     if facts.kind == "acknowledgement":
         then = words["ack_nothing"] if facts.verified else words["ack_identity"]
         return [text(asked, words["ack_due"].format(due=day_text(facts.due, lang)), then)]
@@ -143,7 +151,8 @@ def _body(facts: LetterFacts, words: Mapping[str, str]) -> list[Block]:
 def _no_match(facts: LetterFacts, words: Mapping[str, str], asked: str) -> list[Block]:
     statement = facts.statement or {"stores": [], "data_classes": []}
     where = words["nom_where"].format(
-        stores=", ".join(statement["stores"]) or "–", classes=", ".join(statement["data_classes"]) or "–"
+        stores=", ".join(statement["stores"]) or "–",
+        classes=", ".join(_what(name, facts, words) for name in statement["data_classes"]) or "–",
     )
     day = day_text(datetime.fromisoformat(statement["at"]).date() if "at" in statement else facts.today, facts.lang)
     return [
@@ -156,33 +165,65 @@ def _no_match(facts: LetterFacts, words: Mapping[str, str], asked: str) -> list[
 def _answer(facts: LetterFacts, words: Mapping[str, str], asked: str) -> list[Block]:
     certificate = facts.certificate
     if certificate is None:
-        return [text(asked, words["ans_done"], *([words["ans_export"]] if facts.has_export else []))]
-    copies = certificate["copies"]
-    gone = sum(copy["state"] in GONE for copy in copies)
-    kept = sum(copy["state"] == "retained" for copy in copies)
-    failed = sum(copy["state"] in BROKEN for copy in copies)
-    name = "ans_exceptions" if failed else "ans_retained" if kept else "ans_completed"
-    done = words[name].format(
-        count=len(copies), stores=len({copy["store"] for copy in copies}), gone=gone, kept=kept, failed=failed
-    )
+        return [text(asked, words["ans_done"], *([_handed_over(facts, words)] if facts.has_export else []))]
     later = []
     if certificate["version"] == "interim" and facts.final_due is not None:
         later.append(words["ans_interim"].format(final=day_text(facts.final_due, facts.lang)))
-    return [text(asked, done, *later)]
+    return [text(asked, _counted(certificate["copies"], words), *later)]
+
+
+def _handed_over(facts: LetterFacts, words: Mapping[str, str]) -> str:
+    if facts.exported:
+        return words["ans_export"]
+    return words["ans_export_empty" if facts.left_out else "ans_export_none"]
+
+
+def _counted(copies: Sequence[Mapping[str, Any]], words: Mapping[str, str]) -> str:
+    """What became of the copies, each counted once: one that was not there any more is none that we erased."""
+    absent = sum(copy["state"] == "already_absent" for copy in copies)
+    gone = [copy for copy in copies if copy["state"] in GONE and copy["state"] != "already_absent"]
+    kept = sum(copy["state"] == "retained" for copy in copies)
+    failed = sum(copy["state"] in BROKEN for copy in copies)
+    others = sum(bool(copy["collateral"]) for copy in gone)
+    said = [
+        words["ans_found"].format(
+            copies=_number(words, "copies", len(copies)),
+            systems=_number(words, "systems", len({copy["store"] for copy in copies})),
+        )
+    ]
+    if gone:
+        said.append(_number(words, "ans_all_gone" if len(gone) == len(copies) else "ans_gone", len(gone)))
+    for name, count in (("absent", absent), ("kept", kept), ("failed", failed), ("others", others)):
+        if count:
+            said.append(_number(words, f"ans_{name}", count))
+    return " ".join(said)
+
+
+def _number(words: Mapping[str, str], name: str, count: int, **more: str) -> str:
+    """The singular or the plural of a sentence."""
+    return words[f"{name}_one" if count == 1 else f"{name}_many"].format(n=count, **more)
 
 
 def _more(facts: LetterFacts, words: Mapping[str, str]) -> list[dict[str, Any]]:
     certificate = facts.certificate
-    if facts.kind != "answer" or certificate is None:
+    if facts.kind != "answer":
         return []
+    if certificate is None:
+        left = _left_out(facts, words)
+        return [section(words["head_left"], items(*left))] if left else []
     parts = []
     by_number = {copy["copy"]: copy for copy in certificate["copies"]}
-    stays = sorted({_stays(by_number[one["copy"]], one, facts.lang, words) for one in certificate["retained"]})
+    stays = sorted({_stays(by_number[one["copy"]], one, facts, words) for one in certificate["retained"]})
     if stays:
         parts.append(section(words["head_stays"], items(*stays), text(words["stays_restricted"])))
     broken = [copy for copy in certificate["copies"] if copy["state"] in BROKEN]
     failed = sorted(
-        {words["failed_line"].format(data_class=copy["data_class"], store=copy["store"]) for copy in broken}
+        {
+            words["failed_line"].format(
+                what=_what(copy["data_class"], facts, words), store=words.get(f"what_{copy['store']}", copy["store"])
+            )
+            for copy in broken
+        }
     )
     if failed:
         parts.append(section(words["head_failed"], items(*failed)))
@@ -194,10 +235,42 @@ def _more(facts: LetterFacts, words: Mapping[str, str]) -> list[dict[str, Any]]:
     return parts
 
 
-def _stays(copy: Mapping[str, Any], one: Mapping[str, Any], lang: str, words: Mapping[str, str]) -> str:
-    until = words["stays_no_end"] if one["until"] is None else until_text(one["until"], lang=lang)
-    ground = "; ".join(one["ground"]) or one["rule"]
-    return words["stays_line"].format(data_class=copy["data_class"], ground=ground, until=until)
+def _left_out(facts: LetterFacts, words: Mapping[str, str]) -> list[str]:
+    """What the package lacks, by reason."""
+    article = words["left_others_article"] if facts.regulation == "gdpr" else ""
+    return [
+        _number(words, f"left_{name}", facts.left_out[name], **({"article": article} if name == "others" else {}))
+        for name in LEFT_OUT
+        if facts.left_out.get(name)
+    ]
+
+
+def _what(data_class: str, facts: LetterFacts, words: Mapping[str, str]) -> str:
+    """A class of data in the words in which it is described to people; its name where it has none."""
+    if data_class == "identity":
+        return words["what_identity"]
+    return facts.descriptions.get(data_class) or data_class
+
+
+def _stays(copy: Mapping[str, Any], one: Mapping[str, Any], facts: LetterFacts, words: Mapping[str, str]) -> str:
+    until = words["stays_no_end"] if one["until"] is None else until_text(one["until"], lang=facts.lang)
+    return words["stays_line"].format(
+        what=_what(copy["data_class"], facts, words), reason=_reason(copy, one, words), until=until
+    )
+
+
+def _reason(copy: Mapping[str, Any], one: Mapping[str, Any], words: Mapping[str, str]) -> str:
+    """Why it stays, in words; no id of ours, which tells a person nothing."""
+    if copy["method"] == "by hand":
+        return words["stays_reason_human"]
+    if one["rule"] in ("floor", "exemption"):
+        basis = "; ".join(one["ground"])
+        return words[f"stays_reason_{one['rule']}"].format(basis=f" ({basis})" if basis else "")
+    if one["rule"] in ("hold", "restriction"):
+        return words[f"stays_reason_{one['rule']}"]
+    return words[
+        "stays_reason_sources" if any("sources" in ground for ground in one["ground"]) else "stays_reason_other"
+    ]
 
 
 def _residuals(lines: Sequence[Mapping[str, str]], lang: str, words: Mapping[str, str]) -> list[str]:
@@ -212,7 +285,8 @@ def _residuals(lines: Sequence[Mapping[str, str]], lang: str, words: Mapping[str
     alike: dict[str, list[str]] = {}
     for store, windows in by_store.items():
         alike.setdefault(", ".join(windows), []).append(store)
-    return [f"{', '.join(stores)}: {windows}" for windows, stores in alike.items()]
+    names = {store: words.get(f"what_{store}", store) for store in by_store}
+    return [f"{', '.join(names[store] for store in stores)}: {windows}" for windows, stores in alike.items()]
 
 
 def _how_to_open(facts: LetterFacts, words: Mapping[str, str]) -> list[Block]:
@@ -255,7 +329,7 @@ def _enclosures(facts: LetterFacts, words: Mapping[str, str]) -> list[str]:
     found = []
     if facts.kind == "answer" and facts.certificate is not None:
         version = facts.certificate["version"]
-        found.append(words["enclosure_certificate"].format(version=version, request=facts.request))
+        found.append(words[f"enclosure_{version}"].format(request=facts.request))
     if facts.kind == "answer" and facts.has_export:
         found.append(words["enclosure_export"].format(request=facts.request))
     return found

@@ -28,7 +28,7 @@ from erasure.errors import PaperNotSet
 from erasure.rendering.blocks import section, text
 from erasure.rendering.sheet import sheet_of
 
-FORM = 1
+FORM = 2
 """Raised whenever a paper of the same model would look different."""
 ATTACHED = "certificate.json"
 _SECONDS = 60.0
@@ -37,6 +37,7 @@ MOST_ROWS = 5_000
 _AT_ONCE = threading.BoundedSemaphore(2)
 _LONGEST_WORD = 24
 _BREAK = "\u200b"
+"""Becomes a place to break in `layout.typ`, and no character on the paper: copied keys and ids stay what they are."""
 _TEMPLATES = Path(__file__).with_name("templates")
 _PRESS = Path(__file__).with_name("press.py")
 _PRINTABLE = (

@@ -37,6 +37,7 @@ from erasure.rendering.blocks import (
 from erasure.request import BROKEN, GONE
 
 _KEY_LINE = 96
+ABSENT = "already_absent"
 
 
 def sheet_of(report: bytes) -> dict[str, Any]:
@@ -52,14 +53,15 @@ def sheet_of(report: bytes) -> dict[str, Any]:
         "reference": certificate["request"],
         "issuer": _issuer(certificate),
         "issued": moment_text(certificate["issued_at"]),
-        "verdict": words.VERDICTS[certificate["state"]] + _limit(certificate),
-        "tone": "good" if certificate["state"] == "completed" else "partly",
+        "verdict": _verdict(certificate) + _limit(certificate),
+        "tone": "good" if certificate["state"] == "completed" and certificate["version"] == "final" else "partly",
         "tiles": _tiles(certificate),
         "claim": certificate["claim"],
         "sections": [
             section("What was asked, by whom, of whom", _parties(certificate), _people(certificate)),
             section("When", _times(certificate)),
             section("What was done", *_done(copies)),
+            section("What others lose by it", *_others(copies)),
             section("What stays, and why", *_stays(certificate)),
             section("What may remain for a while", *_residuals(certificate)),
             section("Where was looked", *_coverage(certificate)),
@@ -78,6 +80,11 @@ def _issuer(certificate: Mapping[str, Any]) -> str:
     return str(controller.get("name") or certificate["tenant"])
 
 
+def _verdict(certificate: Mapping[str, Any]) -> str:
+    """The headline; an interim one does not claim the second look that is still to come."""
+    return (words.VERDICTS if certificate["version"] == "final" else words.SO_FAR)[certificate["state"]]
+
+
 def _limit(certificate: Mapping[str, Any]) -> str:
     return "" if certificate["scope"]["of"] == "all" else f" This covers {_scope(certificate)}, and nothing else."
 
@@ -85,7 +92,8 @@ def _limit(certificate: Mapping[str, Any]) -> str:
 def _tiles(certificate: Mapping[str, Any]) -> list[dict[str, str]]:
     states = Counter(copy["state"] for copy in certificate["copies"])
     return [
-        {"number": str(sum(states[state] for state in GONE)), "label": "gone and verified"},
+        {"number": str(sum(states[state] for state in GONE - {ABSENT})), "label": "gone and verified"},
+        {"number": str(states[ABSENT]), "label": words.STATES[ABSENT]},
         {"number": str(states["retained"]), "label": "kept, with ground"},
         {"number": str(sum(states[state] for state in BROKEN)), "label": "not erased"},
         {"number": str(len(certificate["not_covered"])), "label": "stores not covered"},
@@ -178,6 +186,32 @@ def _done(copies: Sequence[Mapping[str, Any]]) -> list[Block]:
     ]
     levels = "; ".join(f"{name}: {meaning}" for name, meaning in words.LEVELS)
     return [table(columns, rows), note(f"Levels. {levels}.")]
+
+
+def _others(copies: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """Collateral: what is gone, and what stays for now, that is about other people too."""
+    joint = [copy for copy in copies if copy["collateral"]]
+    if not joint:
+        return [text("No copy of this request is about another person as far as is registered.")]
+    gone = sum(copy["state"] in GONE for copy in joint)
+    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
+    for copy in joint:
+        groups.setdefault((copy["store"], copy["data_class"], _outcome(copy["state"])), []).append(copy)
+    rows = [
+        [store, data_class, str(len(some)), outcome, str(max(copy["collateral"].get("subjects", 0) for copy in some)),
+         str(sum(copy["collateral"].get("parts", 0) for copy in some) or "–")]
+        for (store, data_class, outcome), some in sorted(groups.items())
+    ]  # fmt: skip
+    names = (("Store", 18), ("Class of data", 22), ("Copies", 9), ("Outcome", 22), ("Others, at most per copy", 16),
+             ("Shared parts of the record", 13))  # fmt: skip
+    were = "was" if gone == 1 else "were"
+    return [
+        text(
+            f"{gone} of what is gone {were} also about other people. The plan that was approved showed them, or a "
+            "second person decided on them one by one."
+        ),
+        table([column(label, width, STATED) for label, width in names], rows),
+    ]
 
 
 def _outcome(state: str) -> str:

@@ -35,7 +35,8 @@ SCOPES = {
     "memory": "one memory and what was made of it",
 }
 VERSIONS = {
-    "interim": "Interim: everything was looked for once; a quiet period follows, then the final certificate.",
+    "interim": "Everything was looked for once. A quiet period and the grace of the key store follow; after the longer "
+    "of the two everything is looked for again, and the final certificate is issued.",
     "final": "Final: after a quiet period everything was looked for again.",
 }
 VERDICTS = {
@@ -45,6 +46,14 @@ VERDICTS = {
     "listed with its ground.",
     "completed_with_exceptions": "Ended with exceptions. Not every copy could be erased; a second person accepted "
     "that.",
+}
+SO_FAR = {
+    "completed": "Interim: complete so far. Every copy that was found is gone to the level its class requires, and was "
+    "looked for once by another actor than the one that erased it. The second look is still to come.",
+    "completed_with_retained": "Interim: complete so far but for what is kept. What may go is gone and was looked for "
+    "once; what stays is listed with its ground. The second look is still to come.",
+    "completed_with_exceptions": "Interim: ended with exceptions. Not every copy could be erased; a second person "
+    "accepted that. The second look at what is gone is still to come.",
 }
 STATES = {
     "erased_logical": "erased, not found by the store",

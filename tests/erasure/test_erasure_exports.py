@@ -16,7 +16,7 @@ import pytest
 from erasure.errors import ExportNotReady, IllegalMove, InvalidRequest
 from erasure.exporting import STORE
 from erasure.footprint import end_footprints
-from erasure.handout import open_export
+from erasure.handout import EXPIRED, open_export
 from erasure.sweep_copies import Sweeps
 from registry import subjects
 from registry.errors import NotBuilt
@@ -216,14 +216,16 @@ def sweep_now(world: World) -> None:
     sweeps.run_due(world.tenant.tenant_id, world.now, worker="w")
 
 
-def test_an_export_expires_and_is_then_an_empty_package(world: World) -> None:
+def test_an_export_expires_and_is_then_a_package_that_says_what_it_lacks(world: World) -> None:
     world.note("n1", "the canary of ada")
     request = answered(world)
     world.now += timedelta(days=31)
     sweep_now(world)
     assert list(world.services.exports_folder.rglob("*.zip")) == []
     told = manifest(package(world, request))
-    assert told["is_empty"]
+    assert not told["is_empty"], "what was in it is still held"
+    assert {line["state"] for line in told["copies"] if line["kind"] != "request"} == {"withheld"}
+    assert {line["detail"] for line in told["copies"] if line["kind"] != "request"} == {EXPIRED}
     assert "expired" in told["note"]
 
 
@@ -370,14 +372,16 @@ def test_a_package_with_exceptions_that_a_second_person_accepted_names_what_is_m
     assert (line["registered"], line["failed"], line["exported"]) == (1, 1, 0)
 
 
-def test_long_after_its_words_are_gone_a_request_still_hands_out_an_empty_package(world: World) -> None:
+def test_long_after_its_words_are_gone_a_request_still_says_what_its_package_lacks(
+    world: World,
+) -> None:
     world.note("n1", "text")
     request = answered(world)
     world.now += timedelta(days=40)
     sweep_now(world)
     assert end_footprints(world.parts, world.tenant.tenant_id, world.now) >= 1
     archive = package(world, request)
-    assert manifest(archive)["is_empty"]
+    assert not manifest(archive)["is_empty"]
     assert json.loads(archive.read("requests.json"))[0]["id"] == request
 
 

@@ -102,17 +102,31 @@ def test_the_answer_opens_the_commitment_by_hand_and_by_tool_and_nothing_else_do
     assert number is not None
     by_hand = hashlib.sha256(b"muniment-subject-commitment/v1\n" + bytes.fromhex(salt[1]) + ADA.encode()).hexdigest()
     assert json.loads(report)["certificate"]["subject_commitments"] == [number[1]] == [by_hand]
-    for carried in (paper.letter_pdf(made), paper.letter_html(made), json.dumps(made["opening"]).encode()):
+    quoted = "\n".join(f"> {line}" for line in text.replace(salt[1], f"{salt[1][:40]}\n{salt[1][40:]}").splitlines())
+    german = plain(letter(world, request, language="de"))
+    for carried in (
+        paper.letter_pdf(made),
+        paper.letter_html(made),
+        json.dumps(made["opening"]).encode(),
+        text.encode(),
+        quoted.replace("\n", "\r\n").encode(),
+        german.encode(),
+    ):
         assert "about the person of the letter" in check_opening(report, opening_in(carried))
     other = {**made["opening"], "openings": [{**made["opening"]["openings"][0], "subject": "email:eve@example.org"}]}
     for wrong in (json.dumps(other).encode(), b"{}", b"x", b'{"openings": []}'):
         with pytest.raises(Exception, match=r"opens none|no opening"):
-            check_opening(report, wrong)
+            check_opening(report, opening_in(wrong))
 
 
 def test_the_letter_counts_what_the_certificate_lists_and_says_what_stays(world: Any) -> None:
     world.classes(
-        {"invoice": {"erasure": {"on_request": "retain", "basis": "tax law", "until": "P8Y", "required": "L2"}}}
+        {
+            "invoice": {
+                "description": "bills",
+                "erasure": {"on_request": "retain", "basis": "tax law", "until": "P8Y", "required": "L2"},
+            }
+        }
     )
     world.note("n1", "Ada wrote about her rash")
     (world.files / "bill.txt").write_text("bill of Ada")
@@ -126,7 +140,70 @@ def test_the_letter_counts_what_the_certificate_lists_and_says_what_stays(world:
     assert f"Wir haben {len(copies)} Kopien" in text, "Bavaria is written to in German"
     assert f"{kept} müssen wir vorerst" in text
     assert "Was wir behalten und warum" in text
-    assert "invoice" in text
+    assert "bills: das Gesetz erlaubt uns, sie trotz Ihres Antrags zu behalten (tax law)" in text
+    assert "invoice" not in text, "a person knows no names of our classes"
+
+
+def test_a_letter_says_why_in_words_and_names_no_hold_of_ours(world: Any) -> None:
+    from tests.erasure.test_erasure_collateral import hold
+
+    kept = world.file("kept.txt", "Ada's summary")
+    hold_id = hold(world, kept)
+    request = world.erase()
+    assert world.state(request) == "completed_with_retained"
+    for language, reason in (("en", "a legal matter"), ("de", "einer rechtlichen Angelegenheit")):
+        text = plain(letter(world, request, language=language))
+        assert reason in text
+        assert hold_id not in text
+        assert "legal hold" not in text
+
+
+def certified(*states: str, **more: Any) -> dict[str, Any]:
+    copies = [
+        {
+            "copy": number,
+            "state": state,
+            "store": "db",
+            "data_class": "note",
+            "method": None,
+            "collateral": None,
+            **more,
+        }
+        for number, state in enumerate(states, start=1)
+    ]
+    return {"version": "final", "copies": copies, "retained": [], "residuals": []}
+
+
+@pytest.mark.parametrize(
+    ("states", "lang", "words"),
+    [
+        (("erased_physical",), "en", "We found one copy of your data in one of our systems. It is gone."),
+        (
+            ("erased_physical",),
+            "de",
+            "Wir haben eine Kopie Ihrer Daten in einem unserer Systeme gefunden. Sie ist weg.",
+        ),
+        (("erased_physical", "already_absent"), "en", "One of them is gone;"),
+        (("erased_physical", "already_absent"), "en", "One was not there any more when we came to erase it"),
+        (("already_absent", "already_absent"), "de", "2 waren nicht mehr da, als wir sie löschen wollten"),
+        (("retained", "failed", "key_destroyed"), "en", "One we have to keep for now, see below. One could not be"),
+    ],
+)
+def test_an_answer_counts_in_singular_and_plural_and_what_was_gone_already_apart(
+    states: tuple[str, ...], lang: str, words: str
+) -> None:
+    text = plain(letter_of(facts(kind="answer", lang=lang, certificate=certified(*states))))
+    assert words in text
+    assert re.search(r"\b1 (copies|Kopien|of|davon|were|waren)\b", text) is None
+    if states == ("already_absent", "already_absent"):
+        assert "Sie sind alle weg" not in text
+
+
+def test_an_answer_says_how_much_of_what_is_gone_was_about_others_too() -> None:
+    certificate = certified("erased_physical", "erased_physical", collateral={"subjects": 1})
+    assert "2 of what is gone were also by or about other people" in plain(
+        letter_of(facts(kind="answer", certificate=certificate))
+    )
 
 
 def test_certificate_and_letter_say_what_a_request_was_limited_to_and_nobody_can_widen_it(world: Any) -> None:
@@ -145,7 +222,7 @@ def test_certificate_and_letter_say_what_a_request_was_limited_to_and_nobody_can
     with pytest.raises(ReportError, match="/certificate/scope"):
         check(widened, world.certificate_key, world.log_key)
     assert "these classes of data: note, and nothing else" in sheet_of(report)["verdict"]
-    assert "Er war auf diese Datenarten beschränkt: note." in plain(letter(world, request))
+    assert "Er war auf diese Datenarten beschränkt: made up." in plain(letter(world, request))
     assert (world.files / "kept.txt").exists()
 
 
@@ -166,7 +243,7 @@ def test_what_stays_and_what_failed_stand_on_paper_and_letter_with_ground_and_ap
     world.work()
     report = world.reader.certificate(world.acting(), request)
     shown = paper.certificate_html(report).decode()
-    for needle in ("Ended with exceptions", "store not reached", "dan, ", "tax law", "invoice"):
+    for needle in ("Interim: ended with exceptions", "store not reached", "dan, ", "tax law", "invoice"):
         assert needle in shown, needle
     assert "vendor is gone" not in shown, "the reason is sealed"
     pdf = paper.certificate_pdf(report)
@@ -174,7 +251,7 @@ def test_what_stays_and_what_failed_stand_on_paper_and_letter_with_ground_and_ap
     check(report, world.certificate_key, world.log_key)
     text = plain(letter(world, request, language="en"))
     assert "could not be erased, see below" in text
-    assert "- note in odd" in text
+    assert "- made up in odd" in text
     assert "tax law" in text
 
 

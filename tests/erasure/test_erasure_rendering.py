@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import resource
+import zlib
 from base64 import b64encode
 from collections.abc import Callable, Iterator
 from html.parser import HTMLParser
@@ -361,3 +362,109 @@ def test_loose_bytes_are_no_paper() -> None:
     with pytest.raises(ReportError):
         certificate_in(b"<!doctype html><html></html>")
     assert rfc8785.dumps({"a": 1}) == b'{"a":1}'
+
+
+_ESCAPED = {b"n": b"\n", b"r": b"\r", b"t": b"\t", b"b": b"\b", b"f": b"\f", b"(": b"(", b")": b")", b"\\": b"\\"}
+
+
+def shown_in(drawn: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """Each array of strings of a page's content, put together, with the font in force. Source: ISO 32000-2 §7.3.4.2."""
+    font, at = b"", 0
+    while (found := re.compile(rb"/(f\d+) [-\d.]+ Tf|\[").search(drawn, at)) is not None:
+        at = found.end()
+        if found[1] is not None:
+            font = found[1]
+            continue
+        letters, depth = bytearray(), 0
+        while depth or drawn[at : at + 1] != b"]":
+            char = drawn[at : at + 1]
+            octal = re.match(rb"\\([0-7]{1,3})", drawn[at : at + 4])
+            if octal is not None or char == b"\\":
+                letters += bytes([int(octal[1], 8)]) if octal else _ESCAPED[drawn[at + 1 : at + 2]]
+                at += len(octal[0]) if octal else 2
+                continue
+            depth += (char == b"(") - (char == b")")
+            if depth > 1 or (depth == 1 and char != b"("):
+                letters += char
+            at += 1
+        yield font, bytes(letters)
+
+
+def copied_from(pdf: bytes) -> list[str]:
+    """What somebody gets who marks and copies the text of a PDF of ours: the runs of letters in their order."""
+    objects = {int(found[1]): found[2] for found in re.finditer(rb"(\d+) 0 obj(.*?)endobj", pdf, re.DOTALL)}
+
+    def stream(number: int) -> bytes:
+        head, _, body = objects[number].partition(b"stream")
+        return zlib.decompressobj().decompress(body.lstrip(b"\r\n")) if b"FlateDecode" in head else body
+
+    def letters_of(font: int) -> dict[bytes, str]:
+        unicode_of = re.search(rb"/ToUnicode (\d+) 0 R", objects[font])
+        assert unicode_of is not None
+        pairs = re.findall(rb"<([0-9A-F]{4})> <([0-9A-F]+)>", stream(int(unicode_of[1])))
+        return {bytes.fromhex(code.decode()): bytes.fromhex(text.decode()).decode("utf-16-be") for code, text in pairs}
+
+    runs = []
+    for page in (body for body in objects.values() if re.search(rb"/Type/Page\b(?!s)", body)):
+        shared = re.search(rb"/Resources (\d+) 0 R", page)
+        resources = page if shared is None else objects[int(shared[1])]
+        fonts = {name: letters_of(int(font)) for name, font in re.findall(rb"/(f\d+) (\d+) 0 R", resources)}
+        content = re.search(rb"/Contents (\d+) 0 R", page)
+        assert content is not None
+        for font, letters in shown_in(stream(int(content[1]))):
+            runs.append("".join(fonts[font][letters[at : at + 2]] for at in range(0, len(letters), 2)))
+    return runs
+
+
+def test_keys_and_ids_copied_from_the_paper_are_what_they_are_and_verify(tmp_path: Path, issued: Any) -> None:
+    pdf = paper.certificate_pdf(issued.report)
+    runs = copied_from(pdf)
+    text = "".join(runs)
+    assert set(text) & set("\u200b\u200c\u200d\u2060\ufeff\u00ad") == set()
+    certificate = issued.document["certificate"]
+    wanted = [certificate["request"], certificate["plan_hash"], *certificate["subject_commitments"], issued.log_key]
+    wanted += [copy["id"] for copy in certificate["copies"]] + [
+        proof["entry"] for proof in certificate["log"]["proofs"]
+    ]
+    assert [one for one in wanted if one not in text] == []
+    key = re.search(r"\s*".join(re.escape(letter) for letter in issued.log_key), "\n".join(runs))
+    assert key is not None
+    file = tmp_path / "c.pdf"
+    file.write_bytes(pdf)
+    for log_key in (key[0], f" {issued.log_key[:40]}\u200b{issued.log_key[40:]}\n"):
+        asked = [str(file), "--key", f"{issued.certificate_key[:30]}\n{issued.certificate_key[30:]}"]
+        found = CliRunner().invoke(verify_report, [*asked, "--log-key", log_key], standalone_mode=False)
+        assert found.return_value == 0, found.output
+
+
+def test_a_copy_that_was_not_there_any_more_is_none_that_was_erased(issued: Any) -> None:
+    def change(certificate: dict[str, Any]) -> None:
+        certificate["copies"][0]["state"] = "already_absent"
+
+    number = len(issued.document["certificate"]["copies"])
+    tiles = {one["label"]: one["number"] for one in sheet_of(resigned(issued, change))["tiles"]}
+    assert tiles["gone and verified"] == str(number - 1)
+    assert tiles["was not there any more"] == "1"
+
+
+def test_an_interim_certificate_does_not_say_complete_without_saying_so_far(issued: Any) -> None:
+    sheet = sheet_of(issued.report)
+    assert sheet["version"] == "interim"
+    assert sheet["verdict"].startswith("Interim: complete so far")
+    assert "longer" in sheet["version_note"]
+
+    def final(certificate: dict[str, Any]) -> None:
+        certificate["version"] = "final"
+
+    assert sheet_of(resigned(issued, final))["verdict"].startswith("Complete.")
+
+
+def test_papers_show_what_others_lose(issued: Any) -> None:
+    def change(certificate: dict[str, Any]) -> None:
+        certificate["copies"][0]["collateral"] = {"subjects": 2}
+
+    shown = "".join(Page(paper.certificate_html(resigned(issued, change))).text)
+    assert "1 of what is gone was also about other people" in shown
+    assert "No copy of this request is about another person" in "".join(
+        Page(paper.certificate_html(issued.report)).text
+    )
