@@ -13,7 +13,7 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("api", "audit", "connectors", "erasure", "ledger", "registry", "retention", "vault")
-VAULT_DESTRUCTION = frozenset({"delete_wrapped", "destroy_due_keks", "rotate_groups"})
+VAULT_DESTRUCTION = frozenset({"delete_wrapped", "destroy_due_keks", "drop_parts", "rotate_groups"})
 # Execution decides each copy again and dispatches it in one transaction; nothing else may ask a store to erase.
 DISPATCHERS = frozenset({"erasure/execute.py", "erasure/dispatch.py"})
 # Repeats what the record says was destroyed, after the database was lost, and destroys nothing else.
@@ -76,6 +76,7 @@ def test_only_the_executor_destroys() -> None:
         ("api/jobs.py", "def sweep(connector, items):\n    return connector.erase(items)\n"),
         ("retention/sweep.py", "store.connector.erase([])\n"),
         ("erasure/plan.py", "async def f(v):\n    v.delete_wrapped('k')\n"),
+        ("erasure/keeping.py", "v.drop_parts(s, 1, [])"),
         ("erasure/confirm.py", "self.vault.destroy_due_keks(now)\n"),
         ("registry/artifacts.py", "[vault.rotate_groups(g) for g in groups]\n"),
         ("erasure/execute_more.py", "connector.erase(items)\n"),
