@@ -173,6 +173,8 @@ def _artifacts(
                     observed=row.observed_at,
                     last_activity=row.last_activity_at,
                     consent_until=consents.get(row.id),
+                    confidence=row.confidence,
+                    confirmed=row.confirmed_at,
                     expires_at=row.expires_at,
                     events=events.get(row.id, {}),
                     scopes=scopes.get(row.id, frozenset()),

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 
 from sqlmodel import Session, col, select
 
@@ -18,10 +17,10 @@ from erasure.request import OPEN, Right
 from registry import classes as registered
 from registry import stores
 from registry.declaration import DataClass
-from registry.duration import Duration
 from registry.models import RestrictionRow, StoreRow
 from registry.people import groups
-from retention.decide import Claim, Hold, Restriction, Rules
+from retention.decide import Claim, Hold, Restriction
+from retention.schedule import rules_of
 from retention.stops import holds_in_force
 
 
@@ -66,29 +65,7 @@ def claim_of(row: RequestRow) -> Claim:
 
 def class_fact(spec: DataClass) -> ClassFact:
     """A declared class as rules."""
-    floor = spec.floor
-    until = spec.until
-    return ClassFact(
-        name=spec.name,
-        version=spec.version,
-        required=spec.required,
-        rules=Rules(
-            name=spec.name,
-            keep=spec.keep,
-            starts=spec.keep_from,
-            latest=spec.latest,
-            then=spec.then,  # type: ignore[arg-type]  # checked by the declaration
-            floor_for=None if floor is None else floor.keep,
-            floor_basis=None if floor is None else floor.basis,
-            floor_covers="content" if floor is not None and floor.covers == "content" else "skeleton",
-            on_request=spec.on_request,  # type: ignore[arg-type]
-            exempt_basis=spec.basis,
-            exempt_for=until if isinstance(until, Duration) else None,
-            exempt_until=until if isinstance(until, datetime) else None,
-            derived=spec.derived_default,  # type: ignore[arg-type]
-            may_outlive_source=spec.may_outlive_source,
-        ),
-    )
+    return ClassFact(name=spec.name, version=spec.version, required=spec.required, rules=rules_of(spec))
 
 
 def store_fact(row: StoreRow) -> StoreFact:

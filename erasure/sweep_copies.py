@@ -51,9 +51,9 @@ from registry.ids import random_hex
 from registry.keyed import chunks, hold_writer
 from retention import dispositions
 from retention.decide import DESTRUCTIVE
-from retention.due import refresh_consents, refresh_hints, refresh_undated, schedules_in_force
+from retention.due import refresh_hints, refresh_new, refresh_undated, schedules_in_force
 from retention.errors import NotKnown, NotOpen, SecondPersonNeeded
-from retention.events import write_hints
+from retention.events import expire_sessions, write_hints
 from retention.gather import Gathered, Gathering
 from retention.key_clocks import mark_children, refresh_keys
 from retention.models import SweepRow
@@ -178,7 +178,7 @@ class Sweeps:
 
         The caller checks that `at` is later than `now` only for a dry run.
         """
-        self._refresh(acting.tenant_id, now)  # 1
+        self._refresh(acting, now)  # 1
         self._payload.refresh(acting.tenant_id, now)
         sweep_id = f"swp_{random_hex()}"
         with self._parts.transactions(acting.tenant_id, write=False) as session:  # 2
@@ -308,7 +308,12 @@ class Sweeps:
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _refresh(self, tenant_id: int, now: datetime) -> None:
+    def _refresh(self, acting: Acting, now: datetime) -> None:
+        tenant_id = acting.tenant_id
+        more = True
+        while more:
+            with self._parts.transactions(tenant_id) as session:
+                more = expire_sessions(session, self._parts.vault, acting, now)
         after: int | None = 0
         while after is not None:
             with self._parts.transactions(tenant_id) as session:
@@ -323,7 +328,7 @@ class Sweeps:
         more = True
         while more:
             with self._parts.transactions(tenant_id) as session:
-                more = refresh_consents(session, tenant_id, now)
+                more = refresh_new(session, tenant_id, now)
 
     def _write(
         self,

@@ -308,6 +308,7 @@ class StreamRow(SQLModel, table=True):
         sa.UniqueConstraint("tenant_id", "lookup"),
         sa.UniqueConstraint("tenant_id", "stream_id"),
         sa.Index("ix_stream_set", "tenant_id", "set_id"),
+        sa.Index("ix_stream_activity", "tenant_id", "data_class", "last_activity_at"),
         sa.Index(
             "ix_stream_machine",
             "tenant_id",

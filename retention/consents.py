@@ -85,8 +85,10 @@ def consent_ends(
     return {
         row.id: ends_at(
             specs[row.data_class],
-            Dates(created=row.created_at, expires=row.expires_at),
+            Dates(created=row.created_at, observed=row.observed_at, expires=row.expires_at),
             consent_until=until.get(row.id),
+            confidence=row.confidence,
+            confirmed=row.confirmed_at,
         )
         for row in rows
     }

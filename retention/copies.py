@@ -16,12 +16,13 @@ from sqlmodel import Session
 
 from registry import classes
 from registry.models import Artifact
-from retention.decide import Item, class_end
+from retention.consents import CLOCK, until_of
+from retention.decide import Item, class_end, own_end
 from retention.events import ARTIFACT_KIND, happened, scopes_of
 from retention.schedule import rules_of
 
 Clock = Literal["running", "waiting"]
-_WAITING_CLOCKS = frozenset({"consent"})
+_WAITING_CLOCKS = frozenset({CLOCK})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,7 @@ def copy_ends(session: Session, tenant_id: int, rows: Sequence[Artifact]) -> dic
         if (spec := known.get(row.data_class)) is not None and spec.event is not None
     }
     events = happened(session, tenant_id, wanted)
+    consents = until_of(session, tenant_id, rows, [name for name, one in known.items() if one.keep_from == CLOCK])
     found: dict[int, CopyEnd] = {}
     for row in rows:
         spec = known.get(row.data_class)
@@ -58,14 +60,20 @@ def copy_ends(session: Session, tenant_id: int, rows: Sequence[Artifact]) -> dic
             observed=row.observed_at,
             last_activity=row.last_activity_at,
             expires_at=row.expires_at,
+            consent_until=consents.get(row.id),
             events=events.get(row.id, {}),
             scopes=scopes.get(row.id, frozenset()),
+            confidence=row.confidence,
+            confirmed=row.confirmed_at,
         )
-        end = class_end(item, rules_of(spec))
-        waits = (spec.event is not None and row.id not in events) or spec.keep_from in _WAITING_CLOCKS
-        own = row.expires_at is not None and (end is None or row.expires_at <= end)
+        rules = rules_of(spec)
+        end, mine = class_end(item, rules), own_end(item, rules)
+        waits = (spec.event is not None and row.id not in events) or (
+            spec.keep_from in _WAITING_CLOCKS and row.id not in consents
+        )
+        own = mine is not None and (end is None or mine <= end)
         found[row.id] = CopyEnd(
-            ends_at=row.expires_at if own else end,
+            ends_at=mine if own else end,
             rule="item_expiry" if own else "class_retention",
             starts=spec.keep_from,
             clock="waiting" if waits else "running",

@@ -11,7 +11,7 @@ The order (DESIGN §6), first match wins:
 3. `floor` of content, or `exemption` (Art. 17(3)) from a request: restrict, dated.
 4. `request` for erasure: the class's rule for the person's own items, the derived rule for what was made from them.
 5. `access_pending`: retention waits for the export of an open access request, at most to its due date.
-6. `item_expiry`: the item's own end.
+6. `item_expiry`: the item's own end, given or by the decay of confidence in it.
 7. `class_retention`: the class's clock.
 8. `source_end`: what a source's end triggers in what was derived from it.
 9. `none`: no rule at all, which is an error of the inventory and never a deletion.
@@ -22,9 +22,10 @@ retentions the longest wins, among deletions the shortest.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal, NamedTuple, Protocol
 
 Action = Literal["keep", "restrict", "erase", "regenerate", "review"]
@@ -44,6 +45,8 @@ DESTRUCTIVE: frozenset[Action] = frozenset({"erase", "regenerate"})
 """Actions that end the bytes of an item."""
 _EXPORTS = frozenset({"access", "portability"})
 _ENDED = frozenset({"erased", "erasing"})
+_ROUNDING = 1e-6
+"""Verdicts on memories round confidence to six decimals; what has faded here has faded there."""
 
 
 class Period(Protocol):
@@ -126,6 +129,8 @@ class Rules:
     exempt_until: datetime | None = None
     derived: Literal["cascade", "regenerate", "keep_if_other_sources", "review"] = "cascade"
     may_outlive_source: bool = False
+    half_life: timedelta | None = None
+    expire_below: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +153,8 @@ class Item:
     """The place in the log of the entry that a part of the record belongs to."""
     kept_until: datetime | None = None
     """A disposition that extended the item by hand."""
+    confidence: float | None = None
+    confirmed: datetime | None = None
 
 
 class Decision(NamedTuple):
@@ -203,9 +210,32 @@ def class_end(item: Item, rules: Rules) -> datetime | None:
     return end
 
 
+def own_end(item: Item, rules: Rules) -> datetime | None:
+    """The item's own end: the date it was given, or the instant at which confidence in it fades away; the earlier."""
+    if rules.half_life is None or item.confidence is None:
+        return item.expires_at
+    faded = _faded_at(item, rules.half_life, rules.expire_below - _ROUNDING)
+    return min((end for end in (item.expires_at, faded) if end is not None), default=None)
+
+
+def _faded_at(item: Item, half_life: timedelta, below: float) -> datetime | None:
+    """When confidence, halved with every half-life since the item was observed or confirmed, falls below a value."""
+    if below <= 0 or item.confidence is None:
+        return None
+    start = item.observed or item.created
+    if item.confirmed is not None:
+        start = max(start, item.confirmed)
+    if item.confidence <= below:
+        return start
+    try:
+        return start + half_life * math.log2(item.confidence / below)
+    except OverflowError:
+        return None
+
+
 def ends_at(item: Item, rules: Rules) -> datetime | None:
     """The earliest end by expiry, class and sources: the hint that sweeps look up, never a decision."""
-    ends = [item.expires_at, class_end(item, rules)]
+    ends = [own_end(item, rules), class_end(item, rules)]
     if rules.derived == "cascade" and not rules.may_outlive_source:
         ends.extend(source.ends_at for source in item.sources)
     return min((end for end in ends if end is not None), default=None)
@@ -289,8 +319,9 @@ def _by_request(item: Item, rules: Rules, claim: Claim) -> Decision:
 
 def _due(item: Item, rules: Rules, end: datetime | None, now: datetime) -> Decision | None:
     """The retention rule whose time has come: own expiry, then the class, then a source; None when none has."""
-    if item.expires_at is not None and item.expires_at <= now and (item.kept_until is None or item.kept_until <= now):
-        return _ended(rules, "item_expiry", item.expires_at)
+    own = own_end(item, rules)
+    if own is not None and own <= now and (item.kept_until is None or item.kept_until <= now):
+        return _ended(rules, "item_expiry", own)
     if end is not None and end <= now:
         return _ended(rules, "class_retention", end)
     return _by_source(item, rules, now)
@@ -337,7 +368,7 @@ def _not_due(item: Item, rules: Rules, end: datetime | None) -> Decision:
         return Decision("keep", "none", None, (Because("none", "inventory_error", item.data_class),))
     rule: Rule = "class_retention"
     if until is not None and until != end:
-        rule = "item_expiry" if until == item.expires_at else "source_end"
+        rule = "item_expiry" if until == own_end(item, rules) else "source_end"
     return Decision("keep", rule, until, (Because(rule, "keep", rules.name),))
 
 

@@ -23,7 +23,7 @@ from registry.ids import first_id
 from registry.keyed import NO_MONTH
 from registry.models import Artifact, ScopeKey
 from registry.registration import Dates
-from retention.consents import CLOCK, consent_ends, until_of
+from retention.consents import CLOCK, until_of
 from retention.decide import Item, class_end
 from retention.events import ARTIFACT_KIND, ENDED, happened, scopes_of, write_hints
 from retention.items import Candidate, load_artifacts, load_kept, load_keys
@@ -173,10 +173,14 @@ def refresh_undated(session: Session, tenant_id: int, *, limit: int = BATCH) -> 
     return len(rows)
 
 
-def refresh_consents(session: Session, tenant_id: int, now: datetime, *, limit: int = BATCH) -> bool:
-    """Date items that came since the last look and whose consent may have ended before; whether there are more."""
-    specs = {name: one for name, one in classes.in_force(session, tenant_id).items() if one.keep_from == CLOCK}
-    walk = walk_of(session, tenant_id, "consents")
+def refresh_new(session: Session, tenant_id: int, now: datetime, *, limit: int = BATCH) -> bool:
+    """Date items that came since the last look, of classes whose end a registration does not know; whether more wait.
+
+    These are classes that wait for consent, which may have ended before, and classes whose memories fade.
+    """
+    in_force = classes.in_force(session, tenant_id)
+    specs = {name: one for name, one in in_force.items() if one.keep_from == CLOCK or one.decay is not None}
+    walk = walk_of(session, tenant_id, "new")
     since = _BEGINNING if walk.at is None else min(walk.at, now) - OVERLAP
     start = int(walk.place) if walk.place else first_id(since)
     rows: Sequence[Artifact] = []
@@ -197,7 +201,7 @@ def refresh_consents(session: Session, tenant_id: int, now: datetime, *, limit: 
     walk.at = walk.at if more else now
     session.add(walk)
     session.flush()
-    write_hints(session, tenant_id, consent_ends(session, tenant_id, rows, specs))
+    _work_out(session, tenant_id, list(rows), specs)
     return more
 
 
@@ -222,6 +226,8 @@ def _work_out(session: Session, tenant_id: int, rows: list[Artifact], specs: Map
             ),
             events.get(row.id, {}),
             consent_until=consents.get(row.id),
+            confidence=row.confidence,
+            confirmed=row.confirmed_at,
         )
         for row in rows
     }

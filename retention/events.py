@@ -13,14 +13,14 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
-from sqlmodel import Session, SQLModel, col
+from sqlmodel import Session, SQLModel, col, select
 
 from ledger.models import Instant
-from registry import classes, subjects
+from registry import classes, streams, subjects
 from registry.acting import Acting
 from registry.declaration import DataClass
 from registry.errors import Fault, InvalidDeclaration
@@ -32,8 +32,8 @@ from registry.people import expand
 from registry.registration import Dates
 from registry.sets import sets_of
 from retention.errors import EventNotListed
-from retention.models import EventRow
-from retention.schedule import ends_at
+from retention.models import EventRow, WalkRow
+from retention.schedule import ends_at, newest_start
 from vault.vault import Vault
 
 NAME = re.compile(r"[a-z][a-z0-9_.-]{0,58}")
@@ -43,9 +43,12 @@ ANY_NAME = ("legal", "platform")
 """Roles that may report any event; a writer only those its classes wait for."""
 ARTIFACT_KIND = "a"
 STREAM_KIND = "s"
+SESSION_EXPIRED = "session.expired"
 CONVERSATION = "conversation"
 """The scope that streams of the record answer to by their names."""
 MAX_HINTS = 20_000
+_BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
 ENDED = ("erased", "erasing")
 
 
@@ -113,6 +116,47 @@ def record_event(
     session.connection().execute(sa.insert(EventRow), rows)
     items = _renew_hints(session, acting.tenant_id, lookup, waiting)
     return Recorded(event_id=event_id, name=name, at=at, items=items)
+
+
+def expire_sessions(session: Session, vault: Vault, acting: Acting, now: datetime, *, limit: int = 1_000) -> bool:
+    """Record `session.expired` for conversations whose class's timer ran out since the last look; whether more wait.
+
+    It happened when the timer ran out, not when it was noticed. A conversation that is taken up again and falls silent
+    once more expires again, and the last time counts. One whose name is gone names nothing any more.
+    """
+    more = False
+    in_force = classes.in_force(session, acting.tenant_id)
+    if not any(one.event == SESSION_EXPIRED for one in in_force.values()):
+        return False  # The walk stands still, so that the first class that waits for it finds all of them.
+    for name, spec in sorted(in_force.items()):
+        if spec.session is None:
+            continue
+        walk = session.get(WalkRow, (acting.tenant_id, f"sessions:{name}"))
+        walk = walk or WalkRow(tenant_id=acting.tenant_id, what=f"sessions:{name}")
+        silent = newest_start(spec.session.expire, now)
+        since = walk.at or _BEGINNING
+        rows = session.exec(
+            select(StreamRow)
+            .where(
+                StreamRow.tenant_id == acting.tenant_id,
+                StreamRow.data_class == name,
+                col(StreamRow.last_activity_at) > sa.literal(since, Instant()),
+                col(StreamRow.last_activity_at) <= sa.literal(silent, Instant()),
+            )
+            .order_by(col(StreamRow.last_activity_at))
+            .limit(limit)
+        ).all()
+        names = streams.open_names(session, vault, acting.tenant_id, rows)
+        for row in rows:
+            if known := names[row.stream_id].name:
+                at = spec.session.expire.add_to(row.last_activity_at)
+                record_event(session, vault, acting, SESSION_EXPIRED, {CONVERSATION: known}, at=at, now=now)
+        more |= len(rows) == limit
+        # Of several with the same last activity some may be left by the limit: the last one is looked at again.
+        walk.at = rows[-1].last_activity_at - _MICROSECOND if len(rows) == limit else silent
+        session.add(walk)
+        session.flush()
+    return more
 
 
 def happened(

@@ -107,6 +107,8 @@ def load_artifacts(
                 events=events.get(row.id, {}),
                 expires_at=row.expires_at,
                 scopes=scopes.get(row.id, frozenset()),
+                confidence=row.confidence,
+                confirmed=row.confirmed_at,
                 kept_until=reviewed[row.id].kept_until if row.id in reviewed else None,
             ),
             sources=tuple(sources.get(row.id, ())),

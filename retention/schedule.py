@@ -19,7 +19,7 @@ from typing import Literal, cast
 from registry.declaration import DataClass
 from registry.duration import Duration
 from registry.registration import Dates
-from retention.decide import Item, Rules, class_end
+from retention.decide import Item, Rules, class_end, own_end
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -77,6 +77,8 @@ def rules_of(spec: DataClass) -> Rules:
         exempt_until=until if isinstance(until, datetime) else None,
         derived=cast("Literal['cascade', 'regenerate', 'keep_if_other_sources', 'review']", spec.derived_default),
         may_outlive_source=spec.may_outlive_source,
+        half_life=None if spec.decay is None else spec.decay.half_life.upper_bound(),
+        expire_below=0.0 if spec.decay is None else spec.decay.expire_below,
     )
 
 
@@ -86,8 +88,10 @@ def ends_at(
     events: Mapping[str, datetime | None] = _NO_EVENTS,
     *,
     consent_until: datetime | None = None,
+    confidence: float | None = None,
+    confirmed: datetime | None = None,
 ) -> datetime | None:
-    """When the class or the item's own date ends it, the earlier; the hint that sweeps look up, never a decision."""
+    """When the class or the item itself ends it, the earlier; the hint that sweeps look up, never a decision."""
     item = Item(
         item_id=0,
         data_class=spec.name,
@@ -96,8 +100,12 @@ def ends_at(
         last_activity=dates.last_activity,
         consent_until=consent_until,
         events=events,
+        expires_at=dates.expires,
+        confidence=confidence,
+        confirmed=confirmed,
     )
-    ends = (dates.expires, class_end(item, rules_of(spec)))
+    rules = rules_of(spec)
+    ends = (own_end(item, rules), class_end(item, rules))
     return min((end for end in ends if end is not None), default=None)
 
 

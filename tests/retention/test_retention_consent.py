@@ -336,3 +336,57 @@ def names(house: Any, people: list[str]) -> dict[str, str]:
             session, house.services.vault, house.acting(), [parse_subject(one) for one in people], house.now
         )
     return {who: str(number) for who, number in zip(people, found, strict=True)}
+
+
+# ── what was made from the record ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def told(house: Any) -> Any:
+    """A house with two months of talk, and classes that derive from it."""
+    house.plain("talk", state="record", retention={"keep": "P2M", "from": "created", "then": "erase"})
+    long = {"keep": "P7Y", "from": "created", "then": "erase"}
+    house.plain("summary", retention=long)
+    house.plain("ruling", retention=long, derived={"default": "cascade", "may_outlive_source": True})
+    house.plain("digest", retention=long, derived={"default": "keep_if_other_sources"})
+    return house
+
+
+def test_what_was_made_from_an_entry_ends_with_it(told: Any) -> None:
+    house = told
+    first = house.say("chat", "I live in Lima", "talk")
+    house.note("summary", "summary", sources=[f"entry:{first}"])
+    house.note("ruling", "ruling", sources=[f"entry:{first}"])
+    house.now = datetime(2040, 7, 1, 9, tzinfo=UTC)
+    second = house.say("chat", "and moved", "talk")
+    house.note("digest", "digest", sources=[f"entry:{first}", f"entry:{second}"])
+    house.now = datetime(2040, 8, 31, 1, tzinfo=UTC)
+    house.sweep()
+    assert house.rows() == {"summary", "ruling", "digest"}, "its key goes in this pass"
+    house.now += timedelta(hours=1)
+    run = house.sweep()
+    assert house.rows() == {"ruling", "digest"}
+    assert [copy["rule"] for copy in house.sweeps.report(house.acting(), run["id"])["copies"]] == ["source_end"]
+    house.now = datetime(2040, 10, 1, 1, tzinfo=UTC)
+    house.sweep()
+    house.now += timedelta(hours=1)
+    house.sweep()
+    assert house.rows() == {"ruling"}, "no source of the digest is left"
+
+
+def test_an_entry_that_a_hold_keeps_keeps_what_was_made_from_it(told: Any) -> None:
+    house = told
+    said = house.say("chat", "I live in Lima", "talk")
+    house.note("summary", "summary", BOB, sources=[f"entry:{said}"])
+    spec = {"name": "n", "matter": "m", "reason": "r", "selector": {"data_classes": ["talk"]}}
+    placed = house.holds.place(house.acting("ann"), spec, house.now)
+    house.now = datetime(2040, 9, 20, tzinfo=UTC)
+    for _ in range(2):
+        house.sweep()
+        house.now += timedelta(hours=1)
+    assert house.rows() == {"summary"}
+    house.holds.release(house.acting("bea"), placed["id"], preview=False, now=house.now)
+    for _ in range(2):
+        house.sweep()
+        house.now += timedelta(hours=1)
+    assert house.rows() == set()

@@ -779,6 +779,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.UniqueConstraint("tenant_id", "lookup"),
         sa.UniqueConstraint("tenant_id", "stream_id"),
     )
+    op.create_index("ix_stream_activity", "stream", ["tenant_id", "data_class", "last_activity_at"], unique=False)
     op.create_index(
         "ix_stream_machine",
         "stream",
