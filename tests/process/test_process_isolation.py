@@ -23,6 +23,8 @@ from erasure.models import ConnectorTask
 from infra.migrations.schema import METADATA
 from infra.migrations.write_first import tenant_columns
 from muniment.errors import ApiProblem
+from muniment.registry import Client
+from registry.classes import STARTER_CLASSES
 from registry.ids import new_id
 from tests.process.conftest import Desk, new_desk
 
@@ -86,10 +88,20 @@ class House:
             "subjects": ["user:same", "email:same@example.org"], "reason": canary})["id"]  # fmt: skip
         self.ids["review_id"] = call("legal", "POST", "/v1/subjects:scope-change", {
             "subject": "email:same@example.org", "change": "role", "detail": canary})["id"]  # fmt: skip
+        keep = {"keep": "P90D", "from": "consent", "latest": "P2Y", "then": "erase"}
+        call("platform", "PUT", "/v1/data-classes/voice", {**STARTER_CLASSES["transcript"], "retention": keep})
+        consent = {"subject": "user:same", "data_classes": ["voice"], "words": canary}
+        self.ids["consent_id"] = call("legal", "POST", "/v1/consents", consent)["id"]
         self.ids["sweep"] = call("legal", "POST", "/v1/retention/runs", {"dry_run": True})["id"]
         self.ids["verification_id"] = call("auditor", "POST", "/v1/audit/verifications", {"sample": 1})["id"]
         token = call("admin", "POST", "/v1/tokens", {"principal": "bot", "roles": ["writer"]})
         self.ids["token_id"] = token["id"]
+        with Client(self.desk.running.url, token["token"]) as bot:
+            repeat = {**items[0], "expires_at": "2031-01-01T00:00:00Z"}
+            [asked] = bot.request("POST", "/v1/artifacts", {"artifacts": [repeat]})["results"]
+        assert asked["status"] == "review"
+        [review] = call("legal", "GET", "/v1/registration-reviews")["items"]
+        self.ids["registration_review_id"] = review["id"]
         self.ids["task_id"] = self._task()
 
     def _task(self) -> str:
@@ -115,6 +127,7 @@ class House:
             ("platform", "/v1/kinds"), ("platform", "/v1/machines/refunds"), ("legal", "/v1/requests"),
             ("legal", f"/v1/requests/{self.ids['request_id']}"), ("legal", "/v1/holds"),
             ("legal", "/v1/subjects/merges"), ("legal", f"/v1/scope-reviews/{self.ids['review_id']}"),
+            ("legal", "/v1/registration-reviews?state=all"),
             ("legal", "/v1/dispositions"), ("legal", "/v1/retention/runs"), ("admin", "/v1/tokens"),
             ("writer", f"/v1/artifacts/{self.ids['artifact']}"), ("writer", "/v1/artifacts/art_same"),
             ("writer", f"/v1/streams/{self.ids['stream_id']}"), ("writer", f"/v1/runs/{self.ids['run_id']}"),
@@ -219,6 +232,7 @@ def values_of(path: str, name: str, first: House) -> tuple[list[str], list[str]]
         "token_id": [ids["token_id"]], "stream_id": [ids["stream_id"]], "request_id": [ids["request_id"]],
         "hold_id": [ids["hold_id"]], "merge_id": [ids["merge_id"]], "review_id": [ids["review_id"]],
         "verification_id": [ids["verification_id"]], "artifact": [ids["artifact"]],
+        "registration_review_id": [ids["registration_review_id"]], "consent_id": [ids["consent_id"]],
         "run_id": [ids["sweep"]] if "/retention/" in path else [ids["run_id"]],
         "disposition_id": ["dsp_" + "0" * 32], "task_id": [ids["task_id"]],
     }  # fmt: skip
