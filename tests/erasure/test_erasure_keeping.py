@@ -127,6 +127,10 @@ def test_the_held_part_goes_under_the_same_request_when_the_hold_ends(world: Wor
     request = world.erase()
     world.work(3)
     assert world.state(request) == "completed_with_retained"
+    preview = holds(world).release(world.acting(), hold_id, preview=True, now=world.now)
+    [waiting] = preview["requests"]
+    assert waiting["request"] == request
+    assert part_ref(entries[3], 0) in str(waiting["copies"])
     release(world, hold_id)
     world.work()
     assert world.state(request) == "completed"
@@ -473,6 +477,19 @@ def test_a_sweep_leaves_what_is_held_and_the_next_one_ends_it_after_the_hold(wor
     assert third["counts"]["removed"] == 1
     assert texts(world, entries) == [None] * 10
     assert {part.state for part in world.read(entries[3]).parts} == {"expired"}
+
+
+def test_a_restricted_conversation_stays_stored_while_retention_ends_the_rest_of_its_key(world: World) -> None:
+    stored, gone = world.say_as("kept for a claim", stream="one"), world.say_as("nobody needs it", stream="two")
+    request = world.ask(ADA, right="restriction", scope={"conversation": "one"})
+    world.plan(request)
+    world.approve(request)
+    world.work(2)
+    world.now += timedelta(days=130)
+    sweep(world)
+    assert texts(world, [stored, gone]) == ["kept for a claim", None]
+    [row] = part_rows(world)
+    assert (row.entry_id, row.ground) == (stored, f"restriction:{request}")
 
 
 def test_parts_that_a_limited_erasure_left_end_with_their_class_and_verify_says_who_ended_what(world: World) -> None:
