@@ -21,7 +21,7 @@ from registry.models import Artifact, ScopeKey
 from retention.due import due_month
 from retention.models import EventRow
 from retention.schedule import newest_start, schedule_of
-from vault.models import DataKey, KeyState
+from vault.models import OPENING, DataKey
 
 SHOWN = 100
 _ARTIFACT = "a"
@@ -108,7 +108,7 @@ def _keys_due(session: Session, tenant_id: int, one: DataClass, now: datetime) -
             col(DataKey.data_class) == one.name,
             col(DataKey.month) <= month,
             col(DataKey.month) != NO_MONTH,
-            col(DataKey.state) == KeyState.LIVE.value,
+            col(DataKey.state).in_(OPENING),
         )
     )
     return int(found or 0)

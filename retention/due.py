@@ -31,7 +31,7 @@ from retention.key_clocks import OVERLAP, due_keys, waits, walk_of
 from retention.models import EventRow, HintRow
 from retention.parts import due_kept
 from retention.schedule import Schedule, ends_at, month_end, month_of, newest_start, schedule_of
-from vault.models import DataKey, KeyState
+from vault.models import OPENING, DataKey
 
 BATCH = 10_000
 PHASES = ("dates", "events", "keys", "months", "kept")
@@ -350,7 +350,7 @@ def _by_month(
             DataKey.data_class == name,
             col(DataKey.month) <= month,
             DataKey.month != NO_MONTH,
-            DataKey.state == KeyState.LIVE.value,
+            col(DataKey.state).in_(OPENING),
             DataKey.key_id > (place.key if name == place.group else ""),
         )
         rows = session.exec(query.order_by(col(DataKey.key_id)).limit(limit)).all()

@@ -46,7 +46,7 @@ from retention.models import HoldRow, StoreHoldRow
 from retention.parts import places_of, split_ref, streams_of
 from retention.stops import Desk, EventRecord, Resumed, hold_of
 from retention.sweep import decided, is_due
-from vault.models import DataKey, KeyState
+from vault.models import OPENING, DataKey
 from vault.vault import Vault
 
 LABEL = "hold"
@@ -364,7 +364,7 @@ def counts_of(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
         .select_from(DataKey)
         .where(
             col(DataKey.tenant_id) == tenant_id,
-            col(DataKey.state) == KeyState.LIVE.value,
+            col(DataKey.state).in_(OPENING),
             sa.or_(
                 col(DataKey.subject_id).in_(sorted(expand(session, tenant_id, hold.subjects))),
                 col(DataKey.data_class).in_(sorted(hold.data_classes)),

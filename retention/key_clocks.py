@@ -31,7 +31,7 @@ from retention.decide import Item, class_end
 from retention.events import STREAM_KIND, write_hints
 from retention.models import EventRow, KeyHintRow, WalkRow
 from retention.schedule import Schedule, month_end, month_of
-from vault.models import DataKey, KeyState, PartKey
+from vault.models import OPENING, DataKey, KeyState, PartKey
 
 BATCH = 2_000
 EVENTS = 100
@@ -100,7 +100,7 @@ def due_keys(
         .where(
             col(KeyHintRow.tenant_id) == tenant_id,
             end <= sa.literal(before, Instant()),
-            col(DataKey.state) == KeyState.LIVE.value,
+            col(DataKey.state).in_(OPENING),
         )
     )
     if after is not None:
@@ -131,7 +131,7 @@ def renew_keys_of(session: Session, tenant_id: int, people: Collection[int], sch
                 DataKey.tenant_id == tenant_id,
                 col(DataKey.subject_id).in_(some),
                 col(DataKey.data_class).in_(names),
-                col(DataKey.state) == KeyState.LIVE.value,
+                col(DataKey.state).in_(OPENING),
             )
         ).all()
         known = _with_hints(session, tenant_id, [row.key_id for row in rows])
@@ -291,7 +291,7 @@ def _walk_months(session: Session, tenant_id: int, name: str, schedules: Mapping
             col(DataKey.month) < month_of(now - SKEW),
             col(DataKey.month) >= month,
             sa.or_(col(DataKey.month) > month, col(DataKey.key_id) > key_id),
-            DataKey.state == KeyState.LIVE.value,
+            col(DataKey.state).in_(OPENING),
         )
         .order_by(col(DataKey.month), col(DataKey.key_id))
         .limit(BATCH)

@@ -50,6 +50,10 @@ class KeyState(StrEnum):
     LOST = "lost"
 
 
+OPENING = (KeyState.LIVE.value, KeyState.DESTROYING.value)
+"""States of a key that still opens what it sealed."""
+
+
 class DataKey(SQLModel, table=True):
     """One wrapped key of a subject, class, month and scope; a tombstone once destroyed (``wrapped`` is NULL)."""
 

@@ -15,6 +15,7 @@ from erasure.report_check import check
 from erasure.sweep_copies import RequestDesk, Sweeps
 from erasure.worker import advance
 from registry.errors import InvalidDeclaration
+from registry.keeping import Derived
 from retention.holds import Holds
 from retention.parts import part_ref
 from tests.erasure.conftest import ADA, BOB, World
@@ -258,7 +259,7 @@ def test_a_key_all_of_whose_parts_are_held_stays_whole(world: World) -> None:
 
 def test_a_part_that_cannot_be_read_keeps_its_key_and_the_request_says_why(world: World) -> None:
     entries = ten(world)
-    hold(world, scope={"conversation": "held"})
+    hold_id = hold(world, scope={"conversation": "held"})
     request = world.ask()
     world.plan(request)
     world.approve(request)
@@ -275,6 +276,10 @@ def test_a_part_that_cannot_be_read_keeps_its_key_and_the_request_says_why(world
     assert key["state"] == "failed"
     assert "a part that must stay cannot be kept: its stored bytes do not open" in key["detail"]
     assert world.text_of(entries[0]) == "words number 0 of Ada", "nothing is let go of on a guess"
+    release(world, hold_id)
+    world.now += timedelta(days=130)
+    sweep(world)
+    assert texts(world, entries) == [None] * 10, "retention does not wait for a request that failed"
 
 
 # ── floors ────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -430,6 +435,29 @@ def test_words_on_their_way_while_a_conversation_is_erased_are_sealed_under_the_
     assert world.state(request) == "completed"
     assert world.text_of(entry) == "said meanwhile"
     assert world.text_of(gone) is None
+
+
+def test_a_limited_erasure_that_cannot_keep_the_others_lets_nothing_go_and_retention_still_ends_the_key(
+    world: World,
+) -> None:
+    one, two = world.say_as("the one", stream="one"), world.say_as("the other", stream="two")
+    broken = world.parts
+    world.change(
+        part_keys=lambda _tenant_id, parts: Derived(faults={part.place: "its payload object is gone" for part in parts})
+    )
+    request = limited(world, "one")
+    assert world.state(request) == "partially_failed"
+    [key] = [copy for copy in world.reader.copies(world.acting(), request) if "key" in copy]
+    assert (key["state"], key["detail"]) == (
+        "failed",
+        "a part that must stay cannot be kept: its payload object is gone",
+    )
+    assert texts(world, [one, two]) == ["the one", "the other"]
+    assert world.say("sealed under the next key", stream="two") == "stored"
+    world.parts = broken
+    world.now += timedelta(days=130)
+    sweep(world)
+    assert texts(world, [one, two]) == [None, None]
 
 
 def test_words_after_the_approval_stay_although_their_key_goes(world: World) -> None:
