@@ -25,6 +25,7 @@ class FaultServer:
         self.faults: deque[str] = deque()
         self.classes = {"transcript", "skeleton"}
         self.suppressed_subjects: set[str] = set()
+        self.suppressed_parts: list[int] = []
         self.bad_kinds: set[str] = set()
         self.poison: str | None = None
         self.lock = threading.Lock()
@@ -54,7 +55,8 @@ class FaultServer:
                 return {"id": entry_id, "status": "suppressed"}
             self.stored[entry_id] = entry
             self.order.append(entry_id)
-            return {"id": entry_id, "status": "stored", "index": len(self.order) - 1}
+            stored = {"id": entry_id, "status": "stored", "index": len(self.order) - 1}
+            return stored | ({"suppressed_parts": self.suppressed_parts} if self.suppressed_parts else {})
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -129,12 +129,30 @@ def test_one_poisonous_entry_of_a_refused_batch_is_found_and_the_rest_arrives(
     assert fault_server.order == [each for number, each in enumerate(ids) if number != 137]
 
 
-def test_a_suppressed_entry_is_let_go(fault_server: Any, tmp_path: Path) -> None:
+def test_a_suppressed_entry_is_let_go_and_said_once_with_what_to_do(
+    fault_server: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     fault_server.suppressed_subjects.add("user:9")
-    with open_recorder(fault_server, tmp_path) as recorder:
+    with open_recorder(fault_server, tmp_path) as recorder, caplog.at_level(logging.INFO, "muniment"):
         record_many(recorder, 3, subjects=["user:9"])
         assert recorder.flush(5).pending == 0
         assert recorder.stats().suppressed == 3
+        assert recorder.stats().errors == {}, "nothing is wrong"
+    told = [record for record in caplog.records if "erasure is in force" in record.getMessage()]
+    assert [record.levelname for record in told] == ["WARNING"]
+    assert "/v1/subjects:reopen" in told[0].getMessage()
+    assert "user:9" not in caplog.text
+
+
+def test_an_entry_of_which_only_a_part_was_taken_is_said_too(
+    fault_server: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fault_server.suppressed_parts = [1]
+    with open_recorder(fault_server, tmp_path) as recorder, caplog.at_level(logging.INFO, "muniment"):
+        record_many(recorder, 2)
+        assert recorder.flush(5).pending == 0
+        assert recorder.stats().suppressed == 0
+    assert sum("erasure is in force" in message for message in caplog.messages) == 1
 
 
 def test_a_receipt_is_handed_over_and_a_bad_callback_harms_nothing(fault_server: Any, tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class ItemResult(msgspec.Struct):
     id: str
     status: str
     problem: msgspec.Raw = _NULL
+    suppressed_parts: msgspec.Raw = _NULL
 
 
 class BatchAnswer(msgspec.Struct):
@@ -46,10 +47,11 @@ class BatchAnswer(msgspec.Struct):
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """A verdict and the problem behind a refusal."""
+    """A verdict, the problem behind a refusal, and whether only a part of the entry was taken."""
 
     verdict: Verdict
     problem: object = None
+    partly: bool = False
 
 
 _SIMPLE = {"stored": Verdict.STORED, "duplicate": Verdict.DUPLICATE, "suppressed": Verdict.SUPPRESSED}
@@ -66,7 +68,7 @@ def _judge_one(result: ItemResult | None) -> Judged:
     if result is None:
         return AGAIN
     if result.status in _SIMPLE:
-        return Judged(_SIMPLE[result.status])
+        return Judged(_SIMPLE[result.status], partly=bool(msgspec.json.decode(result.suppressed_parts)))
     if result.status != "rejected":
         return AGAIN
     problem = msgspec.json.decode(result.problem)

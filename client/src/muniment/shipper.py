@@ -39,6 +39,11 @@ log = logging.getLogger("muniment")
 
 PARKED = "parked"
 REFUSED = "refused/entries.ndjson"
+_SUPPRESSED = (
+    "what was said by or about a person whose erasure is in force is not stored; if the person is back, open a new "
+    "incarnation: POST /v1/subjects:reopen"
+)
+"""Nothing is wrong then, and somebody who looks for the missing words must be able to find why."""
 """Where in a spool folder the entries lie that the server did not take."""
 
 ENTRIES_PATH = "/v1/record/entries"
@@ -68,11 +73,11 @@ class OncePerKind:
         """Start at nothing."""
         self.counts: Counter[str] = Counter()
 
-    def note(self, kind: str, message: str) -> None:
+    def note(self, kind: str, message: str, *, level: int = logging.ERROR) -> None:
         """Count one; `message` must hold no content."""
         self.counts[kind] += 1
         if self.counts[kind] == 1:
-            log.error("%s: %s (further ones are only counted)", kind, message)
+            log.log(level, "%s: %s (further ones are only counted)", kind, message)
 
 
 class Shipper:
@@ -104,6 +109,7 @@ class Shipper:
         self._adopts = adopts
         self.counts: Counter[Verdict] = Counter()
         self.faults = OncePerKind()
+        self._notices = OncePerKind()
         self._failures = 0
         self._failed = False
         self._not_before = 0.0
@@ -216,6 +222,8 @@ class Shipper:
     def _settled(self, queue: _Queue, record: Record, judged: Judged) -> bool:
         if judged.verdict in DONE:
             self.counts[judged.verdict] += 1
+            if judged.verdict is Verdict.SUPPRESSED or judged.partly:
+                self._notices.note("suppressed", _SUPPRESSED, level=logging.WARNING)
             return True
         if judged.verdict is Verdict.AGAIN:
             return False
