@@ -1,8 +1,10 @@
 """Work that nobody waits for: clock ticks and the request worker, both threads of this process.
 
 Guarantees: the tables hold the truth and these threads only wake it: a missed tick or a lost wake-up delays work and
-never loses it. A tick of a shared job is a unique row (job, fire time), so two schedulers do it once. A job that fails
-is logged and runs again at its next tick; it never ends its thread. APScheduler is only the alarm clock.
+never loses it. A tick of a shared job is a unique row (job, fire time), so two schedulers do it once; it is looked for
+every few minutes, so that one that was missed while nothing ran is made up for, once, and one that a process could not
+take (it does not lead) is left to another. A job that fails gives its tick back, is logged and runs again at the next
+look; it never ends its thread. APScheduler is only the alarm clock.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -26,18 +29,24 @@ from retention.models import TickRow
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 TICKS_KEPT = timedelta(days=2)
+LOOK_EVERY = timedelta(minutes=5)
+"""How often a shared job looks whether its tick is taken: at most so late a missed one is made up for."""
 WORKER_POLL_S = 2.0
 _LIBRARY = "apscheduler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Something to do again and again. `shared`: once over all processes, taken by its tick."""
+    """Something to do again and again. `shared`: once over all processes, taken by its tick.
+
+    `may` says whether this process can do it now; while it cannot, no tick is taken.
+    """
 
     name: str
     every: timedelta
     run: Callable[[datetime], Any]
     shared: bool = True
+    may: Callable[[], bool] | None = None
 
 
 def fire_time(now: datetime, every: timedelta) -> datetime:
@@ -92,8 +101,9 @@ class Jobs:
         if scheduler and self._scheduler is None:
             self._scheduler = BackgroundScheduler(timezone=UTC, job_defaults={"coalesce": True, "max_instances": 1})
             for job in self._jobs.values():
+                every = min(job.every, LOOK_EVERY) if job.shared else job.every
                 self._scheduler.add_job(
-                    self.tick, "interval", args=[job.name], seconds=job.every.total_seconds(), id=job.name
+                    self.tick, "interval", args=[job.name], seconds=every.total_seconds(), id=job.name
                 )
             self._hear(self._telemetry)
             self._scheduler.start()
@@ -123,15 +133,23 @@ class Jobs:
             self._worker = None
 
     def tick(self, name: str) -> bool:
-        """Runs a job now, unless it is shared and its tick is taken; returns whether it ran and succeeded."""
+        """Runs a job now, unless it may not or its tick is taken; returns whether it ran and succeeded."""
         job = self._jobs[name]
         now = self._clock.now()
+        taken = False
         try:
-            if job.shared and not self._take(job, now):
+            if job.may is not None and not job.may():
+                return False
+            taken = job.shared and self._take(job, now)
+            if job.shared and not taken:
                 return False
             job.run(now)
+            if taken:
+                self._done(job, now)
         except Exception as error:  # noqa: BLE001 - a job's failure must not end the clock
             self._failed(name, error)
+            if taken:
+                self._give_back(job, now)
             return False
         self._runs.add(1, {"job": name, "outcome": "done"})
         return True
@@ -156,6 +174,22 @@ class Jobs:
             while self.work_once() and not self._stopping.is_set():
                 pass
             self._wake.wait(WORKER_POLL_S)
+
+    def _done(self, job: Job, now: datetime) -> None:
+        with self._database.shared() as session:
+            session.execute(sa.update(TickRow).where(self._mine(job, now)).values(done_at=self._clock.now()))
+
+    def _give_back(self, job: Job, now: datetime) -> None:
+        """Let the next look, of any process, try again. Where the database is what failed, the next period does."""
+        with suppress(sa.exc.SQLAlchemyError), self._database.shared() as session:
+            session.execute(sa.delete(TickRow).where(self._mine(job, now)))
+
+    def _mine(self, job: Job, now: datetime) -> sa.ColumnElement[bool]:
+        return sa.and_(
+            col(TickRow.job) == job.name,
+            col(TickRow.fire_time) == fire_time(now, job.every),
+            col(TickRow.owner) == self._owner,
+        )
 
     def _take(self, job: Job, now: datetime) -> bool:
         fire = fire_time(now, job.every)

@@ -1,8 +1,8 @@
 """The clock of retention: a pass of every tenant when the last one is an hour ago, and the work of running passes.
 
-Guarantees: only the process that leads the log starts passes, so two schedulers do it once; after a standstill there is
-one pass, not one for every hour missed. A pass that waits or stopped is logged with what to do. One tenant's failure
-does not stop the others.
+Guarantees: only the process that leads the log starts passes, and each look is a unique tick, so two schedulers do it
+once; after a standstill there is one pass, not one for every hour missed. A pass that waits or stopped is logged with
+what to do. One tenant's failure does not stop the others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def register_sweeps(
         sweeps = Sweeps(parts())
         return _each(tenants(), lambda acting: sweeps.run_due(acting.tenant_id, now, worker=jobs.owner))
 
-    jobs.add(Job(name="retention", every=LOOK_EVERY, run=start, shared=False))
+    jobs.add(Job(name="retention", every=LOOK_EVERY, run=start, may=leads))
     jobs.add_work(work)
 
 

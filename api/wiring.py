@@ -23,6 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, SQLModel
 
 from api import telemetry as telemetry_module
+from api.alarms import DEADLINES_EVERY, PATROL_EVERY, deadline_alarms, patrol
 from api.anchoring import offer_anchors
 from api.callbacks import Callbacks
 from api.clock import Clock
@@ -93,6 +94,7 @@ CHECKPOINT_EVERY_EMBEDDED = timedelta(seconds=1)
 ANCHORS_EVERY = timedelta(seconds=10)
 JOURNAL_EVERY = timedelta(minutes=1)
 SNAPSHOT_EVERY = timedelta(minutes=10)
+HOUR = timedelta(hours=1)
 DAY = timedelta(days=1)
 VAULT_EVERY = timedelta(seconds=20)
 _Used = TypeVar("_Used")
@@ -485,10 +487,17 @@ def _register_jobs(services: Services) -> None:
     journal = services.journal
     jobs.add(Job(name="journal", every=JOURNAL_EVERY, run=for_each(journal.changed), shared=False))
     jobs.add(Job(name="memories", every=JOURNAL_EVERY, run=partial(_ship_changes, services), shared=False))
-    jobs.add(Job(name="snapshots", every=SNAPSHOT_EVERY, run=for_each(journal.snapshot_if_due), shared=False))
-    jobs.add(Job(name="answers", every=timedelta(hours=1), run=for_each(partial(expire, services.database))))
+    # Ticks of these are unique rows: whoever leads then does it, and what nobody could do is made up for.
+    leads = partial(_leads, services)
+    jobs.add(Job(name="snapshots", every=SNAPSHOT_EVERY, run=for_each(journal.snapshot_if_due), may=leads))
+    jobs.add(Job(name="answers", every=HOUR, run=for_each(partial(expire, services.database)), may=leads))
+    look = deadline_alarms(services.database, services.telemetry)
+    jobs.add(Job(name="deadlines", every=DEADLINES_EVERY, run=for_each(look), may=leads))
+    walk = patrol(services.database, services.telemetry, services.log, locked=services.locked, hot=services.hot)
+    seen = for_each(lambda tenant_id, _now: walk(services.tenant(tenant_id)))
+    jobs.add(Job(name="patrol", every=PATROL_EVERY, run=seen, may=leads))
     ends = for_each(lambda tenant_id, now: end_footprints(services.erasure, tenant_id, now))
-    jobs.add(Job(name="footprints", every=timedelta(hours=1), run=ends, shared=False))
+    jobs.add(Job(name="footprints", every=HOUR, run=ends, may=leads))
     jobs.add(Job(name="roots", every=DAY, run=services.keks.turn))
     jobs.add(Job(name="vault", every=VAULT_EVERY, run=lambda _now: services.vault.expire(), shared=False))
     # Before the requests: what a released hold gives free is free in its store when they come to it.
@@ -504,6 +513,10 @@ def _register_jobs(services: Services) -> None:
     register_sweeps(
         jobs, lambda: services.erasure, services.tenants, leads=lambda: services.leads, log=services.telemetry.log
     )
+
+
+def _leads(services: Services) -> bool:
+    return services.leads
 
 
 def _ship_changes(services: Services, now: datetime) -> None:

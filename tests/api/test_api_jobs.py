@@ -13,13 +13,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sqlmodel import select
 
 from api import migrate, telemetry
 from api.clock import Clock
 from api.database import Database
 from api.errors import Problem
-from api.jobs import Job, Jobs, fire_time
+from api.jobs import LOOK_EVERY, Job, Jobs, fire_time
 from api.pagination import paged, read_cursor, write_cursor
+from retention.models import TickRow
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -175,3 +177,56 @@ def test_durations_are_counted_in_buckets_of_seconds() -> None:
     buckets = [float(one) for one in re.findall(r'http_server_request_duration_seconds_bucket\{.*le="([0-9.]+)"', page)]
     assert buckets[:4] == [0.005, 0.01, 0.025, 0.05]
     assert buckets[-1] == 10.0
+
+
+def test_a_process_that_may_not_takes_no_tick_from_the_one_that_may(database: Database) -> None:
+    """The tick of a shared job was taken by whoever came first, also by a process that did not lead: nothing ran."""
+    done: list[str] = []
+    follower, leader = jobs_of(database), jobs_of(database)
+    follower.add(Job(name="answers", every=MINUTE, run=lambda _: done.append("follower"), may=lambda: False))
+    leader.add(Job(name="answers", every=MINUTE, run=lambda _: done.append("leader"), may=lambda: True))
+    assert not follower.tick("answers")
+    assert leader.tick("answers")
+    assert done == ["leader"]
+
+
+def test_a_tick_that_failed_is_given_back_and_one_that_was_done_is_not_done_again(database: Database) -> None:
+    tries: list[datetime] = []
+
+    def fail_once(now: datetime) -> None:
+        tries.append(now)
+        if len(tries) == 1:
+            raise RuntimeError
+
+    one, other = jobs_of(database), jobs_of(database)
+    for jobs in (one, other):
+        jobs.add(Job(name="daily", every=timedelta(days=1), run=fail_once))
+    assert [one.tick("daily"), other.tick("daily"), one.tick("daily"), other.tick("daily")] == [
+        False, True, False, False,
+    ]  # fmt: skip
+    with database.shared() as session:
+        [row] = session.exec(select(TickRow)).all()
+    assert (row.owner, row.done_at is not None) == (other.owner, True)
+
+
+def test_a_tick_missed_while_nothing_ran_is_made_up_for_once(database: Database) -> None:
+    clock = Clock()
+    done: list[datetime] = []
+    jobs = Jobs(database, clock, telemetry.build(stream=StringIO()))
+    jobs.add(Job(name="daily", every=timedelta(days=1), run=done.append))
+    assert jobs.tick("daily")
+    clock.move(timedelta(days=4))
+    assert [jobs.tick("daily"), jobs.tick("daily")] == [True, False]
+    assert len(done) == 2
+
+
+def test_a_daily_job_is_looked_for_every_few_minutes_so_that_restarts_cannot_starve_it(database: Database) -> None:
+    jobs = jobs_of(database)
+    jobs.add(Job(name="daily", every=timedelta(days=1), run=lambda _: None))
+    jobs.add(Job(name="own", every=timedelta(hours=2), run=lambda _: None, shared=False))
+    jobs.start(worker=False)
+    scheduler = jobs._scheduler
+    assert scheduler is not None
+    periods = {job.id: job.trigger.interval for job in scheduler.get_jobs()}
+    jobs.stop()
+    assert periods == {"daily": LOOK_EVERY, "own": timedelta(hours=2)}

@@ -1,0 +1,101 @@
+"""Dates that come near: answers to people, confirmations, reviews. What an operator must hear in time.
+
+Guarantees: reads only; opaque ids and dates. A request whose person was told, or whose clock stands still, alarms
+nobody. Which date counts is decided when a request is received (`retention.calendar`), not here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Literal
+
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
+
+from erasure.models import RequestEvent, RequestRow
+from erasure.request import OPEN
+from ledger.models import Instant
+from retention.dispositions import OPEN as IN_REVIEW
+from retention.models import DispositionRow
+
+AHEAD = timedelta(days=7)
+"""From so long before its date on something is named at every look."""
+LISTED = 1_000
+
+What = Literal["answer", "confirmation", "review"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """One date that is near or over. `days_left` is negative when it is over."""
+
+    what: What
+    ref: str
+    due_at: datetime
+    days_left: int
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was missed."""
+        return self.days_left < 0
+
+
+def near(session: Session, tenant_id: int, now: datetime) -> list[Deadline]:
+    """Every date within `AHEAD`, and every missed one, the nearest first; at most `LISTED` of a kind."""
+    found = [*_requests(session, tenant_id, now), *_reviews(session, tenant_id, now)]
+    return sorted(found, key=lambda one: (one.due_at, one.ref))
+
+
+def todo_of(deadline: Deadline) -> str:
+    """What to do about it."""
+    return {
+        "answer": "answer the person and record the notice; an extension is told before the first date",
+        "confirmation": "confirm receipt to the person and record the notice",
+        "review": "decide it: erase, extend or reclassify, with a comment",
+    }[deadline.what]
+
+
+def _requests(session: Session, tenant_id: int, now: datetime) -> list[Deadline]:
+    limit = sa.literal(now + AHEAD, Instant())
+    query = select(RequestRow).where(
+        RequestRow.tenant_id == tenant_id,
+        col(RequestRow.state).in_(sorted(OPEN)),
+        sa.or_(col(RequestRow.due_at) <= limit, col(RequestRow.acknowledge_by) <= limit),
+    )
+    found = []
+    for row in session.exec(query.order_by(col(RequestRow.due_at)).limit(LISTED)):
+        if row.answered_at is not None or "paused_at" in row.details:
+            continue
+        due_at = row.extended_until or row.due_at
+        if due_at <= now + AHEAD:
+            found.append(_deadline("answer", row.request_id, due_at, now))
+        confirm_by = row.acknowledge_by
+        if confirm_by is not None and confirm_by <= now + AHEAD and not _is_confirmed(session, row):
+            found.append(_deadline("confirmation", row.request_id, confirm_by, now))
+    return found
+
+
+def _is_confirmed(session: Session, row: RequestRow) -> bool:
+    """Whether the person was told anything yet; the first notice says that the request arrived."""
+    query = sa.select(col(RequestEvent.n)).where(
+        col(RequestEvent.tenant_id) == row.tenant_id,
+        col(RequestEvent.request_id) == row.request_id,
+        col(RequestEvent.event) == "notice",
+    )
+    return session.scalars(query.limit(1)).first() is not None
+
+
+def _reviews(session: Session, tenant_id: int, now: datetime) -> Sequence[Deadline]:
+    query = select(DispositionRow).where(
+        DispositionRow.tenant_id == tenant_id,
+        DispositionRow.state == IN_REVIEW,
+        col(DispositionRow.due_at) <= sa.literal(now + AHEAD, Instant()),
+    )
+    rows = session.exec(query.order_by(col(DispositionRow.id)).limit(LISTED))
+    return [_deadline("review", f"dsp_{row.id:016x}", row.due_at, now) for row in rows]
+
+
+def _deadline(what: What, ref: str, due_at: datetime, now: datetime) -> Deadline:
+    return Deadline(what=what, ref=ref, due_at=due_at, days_left=(due_at - now) // timedelta(days=1))

@@ -1,0 +1,161 @@
+"""What the service says of itself: dates that come near, and a record that is not sound any more."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import timedelta
+from io import StringIO
+from typing import Any
+
+import pytest
+
+from api import telemetry
+from api.alarms import deadline_alarms, patrol
+from audit.findings import Verdict
+from erasure.deadlines import near
+from erasure.desk import Desk
+
+ADA = "email:ada@example.org"
+DAY = timedelta(days=1)
+GDPR = {
+    "right": "access",
+    "subjects": [ADA],
+    "regulation": "gdpr",
+    "jurisdiction": "DE-BY",
+    "timezone": "Europe/Berlin",
+}
+CCPA = {**GDPR, "regulation": "ccpa", "jurisdiction": "US-CA", "timezone": "America/Los_Angeles"}
+
+
+def ask(house: Any, spec: dict[str, Any]) -> str:
+    return str(Desk(house.parts).create(house.acting(), spec, house.now)["id"])
+
+
+def found(house: Any) -> list[tuple[str, str, int]]:
+    with house.transaction(write=False) as session:
+        return [(one.what, one.ref, one.days_left) for one in near(session, house.tenant_id, house.now)]
+
+
+def tell(house: Any, request: str, kind: str) -> None:
+    Desk(house.parts).notice(house.acting(), request, kind=kind, channel="e-mail", sent_at=house.now, now=house.now)
+
+
+def test_an_answer_is_named_from_a_week_before_its_date_until_the_person_is_told(house: Any) -> None:
+    request = ask(house, GDPR)
+    house.now += 20 * DAY
+    assert found(house) == []
+    house.now += 5 * DAY
+    [(what, ref, days)] = found(house)
+    assert (what, ref) == ("answer", request)
+    assert 0 <= days <= 7
+    house.now += 20 * DAY
+    assert found(house)[0][2] < 0
+    tell(house, request, "answered")
+    assert found(house) == []
+
+
+def test_a_confirmation_is_named_until_the_person_heard_of_us(house: Any) -> None:
+    request = ask(house, CCPA)
+    house.now += 9 * DAY
+    assert [(what, ref) for what, ref, _ in found(house)] == [("confirmation", request)]
+    tell(house, request, "acknowledged")
+    assert found(house) == []
+
+
+def test_a_clock_that_stands_still_and_an_extension_alarm_nobody(house: Any) -> None:
+    request = ask(house, GDPR)
+    house.now += 25 * DAY
+    desk = Desk(house.parts)
+    desk.extend(house.acting(), request, reason="many systems", now=house.now)
+    assert found(house) == []
+
+
+def test_a_review_is_named_before_it_is_overdue(house: Any) -> None:
+    house.plain("paper", retention={"keep": "P10D", "from": "created", "then": "review"})
+    house.note("a", "paper")
+    house.now += 11 * DAY
+    house.sweep()
+    assert found(house) == []
+    house.now += 25 * DAY
+    assert [what for what, _, _ in found(house)] == ["review"]
+    house.now += 10 * DAY
+    assert found(house)[0][2] < 0
+
+
+def test_alarms_are_logged_with_what_to_do_and_counted(house: Any) -> None:
+    request = ask(house, GDPR)
+    log = StringIO()
+    told = telemetry.build(stream=log)
+    look = deadline_alarms(house.services.database, told)
+    house.now += 27 * DAY
+    look(house.tenant_id, house.now)
+    house.now += 30 * DAY
+    look(house.tenant_id, house.now)
+    lines = [json.loads(line) for line in log.getvalue().splitlines()]
+    assert [(line["event"], line["level"], line["item"]) for line in lines] == [
+        ("a date is near", "warning", request),
+        ("a date was missed", "error", request),
+    ]
+    assert all(line["todo"] for line in lines)
+    assert "ada" not in log.getvalue()
+    page = told.metrics_page()[0].decode()
+    assert 'what="answer"' in page
+    told.close()
+
+
+@pytest.fixture
+def walk(house: Any) -> Callable[[], tuple[Any, str]]:
+    """A patrol of the house: its report, and what it logged."""
+
+    def run() -> tuple[Any, str]:
+        log = StringIO()
+        told = telemetry.build(stream=log)
+        services = house.services
+        look = patrol(services.database, told, services.log, locked=services.locked, hot=services.hot, seed=1)
+        report = look(house.acting())
+        told.close()
+        return report, log.getvalue()
+
+    return run
+
+
+def test_a_patrol_finds_a_sound_record_sound_and_says_nothing(house: Any, walk: Callable[[], tuple[Any, str]]) -> None:
+    for number in range(5):
+        house.say("chat", f"line {number}")
+    house.services.log.publish(house.tenant_id, house.now)
+    report, said = walk()
+    assert report.verdict is Verdict.SOUND
+    assert report.word.startswith("sampled ")
+    assert said == ""
+
+
+def test_a_patrol_names_a_record_that_was_altered_and_what_to_do(
+    house: Any, walk: Callable[[], tuple[Any, str]]
+) -> None:
+    house.say("chat", "something")
+    house.services.log.publish(house.tenant_id, house.now)
+    folder = house.services.settings.data / "objects" / house.log_id / "batch"
+    batch = max(folder.iterdir())
+    data = bytearray(batch.read_bytes())
+    data[-30] ^= 1
+    batch.chmod(0o600)
+    batch.write_bytes(data)
+    report, said = walk()
+    assert report.verdict is not Verdict.SOUND
+    line = json.loads(said.splitlines()[0])
+    assert (line["event"], line["level"]) == ("the record is not sound", "error")
+    assert "muniment verify" in line["todo"]
+
+
+def test_the_service_has_the_jobs_that_its_promises_need(house: Any) -> None:
+    names = set(house.services.jobs.names)
+    assert {
+        "retention", "deadlines", "patrol", "checkpoints", "anchors", "footprints", "answers", "snapshots", "outbox",
+    } <= names  # fmt: skip
+    jobs = house.services.jobs
+    assert not jobs.tick("retention"), "who does not lead takes no tick"
+    house.services.heal_first()
+    for name in ("retention", "deadlines", "patrol", "footprints", "answers", "snapshots"):
+        assert jobs._jobs[name].shared, f"{name}: its tick is a unique row"
+        assert [jobs.tick(name), jobs.tick(name)] == [True, False], name
