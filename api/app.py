@@ -13,9 +13,8 @@ from importlib.util import find_spec
 from typing import Any
 
 from fastapi import FastAPI
-from fastapi.openapi.utils import get_openapi
 
-from api import errors
+from api import errors, openapi
 from api.limits import BodyLimits
 from api.telemetry import RequestLog
 from api.wiring import Services
@@ -50,25 +49,6 @@ _DESCRIPTION = """A provable record of what AI agents did, and erasure with evid
 
 Every error is `application/problem+json` (RFC 9457); its `type` is a page of this service. Writes accept
 `Idempotency-Key`. Reads of content need `X-Purpose`. Lists take `limit` and `cursor`."""
-_PROBLEM_SCHEMA = {
-    "title": "Problem",
-    "type": "object",
-    "required": ["type", "title", "status", "detail"],
-    "properties": {
-        "type": {"type": "string", "examples": ["/problems/invalid"]},
-        "title": {"type": "string"},
-        "status": {"type": "integer"},
-        "detail": {"type": "string"},
-        "instance": {"type": "string"},
-        "errors": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "properties": {"pointer": {"type": "string"}, "detail": {"type": "string"}},
-            },
-        },
-    },
-}
 
 
 def create_app(services: Services) -> FastAPI:
@@ -104,16 +84,5 @@ def create_app(services: Services) -> FastAPI:
 
 def _document(app: FastAPI) -> dict[str, Any]:
     if app.openapi_schema is None:
-        document = get_openapi(
-            title=app.title, version=app.version, description=app.description, routes=app.routes, tags=app.openapi_tags
-        )
-        schemas = document.setdefault("components", {}).setdefault("schemas", {})
-        schemas["Problem"] = _PROBLEM_SCHEMA
-        schemas.pop("HTTPValidationError", None)
-        schemas.pop("ValidationError", None)
-        for path in document["paths"].values():
-            for operation in path.values():
-                # Ours is in 4XX; the framework's shape for 422 is never sent.
-                operation.get("responses", {}).pop("422", None)
-        app.openapi_schema = document
+        app.openapi_schema = openapi.document(app)
     return app.openapi_schema

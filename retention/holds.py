@@ -23,7 +23,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from ledger.entry import Kind
+from ledger.entry import Kind, format_instant
 from ledger.head import Transactions
 from ledger.models import EntryRow
 from registry import classes, subjects
@@ -465,5 +465,5 @@ def _line(one: Candidate, decision: Decision, *, due: bool) -> dict[str, Any]:
         "due": due,
         "action": decision.action,
         "rule": decision.rule,
-        "until": None if decision.until is None else decision.until.isoformat(),
+        "until": None if decision.until is None else format_instant(decision.until),
     }

@@ -9,6 +9,7 @@ from fastapi import Response
 from pydantic import ConfigDict, Field
 from sqlmodel import Session
 
+from api.answers import Row
 from api.auth import Parts, Writer
 from api.requests import Body, make_router
 from api.wiring import Services
@@ -48,7 +49,7 @@ class Outcome(Body):
 
 
 @router.post("/v1/actions", responses={201: {"description": "Claimed by this call."}})
-def claim(body: Wanted, acting: Writer, parts: Parts, response: Response) -> dict[str, Any]:
+def claim(body: Wanted, acting: Writer, parts: Parts, response: Response) -> Row:
     """Claims an action for the time of the lease; 200 with what is known when somebody did before."""
     now = parts.clock.now()
     lease: timedelta = Duration.parse(body.lease).add_to(now) - now
@@ -72,7 +73,7 @@ def claim(body: Wanted, acting: Writer, parts: Parts, response: Response) -> dic
 
 
 @router.post("/v1/actions/{action_id:path}/outcome")
-def outcome(action_id: str, body: Outcome, acting: Writer, parts: Parts) -> dict[str, Any]:
+def outcome(action_id: str, body: Outcome, acting: Writer, parts: Parts) -> Row:
     """Records how a claimed action ended."""
     lookup = _lookup(parts, acting, action_id)
     with parts.database.transaction(acting.tenant_id) as session:
@@ -85,7 +86,7 @@ def outcome(action_id: str, body: Outcome, acting: Writer, parts: Parts) -> dict
 
 
 @router.get("/v1/actions/{action_id:path}")
-def read(action_id: str, acting: Writer, parts: Parts) -> dict[str, Any]:
+def read(action_id: str, acting: Writer, parts: Parts) -> Row:
     """What is known of an action, and whether doing it again is safe."""
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         row = actions.find(session, acting.tenant_id, _lookup(parts, acting, action_id))

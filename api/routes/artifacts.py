@@ -9,6 +9,7 @@ from fastapi import Depends, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from sqlmodel import Session
 
+from api.answers import Open, Row, with_instants
 from api.auth import Anyone, Desk, Parts, Purpose, Writer, purpose_of, require
 from api.errors import Problem
 from api.lineage_feed import LATE
@@ -49,10 +50,9 @@ class Registration(Body):
     artifacts: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_ARTIFACTS)
 
 
-class Registered(BaseModel):
+class Registered(Open):
     """What became of one item."""
 
-    model_config = ConfigDict(extra="allow")
     id: str | None = None
     status: Literal["created", "exists", "changed", "rejected", "erased", "review"]
 
@@ -60,13 +60,12 @@ class Registered(BaseModel):
 class Results(BaseModel):
     """One result per item, in order."""
 
-    results: list[dict[str, Any]]
+    results: list[Row]
 
 
-class ArtifactView(BaseModel):
+class ArtifactView(Open):
     """An artifact; people under opaque ids, no place, no free text."""
 
-    model_config = ConfigDict(extra="allow")
     id: str
     status: str
 
@@ -74,7 +73,7 @@ class ArtifactView(BaseModel):
 class Artifacts(BaseModel):
     """A page of artifacts."""
 
-    items: list[dict[str, Any]]
+    items: list[Row]
     next_cursor: str | None = None
 
 
@@ -138,7 +137,7 @@ def get_artifact(artifact: Id, acting: Anyone, parts: Parts) -> ArtifactView:
 
 
 @router.post("/v1/artifacts/{artifact}/sources")
-def add_sources(artifact: Id, body: Sources, acting: Writer, parts: Parts) -> dict[str, Any]:
+def add_sources(artifact: Id, body: Sources, acting: Writer, parts: Parts) -> Row:
     """Adds late sources; their people reach the artifact and everything made from it at once."""
     with parts.database.transaction(acting.tenant_id) as session:
         now = parts.clock.now()
@@ -156,7 +155,7 @@ def get_lineage(
     direction: Literal["up", "down"] = "up",
     depth: Annotated[int, Query(ge=1, le=100)] = 10,
     limit: Limit = 1000,
-) -> dict[str, Any]:
+) -> Row:
     """What it was made from (`up`) or what was made from it (`down`)."""
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         return artifacts.lineage(session, acting.tenant_id, artifact, direction=direction, depth=depth, limit=limit)
@@ -179,7 +178,7 @@ def get_provenance(request: Request, artifact: Id, acting: Anyone, parts: Parts)
         audit_read(parts, acting, purpose, read)
         said = {entry_name(entry.row): turn_view(entry) for entry in read}
         found["chain"] = [{**line, **said.get(line.get("entry", ""), {})} for line in found["chain"]]
-    return Response(msgspec.json.encode(found), media_type="application/json")
+    return Response(msgspec.json.encode(with_instants(found)), media_type="application/json")
 
 
 def _turns(
@@ -206,7 +205,7 @@ def get_prov(
     parts: Parts,
     depth: Annotated[int, Query(ge=1, le=100)] = 10,
     limit: Limit = 1000,
-) -> dict[str, Any]:
+) -> Row:
     """Where it came from, as W3C PROV-JSON; people under opaque ids, what was erased as invalidated."""
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         return prov_of(session, acting, artifact, depth=depth, limit=limit)

@@ -18,6 +18,7 @@ from fastapi import Path as PathOf
 from fastapi import Response
 from pydantic import ConfigDict, Field
 
+from api.answers import Row
 from api.auth import Auditor, Parts
 from api.errors import Problem
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
@@ -73,7 +74,7 @@ def own_events(acting: Auditor, parts: Parts, limit: Limit = DEFAULT_LIMIT, curs
 
 
 @router.post("/v1/audit/verifications", status_code=202)
-def start_verification(body: Verification, acting: Auditor, parts: Parts) -> dict[str, Any]:
+def start_verification(body: Verification, acting: Auditor, parts: Parts) -> Row:
     """Starts a verification of the tenant's whole log; poll the answer's `id`."""
     if body.key is not None:
         try:
@@ -90,7 +91,7 @@ def start_verification(body: Verification, acting: Auditor, parts: Parts) -> dic
 
 
 @router.get("/v1/audit/verifications/{verification_id}")
-def read_verification(verification_id: VerificationId, acting: Auditor, parts: Parts) -> dict[str, Any]:
+def read_verification(verification_id: VerificationId, acting: Auditor, parts: Parts) -> Row:
     """A verification: `running` with how far it is, `done` with the report of `muniment verify --json`, or `lost`."""
     try:
         state: dict[str, Any] = json.loads(parts.hot.get(_key(acting, verification_id)))

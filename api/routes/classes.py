@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from fastapi import Body as BodyOf
 from fastapi import Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
+from api.answers import Open, Row
 from api.auth import Anyone, Parts, Platform
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, Page, paged, read_cursor
 from api.preview import due_under, newly_due
@@ -36,10 +37,9 @@ Name = Annotated[str, Path(examples=["transcript"], max_length=64)]
 Version = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="The one in force without it.")]
 
 
-class ClassView(BaseModel):
+class ClassView(Open):
     """A version of a class, with the fields it was declared with."""
 
-    model_config = ConfigDict(extra="allow")
     name: str
     version: int
 
@@ -86,7 +86,7 @@ def _check_callback(parts: Parts, spec: dict[str, Any]) -> None:
 
 
 @router.get("/v1/data-classes:schema")
-def get_schema(acting: Anyone) -> dict[str, Any]:
+def get_schema(acting: Anyone) -> Row:
     """The JSON Schema of a declaration, for editors; the service's own check says more, with reasons."""
     del acting
     return class_schema()

@@ -12,7 +12,7 @@ from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from api.auth import Parts, Writer
-from api.requests import make_router
+from api.requests import Instant, make_router
 from connectors.base import Level, Outcome
 from erasure import tasks
 
@@ -53,8 +53,8 @@ class Task(BaseModel):
     items: list[TaskItem]
     reclaimed: dict[str, Any] | None
     claim: str
-    lease_until: datetime
-    due_at: datetime
+    lease_until: Instant
+    due_at: Instant
 
 
 class Tasks(BaseModel):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 from zoneinfo import ZoneInfo
 
 from fastapi import Depends
 from pydantic import AfterValidator, ConfigDict, Field
 
+from api.answers import Row
 from api.auth import Desk, Parts, require
 from api.requests import Body, make_router
 from registry.acting import Acting
@@ -63,7 +64,7 @@ def put_controller(body: Controller, acting: Setter, parts: Parts) -> Controller
 
 
 @router.get("/v1/settings/controller")
-def get_controller(acting: Desk, parts: Parts) -> dict[str, Any]:
+def get_controller(acting: Desk, parts: Parts) -> Row:
     """Who the controller is; empty while nobody said so."""
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         return _tenant(session.get(Tenant, acting.tenant_id), acting.tenant).controller

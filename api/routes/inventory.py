@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pydantic import ConfigDict, Field
 
-from pydantic import BaseModel, ConfigDict, Field
-
+from api.answers import Open, Row
 from api.auth import Auditor, Desk, Parts, Platform
 from api.inspecting import inspect
 from api.requests import Body, make_router
@@ -19,12 +18,11 @@ from registry.reports import coverage, processing_record
 router = make_router("inventory")
 
 
-class InventoryView(BaseModel):
+class InventoryView(Open):
     """Classes and stores with their gaps, and how many gaps there are."""
 
-    model_config = ConfigDict(extra="allow")
-    classes: list[dict[str, Any]]
-    stores: list[dict[str, Any]]
+    classes: list[Row]
+    stores: list[Row]
     gaps: int
 
 
@@ -46,13 +44,13 @@ class Inspection(Body):
 
 
 @router.post("/v1/inventory:inspect")
-def inspect_content(body: Inspection, acting: Platform, parts: Parts) -> dict[str, Any]:
+def inspect_content(body: Inspection, acting: Platform, parts: Parts) -> Row:
     """Looks into content for gaps that only it shows; the reading is an entry of the record."""
     return inspect(parts, acting, parts.clock.now(), sample=body.sample)
 
 
 @router.get("/v1/audit/coverage")
-def get_coverage(acting: Auditor, parts: Parts) -> dict[str, Any]:
+def get_coverage(acting: Auditor, parts: Parts) -> Row:
     """Every store and class: what lies there, up to which level it can be erased, or why it is not covered."""
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         return coverage(
@@ -61,7 +59,7 @@ def get_coverage(acting: Auditor, parts: Parts) -> dict[str, Any]:
 
 
 @router.get("/v1/audit/processing-record")
-def get_processing_record(acting: Auditor, parts: Parts) -> dict[str, Any]:
+def get_processing_record(acting: Auditor, parts: Parts) -> Row:
     """The record of processing activities (GDPR Art. 30), and what is missing for it to be complete."""
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         return processing_record(session, acting.tenant_id, parts.clock.now())

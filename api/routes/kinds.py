@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import Path, Response
@@ -12,7 +11,7 @@ from sqlmodel import select
 from api.auth import Anyone, Parts, Platform
 from api.errors import Problem
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, Page, paged, read_cursor
-from api.requests import Body, make_router
+from api.requests import Body, Instant, make_router
 from ledger.entry import SYSTEM_KINDS, USER_KINDS
 from registry.models import KindRow
 
@@ -32,7 +31,7 @@ class KindView(BaseModel):
     name: str
     description: str
     shipped: bool
-    created_at: datetime | None = None
+    created_at: Instant | None = None
 
 
 @router.put("/v1/kinds/{name}", responses={201: {"description": "The kind is new."}})

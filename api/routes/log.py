@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Response
 
 from api.anchoring import Use, anchors_view, keys_view, rotate_key
+from api.answers import Row
 from api.auth import Admin, Parts, require
 from api.errors import Problem
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
@@ -61,7 +62,7 @@ def consistency(
     parts: Parts,
     old: Annotated[int, Query(alias="from", ge=1)],
     new: Annotated[int, Query(alias="to", ge=1)],
-) -> dict[str, Any]:
+) -> Row:
     """The proof that the log of one size is a prefix of that of another, both published (RFC 9162 §2.1.4)."""
     parts.log.publish(acting.tenant_id, parts.clock.now())
     try:
@@ -72,7 +73,7 @@ def consistency(
 
 
 @router.get("/v1/log/keys")
-def keys(acting: LogReader, parts: Parts) -> dict[str, Any]:
+def keys(acting: LogReader, parts: Parts) -> Row:
     """Every key of the log and of certificates, to pin, with the tree sizes it may sign.
 
     `statement` is the signed note by which a key followed the ones before it; it verifies with the old key.
@@ -81,7 +82,7 @@ def keys(acting: LogReader, parts: Parts) -> dict[str, Any]:
 
 
 @router.get("/v1/keys")
-def key_history(acting: KeyReader, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> dict[str, Any]:
+def key_history(acting: KeyReader, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Row:
     """What became of the tenant's keys: counts by class, month and state, the epochs of their groups, and the root.
 
     Names no person and no key. `items` are the epochs, page by page; the rest stands on the first page.
@@ -111,19 +112,19 @@ def _json_of(value: KeyCount | EpochFact | RootVersion) -> dict[str, Any]:
 
 
 @router.post("/v1/log/keys", status_code=201)
-def rotate(body: Rotation, acting: Admin, parts: Parts) -> dict[str, Any]:
+def rotate(body: Rotation, acting: Admin, parts: Parts) -> Row:
     """The next key of the log or of certificates; an entry of the record. `revoke` ends the old ones at once."""
     return rotate_key(parts, acting, body.use, revoke=body.revoke).as_json()
 
 
 @router.get("/v1/log/anchors")
-def anchors(acting: LogReader, parts: Parts) -> dict[str, Any]:
+def anchors(acting: LogReader, parts: Parts) -> Row:
     """What parties outside the operator's reach have seen of the log; none configured: `unanchored`."""
     return anchors_view(parts.anchoring.states(acting.log_id))
 
 
 @router.post("/v1/log/anchors")
-def offer(acting: Operators, parts: Parts) -> dict[str, Any]:
+def offer(acting: Operators, parts: Parts) -> Row:
     """Offers the newest checkpoint to every anchor now, and says how each stands."""
     return anchors_view(parts.anchoring.offer(acting.tenant_id, parts.clock.now()))
 

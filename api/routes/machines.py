@@ -8,6 +8,7 @@ from fastapi import Body as BodyOf
 from fastapi import Depends, Path, Response
 from pydantic import BaseModel, Field
 
+from api.answers import Row
 from api.auth import Parts, Platform, Writer, require
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
 from api.requests import Body, make_router
@@ -95,7 +96,7 @@ def get_machine(name: Name, acting: Watcher, parts: Parts) -> MachineView:
 @router.get("/v1/machines/{name}/violations")
 def machine_violations(
     name: Name, acting: Watcher, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
-) -> dict[str, Any]:
+) -> Row:
     """Entries that the machine did not allow: tools outside their phase, moves without a transition."""
     after = read_cursor(cursor, int)
     with parts.database.transaction(acting.tenant_id, write=False) as session:

@@ -14,9 +14,10 @@ from fastapi import Path
 from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import SQLAlchemyError
 
+from api.answers import Open, Row
 from api.auth import Anyone, Parts, Writer
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, paged, read_cursor
-from api.requests import Body, make_router
+from api.requests import Body, Instant, make_router
 from api.wiring import Services
 from erasure.forget import Forgetting
 from ledger.errors import LedgerError
@@ -41,15 +42,14 @@ class Resolve(Body):
     )
 
 
-class Verdict(BaseModel):
+class Verdict(Open):
     """Whether one memory may be used, and why. Everything but `usable` and `reconfirm` means no."""
 
-    model_config = ConfigDict(extra="allow")
     artifact: str | None
     verdict: str
     because: str
     confidence_now: float | None
-    observed_at: datetime | None
+    observed_at: Instant | None
     source_type: str | None
 
 
@@ -94,7 +94,7 @@ def resolve_memory(body: Resolve, acting: Writer, parts: Parts) -> Verdicts:
 
 
 @router.post("/v1/memory/{artifact}:confirm")
-def confirm_memory(artifact: Id, body: Confirmation, acting: Writer, parts: Parts) -> dict[str, Any]:
+def confirm_memory(artifact: Id, body: Confirmation, acting: Writer, parts: Parts) -> Row:
     """The person said that it still holds: confidence is full again and ages from now."""
     now = parts.clock.now()
     with parts.database.transaction(acting.tenant_id) as session:
@@ -104,7 +104,7 @@ def confirm_memory(artifact: Id, body: Confirmation, acting: Writer, parts: Part
 
 
 @router.post("/v1/memory/{artifact}:conflict")
-def contradict_memory(artifact: Id, body: Contradiction, acting: Writer, parts: Parts) -> dict[str, Any]:
+def contradict_memory(artifact: Id, body: Contradiction, acting: Writer, parts: Parts) -> Row:
     """The product says otherwise: it wins, the memory is quarantined, both sides become entries of the record."""
     now = parts.clock.now()
     with parts.database.transaction(acting.tenant_id) as session:
@@ -122,7 +122,7 @@ def contradict_memory(artifact: Id, body: Contradiction, acting: Writer, parts: 
 
 
 @router.post("/v1/memory/{artifact}:forget", status_code=202)
-def forget_memory(artifact: Id, acting: Writer, parts: Parts, body: Forgetting_ | None = None) -> dict[str, Any]:
+def forget_memory(artifact: Id, acting: Writer, parts: Parts, body: Forgetting_ | None = None) -> Row:
     """The person's own «forget this»: a request in their name, at once, for it and all that was made from it."""
     view = Forgetting(parts.erasure).forget(
         acting,
@@ -138,7 +138,7 @@ def forget_memory(artifact: Id, acting: Writer, parts: Parts, body: Forgetting_ 
 @router.get("/v1/memory/{artifact}/changes")
 def memory_changes(
     artifact: Id, acting: Anyone, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
-) -> dict[str, Any]:
+) -> Row:
     """What happened to a memory, who did it, and the entries that tell of it, in order."""
     after = read_cursor(cursor, int)
     with parts.database.transaction(acting.tenant_id, write=False) as session:

@@ -14,6 +14,7 @@ from fastapi import Path, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from sqlmodel import Session
 
+from api.answers import Open, Row
 from api.auth import Desk, Legal, Parts
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
 from api.requests import Body, Instant, make_router
@@ -89,10 +90,9 @@ class Merges(BaseModel):
     next_cursor: str | None = None
 
 
-class ReviewView(BaseModel):
+class ReviewView(Open):
     """A scope review."""
 
-    model_config = ConfigDict(extra="allow")
     id: str
     change: str
     owner: str
@@ -272,7 +272,7 @@ def _open_review(
     detail: str,
     owner: str | None = None,
     due_at: datetime | None = None,
-) -> dict[str, Any]:
+) -> Row:
     now = parts.clock.now()
     opened = scope_reviews.open_review(
         session, parts.vault, acting, numbers, change=change, detail=detail, now=now, owner=owner, due_at=due_at

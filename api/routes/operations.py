@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Annotated
 
 from fastapi import Depends, Path, Response
@@ -16,7 +15,7 @@ from api.database import DatabaseUnavailable
 from api.errors import Problem
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, Page, paged, read_cursor
 from api.problems import PROBLEMS, page
-from api.requests import Body, make_router
+from api.requests import Body, Instant, make_router
 from api.wiring import Services
 from ledger.errors import LedgerError
 from registry import tenants, tokens
@@ -46,8 +45,8 @@ class TokenView(BaseModel):
     roles: list[str]
     stores: list[str]
     classes: list[str]
-    created_at: datetime
-    revoked_at: datetime | None
+    created_at: Instant
+    revoked_at: Instant | None
 
 
 class MintedToken(TokenView):
@@ -150,7 +149,7 @@ class TenantView(BaseModel):
     """A tenant by name."""
 
     name: str
-    created_at: datetime
+    created_at: Instant
 
 
 class MintedTenant(BaseModel):

@@ -17,6 +17,7 @@ from pydantic import AwareDatetime, ConfigDict
 from sqlmodel import Session, select
 from starlette.concurrency import run_in_threadpool
 
+from api.answers import Row
 from api.auth import Parts, Purpose, ReadPurpose, Writer, require
 from api.errors import Problem
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
@@ -133,7 +134,7 @@ def read_entry(entry_id: str, acting: Reader, parts: Parts, purpose: ReadPurpose
 
 
 @router.get("/v1/record/entries/{entry_id}/proof")
-def read_proof(entry_id: str, acting: Prover, parts: Parts) -> dict[str, Any]:
+def read_proof(entry_id: str, acting: Prover, parts: Parts) -> Row:
     """The entry's header and its inclusion in a signed checkpoint, which is extended over it first."""
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         idx = _row(session, acting, entry_id).idx
@@ -149,9 +150,7 @@ def read_proof(entry_id: str, acting: Prover, parts: Parts) -> dict[str, Any]:
 
 
 @router.post("/v1/record:search")
-def search(
-    body: Search, acting: Reader, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
-) -> dict[str, Any]:
+def search(body: Search, acting: Reader, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Row:
     """Entries by kind, class, subject, run and time, without content."""
     after = read_cursor(cursor, int)
     with parts.database.transaction(acting.tenant_id, write=False) as session:

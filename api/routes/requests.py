@@ -17,6 +17,7 @@ from fastapi import Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import AwareDatetime, ConfigDict, Field
 
+from api.answers import Row
 from api.auth import Legal, Parts, require
 from api.negotiation import wanted
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, paged, read_cursor
@@ -135,7 +136,7 @@ def _desk(parts: Parts) -> Desk:
 
 
 @router.post("/v1/requests", status_code=201)
-def create(body: NewRequest, acting: Legal, parts: Parts) -> dict[str, Any]:
+def create(body: NewRequest, acting: Legal, parts: Parts) -> Row:
     """Takes a request in, whether or not anybody by that name is known; says until when it must be answered."""
     spec = {name: value for name, value in body.model_dump().items() if value is not None}
     return _desk(parts).create(acting, spec, parts.clock.now())
@@ -151,7 +152,7 @@ def requests(
     due_before: AwareDatetime | None = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
-) -> dict[str, Any]:
+) -> Row:
     """Requests by state, right and date."""
     after = read_cursor(cursor, str)
     found = Reader(parts.erasure).requests(
@@ -167,9 +168,7 @@ def requests(
 
 
 @router.post("/v1/requests:search")
-def search(
-    body: Subject, acting: Watcher, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
-) -> dict[str, Any]:
+def search(body: Subject, acting: Watcher, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Row:
     """Requests that name a person."""
     after = read_cursor(cursor, str)
     found = Reader(parts.erasure).search(
@@ -180,13 +179,13 @@ def search(
 
 
 @router.get("/v1/requests/{request_id}")
-def read(request_id: str, acting: Watcher, parts: Parts) -> dict[str, Any]:
+def read(request_id: str, acting: Watcher, parts: Parts) -> Row:
     """A request with the counts of its copies and its history."""
     return Reader(parts.erasure).get(acting, request_id)
 
 
 @router.post("/v1/requests/{request_id}/verify-identity")
-def verify_identity(request_id: str, body: Identity, acting: Legal, parts: Parts) -> dict[str, Any]:
+def verify_identity(request_id: str, body: Identity, acting: Legal, parts: Parts) -> Row:
     """Notes that one identifier was checked; unverified ones stay out of the selector."""
     return _desk(parts).verify_identity(
         acting,
@@ -199,19 +198,19 @@ def verify_identity(request_id: str, body: Identity, acting: Legal, parts: Parts
 
 
 @router.post("/v1/requests/{request_id}/plan")
-def plan(request_id: str, acting: Legal, parts: Parts) -> dict[str, Any]:
+def plan(request_id: str, acting: Legal, parts: Parts) -> Row:
     """Freezes what would happen, copy by copy; nothing is touched. Nobody known: `no_match`."""
     return Planner(parts.erasure).plan(acting, request_id, parts.clock.now())
 
 
 @router.get("/v1/requests/{request_id}/plan")
-def read_plan(request_id: str, acting: Watcher, parts: Parts) -> dict[str, Any]:
+def read_plan(request_id: str, acting: Watcher, parts: Parts) -> Row:
     """The frozen plan."""
     return Reader(parts.erasure).plan_view(acting, request_id)
 
 
 @router.post("/v1/requests/{request_id}/approve")
-def approve(request_id: str, body: Approval, acting: Legal, parts: Parts) -> dict[str, Any]:
+def approve(request_id: str, body: Approval, acting: Legal, parts: Parts) -> Row:
     """Approves exactly one plan, as another person than its creator and checker; sets the fence; work begins."""
     view = Planner(parts.erasure).approve(acting, request_id, body.plan_hash, parts.clock.now())
     parts.jobs.wake()
@@ -219,37 +218,37 @@ def approve(request_id: str, body: Approval, acting: Legal, parts: Parts) -> dic
 
 
 @router.post("/v1/requests/{request_id}/refuse")
-def refuse(request_id: str, body: Refusal, acting: Legal, parts: Parts) -> dict[str, Any]:
+def refuse(request_id: str, body: Refusal, acting: Legal, parts: Parts) -> Row:
     """Refuses on a ground of the regulation."""
     return _desk(parts).refuse(acting, request_id, ground=body.ground, now=parts.clock.now())
 
 
 @router.post("/v1/requests/{request_id}/extend")
-def extend(request_id: str, body: Reason, acting: Legal, parts: Parts) -> dict[str, Any]:
+def extend(request_id: str, body: Reason, acting: Legal, parts: Parts) -> Row:
     """Extends the answer's date once, before it has passed."""
     return _desk(parts).extend(acting, request_id, reason=body.reason, now=parts.clock.now())
 
 
 @router.post("/v1/requests/{request_id}/pause")
-def pause(request_id: str, body: Reason, acting: Legal, parts: Parts) -> dict[str, Any]:
+def pause(request_id: str, body: Reason, acting: Legal, parts: Parts) -> Row:
     """Stops the legal clock for a reason of the regulation."""
     return _desk(parts).pause(acting, request_id, reason=body.reason, now=parts.clock.now())
 
 
 @router.post("/v1/requests/{request_id}/resume")
-def resume(request_id: str, acting: Legal, parts: Parts) -> dict[str, Any]:
+def resume(request_id: str, acting: Legal, parts: Parts) -> Row:
     """Lets the legal clock run again."""
     return _desk(parts).resume(acting, request_id, now=parts.clock.now())
 
 
 @router.post("/v1/requests/{request_id}/cancel")
-def cancel(request_id: str, acting: Legal, parts: Parts) -> dict[str, Any]:
+def cancel(request_id: str, acting: Legal, parts: Parts) -> Row:
     """Cancels before the first destructive step."""
     return _desk(parts).cancel(acting, request_id, now=parts.clock.now())
 
 
 @router.post("/v1/requests/{request_id}/retry")
-def retry(request_id: str, acting: Legal, parts: Parts) -> dict[str, Any]:
+def retry(request_id: str, acting: Legal, parts: Parts) -> Row:
     """Tries what failed again, with its attempts counted anew."""
     view = _desk(parts).retry(acting, request_id, now=parts.clock.now())
     parts.jobs.wake()
@@ -257,7 +256,7 @@ def retry(request_id: str, acting: Legal, parts: Parts) -> dict[str, Any]:
 
 
 @router.post("/v1/requests/{request_id}/accept-exceptions")
-def accept_exceptions(request_id: str, body: Reason, acting: Legal, parts: Parts) -> dict[str, Any]:
+def accept_exceptions(request_id: str, body: Reason, acting: Legal, parts: Parts) -> Row:
     """Ends with what failed, accepted by a second person with a reason."""
     view = _desk(parts).accept_exceptions(acting, request_id, reason=body.reason, now=parts.clock.now())
     parts.jobs.wake()
@@ -273,7 +272,7 @@ def copies(
     state: CopyState | None = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
-) -> dict[str, Any]:
+) -> Row:
     """The copies of the plan with their state, level and evidence."""
     after = read_cursor(cursor, int)
     found = Reader(parts.erasure).copies(
@@ -284,7 +283,7 @@ def copies(
 
 
 @router.post("/v1/requests/{request_id}/copies/{copy}")
-def settle(request_id: str, copy: int, body: Settlement, acting: Legal, parts: Parts) -> dict[str, Any]:
+def settle(request_id: str, copy: int, body: Settlement, acting: Legal, parts: Parts) -> Row:
     """A human's word on a copy that waits for one; what is said to be erased is still looked for."""
     comment = body.comment if body.evidence is None else f"{body.comment}\n{body.evidence}"
     view = _desk(parts).settle_copy(
@@ -295,7 +294,7 @@ def settle(request_id: str, copy: int, body: Settlement, acting: Legal, parts: P
 
 
 @router.post("/v1/requests/{request_id}/notices")
-def notice(request_id: str, body: Notice, acting: Legal, parts: Parts) -> dict[str, Any]:
+def notice(request_id: str, body: Notice, acting: Legal, parts: Parts) -> Row:
     """Notes what the person was told; `answered` stops the legal clock."""
     return _desk(parts).notice(
         acting, request_id, kind=body.kind, channel=body.channel, sent_at=body.sent_at, now=parts.clock.now()
@@ -403,7 +402,7 @@ def export(request_id: str, acting: Legal, parts: Parts) -> StreamingResponse:
 
 
 @router.post("/v1/requests/{request_id}/lift")
-def lift(request_id: str, body: Reason, acting: Legal, parts: Parts) -> dict[str, Any]:
+def lift(request_id: str, body: Reason, acting: Legal, parts: Parts) -> Row:
     """Lifts a restriction, after the person was told (notice `restriction_lifting`)."""
     return _desk(parts).lift(acting, request_id, reason=body.reason, now=parts.clock.now())
 

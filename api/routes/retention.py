@@ -8,12 +8,14 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, Path, Query, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
+from api.answers import Open, Row
 from api.auth import Desk, Legal, Parts, require
 from api.errors import Problem
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, Page, paged, read_cursor, write_cursor
-from api.requests import Body, make_router
+from api.requests import Body, Instant, make_router
 from api.wiring import Services
 from erasure.sweep_copies import RequestDesk, Sweeps
+from ledger.entry import format_instant
 from registry.acting import Acting
 from retention import dispositions
 from retention.consenting import consents_about, record_consent, withdraw_consent
@@ -31,12 +33,6 @@ DispositionId = Annotated[str, Path(examples=["dsp_019e2c1d7a5b4c60"], max_lengt
 ConsentId = Annotated[str, Path(examples=["cns_019e2c1d7a5b4c60"], max_length=64)]
 Reporter = Annotated[Acting, Depends(require("legal", "platform", "writer"))]
 Recorder = Annotated[Acting, Depends(require("legal", "writer"))]
-
-
-class Open(BaseModel):
-    """An answer whose members API.md §7 lists."""
-
-    model_config = ConfigDict(extra="allow")
 
 
 class EventBody(Body):
@@ -58,7 +54,7 @@ class EventView(BaseModel):
 
     id: str
     name: str
-    at: datetime
+    at: Instant
     items: int
 
 
@@ -114,6 +110,12 @@ class ConsentBody(Body):
     words: str
 
 
+class Whose(Body):
+    """A person by one name; never in a URL."""
+
+    subject: str = Field(max_length=600, examples=["email:ada@example.org"])
+
+
 class WithdrawalBody(Body):
     """When the person took it back; now without it."""
 
@@ -143,8 +145,8 @@ class Decided(BaseModel):
 
     action: Literal["keep", "restrict", "erase", "regenerate", "review"]
     rule: str
-    until: datetime | None
-    because: list[dict[str, Any]]
+    until: Instant | None
+    because: list[Row]
 
 
 def _sweeps(parts: Services) -> Sweeps:
@@ -179,7 +181,7 @@ def get_due(
     before: Annotated[AwareDatetime | None, Query(description="Due by then; now without it.")] = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
-) -> Page[dict[str, Any]]:
+) -> Page[Row]:
     """What would end, or come to review, by an instant as the rules stand now."""
     at = before or parts.clock.now()
     place = _read_place(cursor)
@@ -221,7 +223,7 @@ def post_run(body: RunBody, acting: Legal, parts: Parts, response: Response) -> 
 
 
 @router.get("/v1/retention/runs")
-def list_runs(acting: Desk, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Page[dict[str, Any]]:
+def list_runs(acting: Desk, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Page[Row]:
     """Runs by id."""
     after = read_cursor(cursor, str)
     rows = _sweeps(parts).runs(acting, after="" if after is None else after[0], limit=limit + 1)
@@ -269,7 +271,7 @@ def list_holds(
     cursor: Cursor = None,
     *,
     released: bool | None = None,
-) -> Page[dict[str, Any]]:
+) -> Page[Row]:
     """Holds by id, in force or released."""
     after = read_cursor(cursor, str)
     rows = _holds(parts).holds(acting, released=released, after="" if after is None else after[0], limit=limit + 1)
@@ -293,7 +295,7 @@ def list_dispositions(
     state: Literal["open", "erase", "extended", "reclassified", "gone"] = "open",
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
-) -> Page[dict[str, Any]]:
+) -> Page[Row]:
     """Items whose class ends in a review, oldest first."""
     after = read_cursor(cursor, int)
     with parts.database.transaction(acting.tenant_id, write=False) as session:
@@ -345,16 +347,21 @@ def post_consent(body: ConsentBody, acting: Recorder, parts: Parts) -> Open:
     return Open.model_validate(found)
 
 
-@router.get("/v1/consents")
-def get_consents(
-    acting: Desk,
-    parts: Parts,
-    subject: Annotated[str, Query(description="Whose.", max_length=600, examples=["email:ada@example.org"])],
-) -> Page[dict[str, Any]]:
+@router.post("/v1/consents:search")
+def search_consents(
+    body: Whose, acting: Desk, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+) -> Page[Row]:
     """Every consent of a person, oldest first, with its words."""
+    after = read_cursor(cursor, str, str)
     with parts.database.transaction(acting.tenant_id) as session:
-        found = consents_about(session, parts.vault, acting, subject, parts.clock.now())
-    return Page(items=found, next_cursor=None)
+        found = consents_about(session, parts.vault, acting, body.subject, parts.clock.now())
+    waiting = [one for one in found if after is None or _consent_key(one) > after]
+    page, following = paged(waiting[: limit + 1], limit, _consent_key)
+    return Page(items=page, next_cursor=following)
+
+
+def _consent_key(one: dict[str, Any]) -> tuple[str, str]:
+    return format_instant(one["given_at"]), one["id"]
 
 
 @router.post("/v1/consents/{consent_id}/withdraw")

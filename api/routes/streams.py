@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from sqlmodel import Session
 
 from api.auth import Anyone, Parts, Writer
-from api.requests import make_router
+from api.requests import Instant, make_router
 from registry import declared, streams
 from registry.acting import Acting
 from registry.models import RunRow, StreamRow
@@ -22,6 +22,7 @@ StreamSpec = Annotated[
     dict[str, Any],
     BodyOf(examples=[{"stream": "conv_71", "owner": "user:user_18", "channel": "chat", "data_class": "transcript"}]),
 ]
+StreamChange = Annotated[dict[str, Any], BodyOf(examples=[{"provider_refs": ["resp_2"], "summary_version": "s2"}])]
 RunSpec = Annotated[
     dict[str, Any],
     BodyOf(
@@ -29,14 +30,16 @@ RunSpec = Annotated[
     ),
 ]
 
+RunChange = Annotated[dict[str, Any], BodyOf(examples=[{"status": "waiting", "step": "approval"}])]
+
 
 class StreamView(BaseModel):
     """A stream under its opaque id; the name the caller gave is not repeated."""
 
     id: str
     data_class: str | None
-    created_at: datetime
-    last_activity_at: datetime
+    created_at: Instant
+    last_activity_at: Instant
     lifecycle: Lifecycle = Field(description="By the timers of its class.")
     machine: str | None = None
     phase: str | None = None
@@ -49,8 +52,8 @@ class RunView(BaseModel):
     id: str
     status: str | None
     because: str | None = Field(None, description="Why the status is another than the one declared.")
-    created_at: datetime
-    ended_at: datetime | None
+    created_at: Instant
+    ended_at: Instant | None
 
 
 def _stream(session: Session, acting: Acting, row: StreamRow, now: datetime) -> StreamView:
@@ -86,7 +89,7 @@ def put_stream(spec: StreamSpec, acting: Writer, parts: Parts, response: Respons
 
 
 @router.patch("/v1/streams/{stream_id}")
-def patch_stream(stream_id: str, spec: StreamSpec, acting: Writer, parts: Parts) -> StreamView:
+def patch_stream(stream_id: str, spec: StreamChange, acting: Writer, parts: Parts) -> StreamView:
     """Changes some declared fields; `stream_id` is the opaque id of the POST."""
     with parts.database.transaction(acting.tenant_id) as session:
         row = declared.patch_stream(session, parts.vault, acting, stream_id, spec, now=parts.clock.now())
@@ -110,7 +113,7 @@ def put_run(spec: RunSpec, acting: Writer, parts: Parts, response: Response) -> 
 
 
 @router.patch("/v1/runs/{run_id}")
-def patch_run(run_id: str, spec: RunSpec, acting: Writer, parts: Parts) -> RunView:
+def patch_run(run_id: str, spec: RunChange, acting: Writer, parts: Parts) -> RunView:
     """Changes some declared fields; `run_id` is the opaque id of the POST."""
     with parts.database.transaction(acting.tenant_id) as session:
         return _run(declared.patch_run(session, parts.vault, acting, run_id, spec, now=parts.clock.now()))
