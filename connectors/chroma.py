@@ -84,7 +84,7 @@ class ChromaConnector(VectorConnector):
             rebuild = _Rebuild(self._path, limit)
             rebuild.sweep()
             evidence: dict[str, str] = {}
-            for name in collections:
+            for name in [*collections, *rebuild.holding(list(self._sought), set(collections))]:
                 made = rebuild.renew(name)
                 if made is None:
                     return report(Level.L1, "a collection was written to whenever it was copied", _METHOD)
@@ -92,7 +92,7 @@ class ChromaConnector(VectorConnector):
             folders = rebuild.remove_folders()
             if not rebuild.vacuum():
                 return report(Level.L1, "another process reads the database: its log stays", _METHOD)
-        detail = f"{len(collections)} collections copied, {folders} folders of no segment removed, database rewritten"
+        detail = f"{len(evidence)} collections copied, {folders} folders of no segment removed, database rewritten"
         return report(Level.L2, f"{detail}; freed disk blocks and copies were not looked at", _METHOD, evidence)
 
     @override
@@ -223,6 +223,21 @@ class _Rebuild:
         """Remove copies that an earlier reclaim did not finish; each collection still has its own records then."""
         left = [each for each in self._folder().collections().values() if each.own.startswith(_COPY)]
         self.drop(left)
+
+    def holding(self, canaries: Sequence[bytes], touched: set[str]) -> list[str]:
+        """Return the other collections whose index files hold what was erased: old memory of who wrote them."""
+        found = []
+        wanted = Needles(canaries)
+        for name, place in self._folder().collections().items() if canaries else ():
+            folder = self._path / place.vectors
+            if name in touched or not folder.is_dir():
+                continue
+            hits = Index.of(folder).find(canaries)
+            for file in sorted(folder.iterdir()) if not hits else ():
+                with file.open("rb") as stream:
+                    hits |= {number: count for (number, _), count in wanted.count(stream, self._limit).items()}
+            found += [name] if hits else []
+        return found
 
     def _folder(self) -> Folder:
         return Folder(self._path, self._limit)

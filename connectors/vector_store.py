@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 BATCH = 500
 _CANARIES = 48
 """Byte strings of a point that are kept: vectors first, then the longest texts."""
+_SOUGHT = 100_000
+"""Byte strings that one connector remembers between erasing and freeing."""
 PointId = str | int
 NO_COLLECTION = "no collection of this name: another scope, or dropped as a whole"
 UNPROVEN = "logs, snapshots and backups of the folder cannot be read here"
@@ -152,6 +155,8 @@ class VectorConnector(Connector):
         self._config = config
         self._read_only = read_only
         self._touched: set[str] = set()
+        self._sought: dict[bytes, None] = {}
+        """What the erased points held, for kinds that free more than the collections that were touched."""
 
     @abstractmethod
     def _open(self, limit: Deadline, *, read_only: bool) -> AbstractContextManager[Places]:
@@ -320,6 +325,8 @@ class VectorConnector(Connector):
                         continue
                     given = self._erase_in(places, collection, list(dict.fromkeys(part.values())), wanted)
                     answers |= {number: given[identity] for number, identity in part.items()}
+        canaries = (canary for item in items for canary in item.canaries)
+        self._sought |= dict.fromkeys(islice(canaries, max(0, _SOUGHT - len(self._sought))))
         at = now + timedelta(seconds=limit.spent())
         return [self._receipt(item, answers[number], at) for number, item in enumerate(items)]
 

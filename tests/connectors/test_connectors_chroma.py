@@ -20,7 +20,7 @@ from connectors.base import Connector, Item, Level, Outcome, Selector, open_conn
 from connectors.chroma_files import Index
 from connectors.errors import BadConfig, BadLocator, StoreUnreachable
 from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, oracle, text_of
-from tests.connectors.vector_beds import near, raw, vector_of
+from tests.connectors.vector_beds import DIMENSIONS, near, raw, vector_of
 
 DATABASE = "chroma.sqlite3"
 
@@ -232,6 +232,30 @@ def test_room_of_the_new_index_that_is_not_used_yet_is_blank(bed: ChromaBed) -> 
     data = (folder / "data_level0.bin").read_bytes()
     assert len(data) > count * size
     assert not any(data[count * size :])
+
+
+def test_another_collections_index_that_holds_the_vector_in_unused_room_is_copied_too(bed: ChromaBed) -> None:
+    items, _ = fill(bed, 2)
+    with bed.client() as client:
+        made = client.create_collection("other", embedding_function=None)
+        made.add(ids=["a", "b"], embeddings=[vector_of("a"), vector_of("b")], documents=["a text", "b text"])
+        made.query(query_embeddings=[vector_of("a")], n_results=1)
+    bed.release()
+    uid, segment = bed.run(
+        "SELECT c.id, s.id FROM collections c JOIN segments s ON s.collection = c.id AND s.scope = 'VECTOR'"
+        " WHERE c.name = 'other'"
+    )[0]
+    # As the engine leaves it where one process writes both: its buffer goes to the file with what was there before.
+    with (bed.folder / segment / "data_level0.bin").open("r+b") as stream:
+        stream.seek(-100, 2)
+        stream.write(struct.pack(f"<{DIMENSIONS}f", *vector_of(text_of("mia-0"))))
+    with bed.open() as connector:
+        items = captured(connector, items)
+    assert wiped(bed, items) == [(Level.L2, False)] * 2
+    assert bed.raw_hits(raw(text_of("mia-0"))) == 0
+    assert bed.run("SELECT 1 FROM collections WHERE id = ?", uid) == []
+    with bed.client() as client:
+        assert client.get_collection("other", embedding_function=None).get()["documents"] == ["a text", "b text"]
 
 
 def test_the_folder_that_a_dropped_collection_leaves_goes_with_the_next_reclaim(tmp_path: Path) -> None:
