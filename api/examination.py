@@ -35,7 +35,7 @@ from ledger.objects import HotStore, ObjectStore, probe
 from registry.acting import Acting
 from registry.errors import RegistryError
 from registry.journal import END, complete_snapshots, read_object, row_objects
-from registry.models import RecorderRow
+from registry.models import RecorderRow, Tenant
 from registry.stores import in_force
 from vault.errors import VaultError
 
@@ -266,15 +266,25 @@ def look_at_lease(services: Services) -> Iterator[Finding]:
 
 
 def look_at_tenant(services: Services, acting: Acting) -> Iterator[Finding]:
-    """One tenant's log, rows for a rebuild, orphans and stores."""
+    """One tenant's log, rows for a rebuild, orphans, stores, and who answers for its data."""
     with services.database.transaction(acting.tenant_id, write=False) as session:
         state = session.get(LogState, acting.tenant_id)
+        row = session.get(Tenant, acting.tenant_id)
+        controller = "" if row is None else row.controller.get("name") or ""
         stores = list(in_force(session, acting.tenant_id).values())
         recorders = session.scalar(
             sa.select(sa.func.count()).select_from(RecorderRow).where(col(RecorderRow.tenant_id) == acting.tenant_id)
         )
     if state is not None and state.read_only is not None:
         yield wrong(f"{acting.tenant}: log", f"read-only: {state.read_only}; run muniment verify")
+    if controller:
+        yield fine(f"{acting.tenant}: controller", controller)
+    else:
+        yield weak(
+            f"{acting.tenant}: controller",
+            "nobody has said who it is: certificates and letters name the tenant and no contact; "
+            "muniment controller set --name NAME --contact ADDRESS",
+        )
     dead = sorted(store.name for store in stores if why_not_built(store.kind, store.config) is not None)
     if dead:
         yield weak(

@@ -1,19 +1,22 @@
 """How a request reaches its route: strict JSON, idempotent writes, every error of ours answered once.
 
 Guarantees: JSON is RFC 8259 and nothing more (no NaN, no lone surrogates, no numbers out of range, no endless nesting),
-and no text with NUL reaches a database. Routers of ours use `route_class=Route`; a route that needs the exact bytes
-reads `request.body()` and is not parsed here.
+and no text with NUL reaches a database. A query parameter that nobody declared is refused like an unknown field.
+Routers of ours use `route_class=Route`; a route that needs the exact bytes reads `request.body()` and is not parsed
+here.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Coroutine
+import re
+from collections.abc import Callable, Coroutine, Iterable
 from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Request, Response, params
+from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ConfigDict, PlainSerializer
 from starlette.concurrency import run_in_threadpool
@@ -26,6 +29,8 @@ from registry.errors import Unknown
 
 _WRITES = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _NUL = b"\\u0000"
+_PARAMETER = re.compile(r"[A-Za-z_]{1,32}")
+"""What is named again in a refusal; anything else could be somebody's data."""
 
 
 class Body(BaseModel):
@@ -80,10 +85,14 @@ class Route(APIRoute):
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """The framework's handler between strictness, idempotency and our errors."""
         inner = super().get_route_handler()
+        fields = get_flat_params(self.dependant)
+        known = frozenset(one.alias for one in fields if isinstance(one.field_info, params.Query))
 
         async def handle(request: Request) -> Response:
             strict = StrictRequest(request.scope, request.receive)
             try:
+                if request.url.query and request.url.path.startswith("/v1/"):
+                    _refuse_unknown(request.query_params, known)
                 return await _once(strict, inner)
             except Exception as error:
                 answer = response_of(_located(error, request), instance=request.scope.get("request_id"))
@@ -99,6 +108,16 @@ def _located(error: Exception, request: Request) -> Exception:
     if isinstance(error, Unknown) and error.name and error.name in request.path_params.values():
         return Problem("not-found", f"{error}; {error.hint}" if error.hint else str(error))
     return error
+
+
+def _refuse_unknown(given: Iterable[str], known: frozenset[str]) -> None:
+    """Refuse what no parameter is called: `previw=false` must not be read as no `preview` at all. Raises: Problem."""
+    unknown = [name for name in dict.fromkeys(given) if name not in known]
+    if not unknown:
+        return
+    detail = f"no such query parameter; expected {', '.join(sorted(known)) or 'none'}"
+    names = [name if _PARAMETER.fullmatch(name) else "" for name in unknown]
+    raise Problem("invalid", detail, errors=[{"pointer": f"/query/{name}", "detail": detail} for name in names])
 
 
 async def _once(request: StrictRequest, inner: Callable[[Request], Coroutine[Any, Any, Response]]) -> Response:

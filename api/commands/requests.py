@@ -1,17 +1,21 @@
-"""`muniment request`, `approve`, `report` and `letter`: the legal desk from a terminal."""
+"""`muniment request`: a rights request from its receipt on, by the words of the law and of the desk.
+
+Filing a request is one command for each right; the others are thin calls of the verbs in `/v1/requests`. Approving is
+`muniment approve` (`api.commands.approving`); papers are `report` and `letter` (`api.commands.papers`).
+"""
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
 import click
 
-from api.commands.options import CannotRun, client_of, progress, remote, show
+from api.commands.options import CannotRun, client_of, remote, show
+from api.commands.watching import exit_code, next_of, plan_lines, request_lines, watch_request
 from muniment.registry import Client
 
 RIGHTS = {
@@ -22,32 +26,21 @@ RIGHTS = {
     "restrict": "restriction",
     "object": "objection",
 }
-DONE = frozenset(
-    {
-        "completed",
-        "completed_with_retained",
-        "completed_with_exceptions",
-        "no_match",
-        "refused",
-        "cancelled",
-        "duplicate",
-        "partially_failed",
-    }
-)
-_FAILED = frozenset({"partially_failed"})
-_OPEN_COPIES = frozenset({"pending", "running", "awaiting_external", "awaiting_human", "unreachable", "failed"})
-_POLL_S = 0.3
-_REPORTS = {
-    ".json": "application/json",
-    ".html": "text/html",
-    ".pdf": "application/pdf",
-    ".zip": "application/zip",
+_ABOUT = {
+    "erasure": "Files a request to erase a person's data.",
+    "access": "Files a request for access to a person's data.",
+    "portability": "Files a request for a portable copy of a person's data.",
+    "rectification": "Files a request to correct a person's data.",
+    "restriction": "Files a request to restrict the processing of a person's data.",
+    "objection": "Files an objection to the processing of a person's data.",
 }
-_LETTERS = {".txt": "text/plain", ".html": "text/html", ".pdf": "application/pdf"}
-KINDS = ("acknowledgement", "extension", "refusal", "no_match", "restriction_lifting", "answer")
+_SETTLED = (
+    "erase", "erased", "retained", "failed", "release", "withhold", "corrected", "unchanged", "retry"
+)  # fmt: skip
+_NOTICES = ("acknowledged", "extended", "refused", "answered", "restriction_lifting")
 
 
-def _subjects(given: tuple[str, ...]) -> list[str]:
+def subjects_of(given: tuple[str, ...]) -> list[str]:
     """The named subjects; `-` reads them from stdin, one a line, so that they are in no process list."""
     found: list[str] = []
     for one in given:
@@ -55,53 +48,72 @@ def _subjects(given: tuple[str, ...]) -> list[str]:
     return found
 
 
-@click.command("request")
-@click.argument("right", type=click.Choice([*RIGHTS, *(r for r in RIGHTS.values() if r not in RIGHTS)]))
-@click.option("--subject", "subjects", multiple=True, required=True, help="`type:value`, or - to read from stdin.")
-@click.option("--regulation", type=click.Choice(["gdpr", "ccpa"]), default="gdpr", show_default=True)
-@click.option("--jurisdiction", default=None, help="Such as DE-BY.")
-@click.option("--timezone", default="UTC", show_default=True)
-@click.option("--conversation", default=None, help="Only this conversation.")
-@click.option("--data-class", "data_classes", multiple=True, help="Only these classes.")
-@click.option("--correct", "corrections", multiple=True, metavar="FIELD=VALUE", help="What a field is to read.")
-@click.option("--identity", "method", default=None, help="How identity was checked; then the request is planned too.")
-@click.option("--evidence", default="", help="What was seen; sealed under the request's key.")
-@click.option("--watch", is_flag=True, help="Wait for the end, with a progress bar.")
-@remote
-def request(
-    *,
-    right: str,
-    subjects: tuple[str, ...],
-    regulation: str,
-    jurisdiction: str | None,
-    timezone: str,
-    conversation: str | None,
-    data_classes: tuple[str, ...],
-    corrections: tuple[str, ...],
-    method: str | None,
-    evidence: str,
-    data: Path,
-    tenant: str | None,
-    token: str | None,
-    url: str | None,
-    watch: bool,
-    as_json: bool,
-) -> int:
-    """Files a rights request; with --identity also notes the check and plans it."""
-    people = _subjects(subjects)
-    body: dict[str, Any] = {"right": RIGHTS.get(right, right), "subjects": people, "regulation": regulation}
-    body |= {"jurisdiction": jurisdiction, "timezone": timezone, "channel": "cli"}
-    body |= {"scope": _scope(conversation, data_classes), "corrections": _corrections(corrections)}
-    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
-        made = client.request("POST", "/v1/requests", {k: v for k, v in body.items() if v is not None})
-        state = made
-        if method is not None:
-            state = _plan(client, made["id"], people, method, evidence)
-        if watch:
-            state = watch_request(client, made["id"])
-    lines = [f"request {made['id']}: {state['state']}, due {made['due_at']}", *_next(state)]
-    show({**made, **state}, as_json=as_json, lines=lines)
-    return 1 if state["state"] in _FAILED else 0
+class _Requests(click.Group):
+    """A group that also knows the rights by the law's own words."""
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, also by the right's name: `erasure` is `erase`."""
+        short = {right: name for name, right in RIGHTS.items()}
+        return super().get_command(ctx, short.get(cmd_name, cmd_name))
+
+
+@click.group("request", cls=_Requests)
+def request() -> None:
+    """Files a rights request, and does the desk's work on it."""
+
+
+def _filing(name: str, right: str) -> click.Command:
+    @click.option("--subject", "subjects", multiple=True, required=True, help="`type:value`, or - to read from stdin.")
+    @click.option("--regulation", type=click.Choice(["gdpr", "ccpa"]), default="gdpr", show_default=True)
+    @click.option("--jurisdiction", default=None, help="Such as DE-BY.")
+    @click.option("--timezone", default=None, help="Of the person, such as Europe/Berlin (default: the controller's).")
+    @click.option("--conversation", default=None, help="Only this conversation.")
+    @click.option("--data-class", "data_classes", multiple=True, help="Only these classes.")
+    @click.option("--correct", "corrections", multiple=True, metavar="FIELD=VALUE", help="What a field is to read.")
+    @click.option("--identity", "method", default=None, help="How identity was checked; then it is planned too.")
+    @click.option("--evidence", default="", help="What was seen; sealed under the request's key.")
+    @click.option("--watch", is_flag=True, help="Wait for the end, or until somebody has to act.")
+    @remote
+    def file(
+        *,
+        subjects: tuple[str, ...],
+        regulation: str,
+        jurisdiction: str | None,
+        timezone: str | None,
+        conversation: str | None,
+        data_classes: tuple[str, ...],
+        corrections: tuple[str, ...],
+        method: str | None,
+        evidence: str,
+        data: Path,
+        tenant: str | None,
+        token: str | None,
+        url: str | None,
+        watch: bool,
+        as_json: bool,
+    ) -> int:
+        people = subjects_of(subjects)
+        body: dict[str, Any] = {"right": right, "subjects": people, "regulation": regulation}
+        body |= {"jurisdiction": jurisdiction, "timezone": timezone, "channel": "cli"}
+        body |= {"scope": _scope(conversation, data_classes), "corrections": _corrections(corrections)}
+        with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+            made = client.request("POST", "/v1/requests", {k: v for k, v in body.items() if v is not None})
+            state = made if method is None else _plan(client, made["id"], people, method, evidence)
+            shown = _shown_plan(client, state)
+            if not as_json:
+                for line in (f"request {made['id']}: {state['state']}, due {made['due_at']}", *shown):
+                    click.echo(line)
+            if watch:
+                state = watch_request(client, made["id"])
+        lines = [f"request {made['id']}: {state['state']}"] if watch else []
+        show({**made, **state}, as_json=as_json, lines=[*lines, *next_of(state)])
+        return exit_code(state, watched=watch)
+
+    return click.command(name, help=f"{_ABOUT[right]} With --identity also notes the check and plans it.")(file)
+
+
+for _name, _right in RIGHTS.items():
+    request.add_command(_filing(_name, _right))
 
 
 def _scope(conversation: str | None, data_classes: tuple[str, ...]) -> dict[str, Any] | None:
@@ -121,7 +133,7 @@ def _corrections(given: tuple[str, ...]) -> dict[str, str] | None:
 
 
 def _plan(client: Client, request_id: str, people: list[str], method: str, evidence: str) -> dict[str, Any]:
-    path = f"/v1/requests/{quote(request_id, safe='')}"
+    path = path_of(request_id)
     for person in people:
         check = {"identifier": person, "method": method, "evidence": evidence}
         client.request("POST", f"{path}/verify-identity", check)
@@ -132,165 +144,145 @@ def _plan(client: Client, request_id: str, people: list[str], method: str, evide
     return found
 
 
-def _next(state: Mapping[str, Any]) -> list[str]:
-    if state["state"] == "planned":
-        return [f"next: another person approves it: muniment approve {state['id']}"]
-    if state["state"] in ("received", "identity_pending"):
-        return ["next: check who is asking (request … --identity METHOD, or POST …/verify-identity)"]
-    return []
+def path_of(request_id: str) -> str:
+    """The address of a request."""
+    return f"/v1/requests/{quote(request_id, safe='')}"
 
 
-def watch_request(client: Client, request_id: str) -> dict[str, Any]:
-    """Returns the request when it has ended, showing on stderr how many of its copies are done."""
-    path = f"/v1/requests/{quote(request_id, safe='')}"
-    state: dict[str, Any] = client.request("GET", path)
-    total = sum(state.get("counts", {}).values())
-    with progress(max(total, 1), f"{request_id} {state['state']}") as bar:
-        while state["state"] not in DONE:
-            counts = state.get("counts", {})
-            bar.length = max(sum(counts.values()), 1)
-            done = sum(n for copy_state, n in counts.items() if copy_state not in _OPEN_COPIES)
-            bar.label = f"{request_id} {state['state']}"
-            bar.update(done - bar.pos)
-            time.sleep(_POLL_S)
-            state = client.request("GET", path)
-        bar.update(bar.length - bar.pos)
-    return state
+def _shown_plan(client: Client, state: Mapping[str, Any]) -> list[str]:
+    if state["state"] != "planned":
+        return []
+    return plan_lines(client.request("GET", f"{path_of(state['id'])}/plan"), right=state["right"])
 
 
-@click.command("approve")
-@click.argument("request_id")
-@click.option("--plan-hash", default=None, help="Approve only this plan (default: the present one, shown first).")
-@click.option("--watch", is_flag=True, help="Wait for the end, with a progress bar.")
-@remote
-def approve(
-    *,
-    request_id: str,
-    plan_hash: str | None,
-    data: Path,
-    tenant: str | None,
-    token: str | None,
-    url: str | None,
-    watch: bool,
-    as_json: bool,
-) -> int:
-    """Approves a planned request as another person than its creator."""
-    path = f"/v1/requests/{quote(request_id, safe='')}"
-    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
-        plan = client.request("GET", f"{path}/plan")
-        if not as_json:
-            for line in _plan_lines(plan):
-                click.echo(line)
-        client.request("POST", f"{path}/approve", {"plan_hash": plan_hash or plan["hash"]})
-        state = watch_request(client, request_id) if watch else client.request("GET", path)
-    show(state, as_json=as_json, lines=[f"request {request_id}: {state['state']}"])
-    return 1 if state["state"] in _FAILED else 0
-
-
-def _plan_lines(plan: Mapping[str, Any]) -> list[str]:
-    groups: dict[tuple[str, str, str], int] = {}
-    for copy in plan["copies"]:
-        group = (copy["action"], copy["store"], copy["data_class"])
-        groups[group] = groups.get(group, 0) + 1
-    lines = [f"plan {plan['hash']}"]
-    lines += [
-        f"  {action:<10} {n:>5}  {data_class} in {store}" for (action, store, data_class), n in sorted(groups.items())
-    ]
-    lines += [f"  not covered: {item}" for item in plan.get("not_covered", [])]
-    return lines
-
-
-@click.command("report")
-@click.argument("request_id")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File to write, - for stdout.")
-@click.option("--version", type=click.Choice(["interim", "final"]), default=None, help="Default: the newest.")
-@remote
-def report(
-    *,
-    request_id: str,
-    output: Path,
-    version: str | None,
-    data: Path,
-    tenant: str | None,
-    token: str | None,
-    url: str | None,
-    as_json: bool,
-) -> int:
-    """Writes a request's certificate (.json, .html, .pdf) or its export (.zip) to a file, by the end of its name."""
-    query = f"?version={version}" if version else ""
-    path = f"/v1/requests/{quote(request_id, safe='')}/report{query}"
-    accept = _form_of(output, _REPORTS)
-    if accept == "application/zip":
-        path = f"/v1/requests/{quote(request_id, safe='')}/export"
-    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
-        answer = client.send("GET", path, None, {"Accept": accept})
-    if not _write(output, answer.body):
-        return 0
-    following = "hand it to the person, then note it: POST …/notices"
-    if accept != "application/zip":
-        following = f"muniment verify-report {output} --key VKEY"
-    show(
-        {"file": str(output), "bytes": len(answer.body)},
-        as_json=as_json,
-        lines=[f"{output} ({len(answer.body)} bytes); next: {following}"],
-    )
+def _done(found: Mapping[str, Any], *, as_json: bool) -> int:
+    show(found, as_json=as_json, lines=[*request_lines(found), *next_of(found)])
     return 0
 
 
-@click.command("letter")
-@click.argument("request_id")
-@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="File to write, - for stdout.")
-@click.option("--kind", type=click.Choice(KINDS), default=None, help="Default: what the request's state calls for.")
-@click.option("--language", type=click.Choice(["en", "de"]), default=None, help="Default: by the jurisdiction.")
+@request.command("list")
+@click.option("--state", default=None, help="Such as planned or executing.")
+@click.option("--right", type=click.Choice(list(RIGHTS.values())), default=None)
+@click.option("--due-before", default=None, help="Due before this instant (RFC 3339).")
 @remote
-def letter(
-    *,
-    request_id: str,
-    output: Path,
-    kind: str | None,
-    language: str | None,
-    data: Path,
-    tenant: str | None,
-    token: str | None,
-    url: str | None,
-    as_json: bool,
-) -> int:
-    """Writes the letter to the person, whom it names; the file's end says which: .txt, .html or .pdf."""
-    asked = {"kind": kind, "language": language}
+def list_requests(
+    *, state: str | None, right: str | None, due_before: str | None,
+    data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Lists requests, the soonest due first."""
+    asked = {"state": state, "right": right, "due_before": due_before}
     query = urlencode({name: value for name, value in asked.items() if value is not None})
-    path = f"/v1/requests/{quote(request_id, safe='')}/letter{'?' + query if query else ''}"
-    accept = _form_of(output, _LETTERS)
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
-        answer = client.send("GET", path, None, {"Accept": accept})
-    if _write(output, answer.body):
-        lines = [f"{output} ({len(answer.body)} bytes); next: send it, then note it: POST …/notices"]
-        show({"file": str(output), "bytes": len(answer.body)}, as_json=as_json, lines=lines)
+        found = sorted(client.pages(f"/v1/requests{'?' + query if query else ''}"), key=lambda one: str(one["due_at"]))
+    lines = [f"{one['due_at']:<28} {one['state']:<24} {one['right']:<14} {one['id']}" for one in found]
+    show({"items": found}, as_json=as_json, lines=lines or ["no request"])
     return 0
 
 
-def _form_of(output: Path, forms: Mapping[str, str]) -> str:
-    """The media type by the name's end. Raises CannotRun, before anything is asked for that could not be written."""
-    suffix = output.suffix.lower() if str(output) != "-" else next(iter(forms))
-    if suffix not in forms:
-        message = f"{output}: the name must end with {', '.join(forms)}"
-        raise CannotRun(message)
-    if str(output) != "-" and not output.parent.is_dir():
-        message = f"{output.parent} is no folder: make it first, or name another file with -o"
-        raise CannotRun(message)
-    return forms[suffix]
+@request.command("show")
+@click.argument("request_id")
+@remote
+def show_request(
+    *, request_id: str, data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool
+) -> int:
+    """Shows where a request stands, what it waits for, what it keeps and why, and what to do next."""
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        found = client.request("GET", path_of(request_id))
+        waiting = [
+            copy
+            for name in ("awaiting_human", "awaiting_external", "retained", "failed", "unreachable", "not_covered")
+            if found["counts"].get(name)
+            for copy in client.pages(f"{path_of(request_id)}/copies?state={name}")
+        ]
+    show({**found, "open_copies": waiting}, as_json=as_json, lines=[*request_lines(found, waiting), *next_of(found)])
+    return 0
 
 
-def _write(output: Path, body: bytes) -> bool:
-    """Whether a file was written; - is stdout."""
-    if str(output) == "-":
-        sys.stdout.buffer.write(body)
-        return False
-    try:
-        output.write_bytes(body)
-    except OSError as error:
-        message = f"{output} cannot be written ({(error.strerror or 'unknown').lower()}): name another file with -o"
-        raise CannotRun(message) from None
-    return True
+@request.command("plan")
+@click.argument("request_id")
+@remote
+def plan(*, request_id: str, data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool) -> int:
+    """Plans a verified request and shows what would happen; nothing is touched."""
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        state = client.request("GET", path_of(request_id))
+        if state["state"] in ("verified", "planned"):
+            state = client.request("POST", f"{path_of(request_id)}/plan", {})
+        found = client.request("GET", f"{path_of(request_id)}/plan") if state["plan_hash"] else state
+        lines = plan_lines(found, right=state["right"]) if state["plan_hash"] else request_lines(state)
+    show(found, as_json=as_json, lines=[*lines, *next_of(state)])
+    return 0
 
 
-COMMANDS = {"request": request, "approve": approve, "report": report, "letter": letter}
+@request.command("verify-identity")
+@click.argument("request_id")
+@click.option("--subject", "subjects", multiple=True, required=True, help="Whom was checked; - reads from stdin.")
+@click.option("--method", required=True, help="How it was checked.")
+@click.option("--evidence", default=None, help="What was seen; sealed.")
+@remote
+def verify_identity(
+    *, request_id: str, subjects: tuple[str, ...], method: str, evidence: str | None,
+    data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Notes how a person was identified; whom nobody checked stays out of every plan."""
+    found: dict[str, Any] = {}
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        for person in subjects_of(subjects):
+            check = {"identifier": person, "method": method} | ({"evidence": evidence} if evidence else {})
+            found = client.request("POST", f"{path_of(request_id)}/verify-identity", check)
+    return _done(found, as_json=as_json)
+
+
+def _verb(name: str, text: str, *options: Callable[[Any], Any], **renamed: str) -> None:
+    """A command that posts its options to the verb of the same name."""
+
+    def call(
+        *, request_id: str, data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool,
+        **given: Any,
+    ) -> int:  # fmt: skip
+        body = {renamed.get(key, key): value for key, value in given.items() if value is not None}
+        with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+            found = client.request("POST", f"{path_of(request_id)}/{name}", body)
+        return _done(found, as_json=as_json)
+
+    made = remote(call)
+    for option in reversed(options):
+        made = option(made)
+    request.add_command(click.command(name, help=text)(click.argument("request_id")(made)))
+
+
+_reason = click.option("--reason", required=True, help="Why; sealed under the request's key.")
+_verb("refuse", "Refuses on a ground of the regulation.", click.option("--ground", required=True, help="Its code."))
+_verb("extend", "Extends the answer's date once, before it has passed.", _reason)
+_verb("pause", "Stops the legal clock for a reason of the regulation.", _reason)
+_verb("resume", "Lets the legal clock run again.")
+_verb("cancel", "Cancels before the first destructive step.")
+_verb("retry", "Tries again what failed.")
+_verb("accept-exceptions", "Ends with what failed, as a second person.", _reason)
+_verb(
+    "notices",
+    "Notes what the person was told; `answered` stops the legal clock.",
+    click.option("--kind", type=click.Choice(_NOTICES), required=True),
+    click.option("--channel", required=True, help="Such as e-mail."),
+    click.option("--sent-at", required=True, help="When (RFC 3339)."),
+)
+
+
+@request.command("settle")
+@click.argument("request_id")
+@click.argument("copy", type=int)
+@click.argument("outcome", type=click.Choice(_SETTLED))
+@click.option("--comment", required=True, help="Why; sealed.")
+@remote
+def settle(
+    *, request_id: str, copy: int, outcome: str, comment: str,
+    data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Says what becomes of a copy that waits for a human; its number is in `request show`."""
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        body = {"outcome": outcome, "comment": comment}
+        found = client.request("POST", f"{path_of(request_id)}/copies/{copy}", body)
+    show(found, as_json=as_json, lines=[f"copy {copy}: {found['state']}"])
+    return 0
+
+
+COMMANDS = {"request": request}

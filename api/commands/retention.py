@@ -1,4 +1,4 @@
-"""`muniment retention due|run|explain`: what reaches its end, letting it, and why one item has the end it has."""
+"""`muniment retention`: what reaches its end, letting it, what a person decides, and why an item has its end."""
 
 from __future__ import annotations
 
@@ -83,6 +83,73 @@ def explain(
     lines = [f"{found['action']} by rule {found['rule']}" + (f" until {found['until']}" if found.get("until") else "")]
     lines += [f"  {step['rule']}: {step['result']} {step.get('detail') or ''}".rstrip() for step in found["because"]]
     show(found, as_json=as_json, lines=lines)
+    return 0
+
+
+@retention.command("runs")
+@remote
+def runs(*, data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool) -> int:
+    """Lists runs; one that a brake stopped waits for `retention approve`."""
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        found = list(client.pages("/v1/retention/runs"))
+    lines = [f"{one['id']}  {one['state']:<18} {one.get('brake') or ''}".rstrip() for one in found]
+    show({"items": found}, as_json=as_json, lines=lines or ["no run"])
+    return 0
+
+
+def _verb(name: str, text: str) -> None:
+    def call(*, run_id: str, data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool) -> int:
+        with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+            found = client.request("POST", f"/v1/retention/runs/{quote(run_id, safe='')}/{name}")
+        show(found, as_json=as_json, lines=[f"run {run_id}: {found['state']}"])
+        return 0
+
+    retention.add_command(click.command(name, help=text)(click.argument("run_id")(remote(call))))
+
+
+_verb("approve", "Lets a run go on that a brake stopped, as another person than who started it.")
+_verb("stop", "Ends a run that waits for approval; the next one looks again.")
+
+
+@retention.command("reviews")
+@remote
+def reviews(*, data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool) -> int:
+    """Lists items whose class ends in a human's decision."""
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        found = list(client.pages("/v1/dispositions"))
+    lines = [
+        f"{one['id']}  {one.get('data_class', '')}  {one.get('artifact') or one.get('key') or ''}" for one in found
+    ]
+    show({"items": found}, as_json=as_json, lines=lines or ["nothing waits for a decision"])
+    return 0
+
+
+@retention.command("decide")
+@click.argument("disposition")
+@click.argument("decision", type=click.Choice(["erase", "extend", "reclassify"]))
+@click.option("--until", default=None, help="With extend: until when (RFC 3339).")
+@click.option("--data-class", default=None, help="With reclassify: the other class.")
+@click.option("--comment", required=True, help="Why; sealed.")
+@remote
+def decide(
+    *,
+    disposition: str,
+    decision: str,
+    until: str | None,
+    data_class: str | None,
+    comment: str,
+    data: Path,
+    tenant: str | None,
+    token: str | None,
+    url: str | None,
+    as_json: bool,
+) -> int:
+    """Decides about an item under review."""
+    given = {"decision": decision, "until": until, "data_class": data_class, "comment": comment}
+    body = {key: value for key, value in given.items() if value is not None}
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        found = client.request("POST", f"/v1/dispositions/{quote(disposition, safe='')}", body)
+    show(found, as_json=as_json, lines=[f"{disposition}: {found.get('state', decision)}"])
     return 0
 
 

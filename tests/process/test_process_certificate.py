@@ -122,12 +122,13 @@ def test_a_request_ends_in_papers_that_the_desk_sends_and_the_person_checks(desk
     for name in ("l.txt", "l.html", "l.pdf"):
         done = command(desk, "letter", request, "-o", str(tmp_path / name))
         assert done.returncode == 0, done.stderr
-    for name in ("l.html", "l.pdf"):
+    for name in ("l.txt", "l.html", "l.pdf"):
         check = command(desk, "verify-report", str(tmp_path / "c.pdf"), *keys, "--letter", str(tmp_path / name))
         assert check.returncode == 0, check.stdout + check.stderr
         assert "about the person of the letter" in check.stdout
     refused = command(desk, "verify-report", str(tmp_path / "c.pdf"), *keys, "--letter", str(tmp_path / "c.html"))
-    assert refused.returncode == 1
+    assert refused.returncode == 2, "what is no letter refutes nothing"
+    assert "give the answer to the erasure" in refused.stderr
 
 
 def test_before_there_is_a_certificate_there_is_an_acknowledgement(desk: Any) -> None:

@@ -68,6 +68,7 @@ def test_a_sound_installation_withstands_the_attacks_while_it_serves(desk: Any, 
     assert verdicts(found, f"{desk.tenant}: rows for a rebuild") == {"fine"}
     assert verdicts(found, "anchors") == {"weak"}
     assert verdicts(found, f"{desk.tenant}: spools") == {"weak"}
+    assert verdicts(found, f"{desk.tenant}: controller") == {"weak"}
     assert any("s away" in finding.detail for finding in by_name(found)["clock"])
 
 

@@ -1,0 +1,64 @@
+"""`muniment approve`: another person says yes to exactly the plan that is shown.
+
+What an erasure takes from others is named, and has to be accepted by name: by `--accept-collateral` or in the terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from api.commands.options import CannotRun, client_of, remote, show
+from api.commands.requests import path_of
+from api.commands.watching import collateral_lines, exit_code, next_of, plan_lines, watch_request
+
+
+@click.command("approve")
+@click.argument("request_id")
+@click.option("--plan-hash", default=None, help="Approve only this plan (default: the present one, shown first).")
+@click.option("--accept-collateral", is_flag=True, help="Yes, although others lose something by it.")
+@click.option("--watch", is_flag=True, help="Wait for the end, or until somebody has to act.")
+@remote
+def approve(
+    *,
+    request_id: str,
+    plan_hash: str | None,
+    accept_collateral: bool,
+    data: Path,
+    tenant: str | None,
+    token: str | None,
+    url: str | None,
+    watch: bool,
+    as_json: bool,
+) -> int:
+    """Approves a planned request as another person than its creator."""
+    path = path_of(request_id)
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        right = client.request("GET", path)["right"]
+        plan = client.request("GET", f"{path}/plan")
+        for line in plan_lines(plan, right=right):
+            click.echo(line, err=as_json)
+        told = collateral_lines(plan, right=right)
+        if told and not accept_collateral:
+            _ask(told)
+        client.request("POST", f"{path}/approve", {"plan_hash": plan_hash or plan["hash"]})
+        state = watch_request(client, request_id) if watch else client.request("GET", path)
+    lines = [f"request {request_id}: {state['state']}", *(next_of(state) if watch else [])]
+    show(state, as_json=as_json, lines=lines)
+    return exit_code(state, watched=watch)
+
+
+def _ask(told: list[str]) -> None:
+    """Let a person at a terminal accept it; anybody else has to say so by the option. Raises: CannotRun."""
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        if click.confirm(f"{told[0].strip()}; approve it all the same?", default=False, err=True):
+            return
+        message = "not approved"
+        raise CannotRun(message)
+    message = f"not approved: {told[0].strip()}; look at the plan, then pass --accept-collateral"
+    raise CannotRun(message)
+
+
+COMMANDS = {"approve": approve}

@@ -1,0 +1,193 @@
+"""The legal desk from a terminal: what is shown before somebody says yes, and what is said instead of waiting."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.cli import run
+from muniment.errors import ApiProblem
+from tests.process.conftest import wait_for
+
+pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
+ADA, BOB = "email:ada@example.org", "user:bob"
+NOTE = {
+    "state": "record", "personal": True, "owner": "team", "description": "notes of support", "legal_basis": "contract",
+    "retention": {"keep": "P90D", "from": "created", "then": "erase"},
+    "erasure": {"on_request": "erase", "required": "L2"},
+}  # fmt: skip
+
+
+class Office:
+    """One tenant with notes, and its desk's terminal."""
+
+    def __init__(self, desk: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.desk, self.capsys, self.patch = desk, capsys, monkeypatch
+        base: Path = desk.running.settings.data.parent / "stores" / desk.tenant
+        base.mkdir(parents=True)
+        self.file = base / "app.db"
+        with sqlite3.connect(self.file) as db:
+            db.execute("CREATE TABLE note (id TEXT PRIMARY KEY, owner TEXT, text TEXT)")
+        desk.call("platform", "PUT", "/v1/data-classes/note", NOTE)
+        store = {"kind": "sql", "config": {"url": f"sqlite:///{self.file}", "owner_field": "owner"}}
+        desk.call("platform", "PUT", "/v1/stores/notes", store)
+
+    def note(self, key: str, *subjects: str) -> str:
+        with sqlite3.connect(self.file) as db:
+            db.execute("INSERT INTO note VALUES (?, ?, ?)", (key, subjects[0], f"text of {key}"))
+        item = {"data_class": "note", "store": "notes", "locator": {"table": "note", "key": {"id": key}}}
+        return str(self.desk.client("writer").artifacts([{**item, "subjects": list(subjects)}])[0]["id"])
+
+    def types(self, principal: str, *arguments: str) -> tuple[int, str, str]:
+        """A command as this principal types it: exit code, what is printed, what is said beside it."""
+        self.patch.setenv("MUNIMENT_TOKEN", self.desk.tokens[principal])
+        self.capsys.readouterr()
+        code = run([*arguments, "--url", self.desk.running.url])
+        told = self.capsys.readouterr()
+        return code, told.out, told.err
+
+    def json(self, principal: str, *arguments: str) -> Any:
+        code, out, err = self.types(principal, *arguments, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+
+@pytest.fixture
+def office(desk: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Office:
+    return Office(desk, capsys, monkeypatch)
+
+
+def test_an_approval_that_takes_something_from_others_is_given_by_name(office: Office, tmp_path: Path) -> None:
+    office.note("n1", ADA)
+    office.note("n2", ADA, BOB)
+    code, out, _ = office.types("legal", "request", "erase", "--subject", ADA, "--identity", "login")
+    assert code == 0
+    assert "collateral: 1 of these is also about 1 other person" in out
+    assert "next: another person approves it: muniment approve req_" in out
+    request = next(word for word in out.split() if word.startswith("req_")).rstrip(":")
+    code, out, err = office.types("legal2", "approve", request)
+    assert code == 2
+    assert "also about 1 other person" in out
+    assert "--accept-collateral" in err
+    assert office.desk.call("legal", "GET", f"/v1/requests/{request}")["state"] == "planned"
+    code, out, err = office.types("legal2", "approve", request, "--accept-collateral", "--watch")
+    assert (code, out.splitlines()[-1]) == (0, f"request {request}: completed"), err
+    certificate = json.loads(office.desk.client("legal").send("GET", f"/v1/requests/{request}/report").body)
+    found = [copy["collateral"] for copy in certificate["certificate"]["copies"] if copy["collateral"]]
+    assert {"subjects": 1} in found
+    code, _, err = office.types("legal", "report", request, "-o", str(tmp_path / "c.html"))
+    assert code == 0
+    assert "nobody has said who the controller is" in err
+    assert "also about other people" in (tmp_path / "c.html").read_text()
+    office.json("platform", "controller", "set", "--name", "Beispiel GmbH", "--contact", "privacy@beispiel.example")
+    code, _, err = office.types("legal", "letter", request, "-o", str(tmp_path / "l.txt"))
+    assert (code, err) == (0, "")
+    assert "Beispiel GmbH" in (tmp_path / "l.txt").read_text()
+
+
+def test_watching_ends_where_only_somebody_can_go_on_and_says_for_what(office: Office) -> None:
+    office.note("n1", ADA)
+    code, out, err = office.types("legal", "request", "erase", "--subject", ADA, "--watch")
+    assert code == 2
+    assert "waits for the check of who asks; somebody has to act" in err
+    assert "next: check who asks, then note it: muniment request verify-identity req_" in out
+    request = next(word for word in out.split() if word.startswith("req_")).rstrip(":")
+    code, out, _ = office.types("legal", "request", "verify-identity", request, "--subject", ADA, "--method", "login")
+    assert code == 0
+    assert f"next: muniment request plan {request}" in out
+    code, out, _ = office.types("legal", "request", "plan", request)
+    assert code == 0
+    assert "note in notes" in out
+    assert office.json("legal", "request", "list", "--state", "planned")["items"][0]["id"] == request
+    code, out, _ = office.types("legal", "request", "cancel", request)
+    assert code == 0
+    assert "cancelled" in out
+
+
+def test_watching_a_copy_that_waits_for_a_human_says_so_and_ends(office: Office) -> None:
+    office.desk.call("platform", "PUT", "/v1/data-classes/model", {**NOTE, "derived": {"default": "review"}})
+    source = office.note("n1", ADA)
+    with sqlite3.connect(office.file) as db:
+        db.execute("INSERT INTO note VALUES ('m1', ?, 'weights')", (ADA,))
+    item = {"data_class": "model", "store": "notes", "locator": {"table": "note", "key": {"id": "m1"}}}
+    office.desk.client("writer").artifacts([{**item, "sources": [source]}])
+    request = office.json("legal", "request", "erasure", "--subject", ADA, "--identity", "login")["id"]
+    code, out, err = office.types("legal2", "approve", request, "--watch")
+    assert code == 2
+    assert "waits for 1 awaiting_human" in err
+    assert "somebody has to act" in err
+    assert f"muniment request settle {request}" in out
+    code, out, _ = office.types("legal", "request", "show", request)
+    (line,) = [line for line in out.splitlines() if "awaiting_human, model in notes" in line]
+    number = line.split()[1].rstrip(":")
+    code, out, _ = office.types("legal2", "request", "settle", request, number, "erase", "--comment", "trained anew")
+    assert code == 0
+
+    def ended() -> bool:
+        found = office.desk.call("legal", "GET", f"/v1/requests/{request}")
+        return bool(found["state"] == "completed")
+
+    wait_for(ended)
+
+
+def test_a_hold_is_placed_listed_previewed_and_released_from_a_terminal(office: Office) -> None:
+    office.note("n1", ADA)
+    kept = office.note("n2", ADA, BOB)
+    placed = office.json(
+        "legal", "hold", "place", "--name", "acme", "--matter", "Acme v. us", "--reason", "letter", "--artifact", kept
+    )
+    assert [one["id"] for one in office.json("legal", "hold", "list")["items"]] == [placed["id"]]
+    request = office.json("legal", "request", "erase", "--subject", ADA, "--identity", "login")["id"]
+    code, out, _ = office.types("legal2", "approve", request, "--watch")
+    assert code == 0
+    assert f"kept by a legal hold {placed['id']}" in out, "the plan says why something stays"
+    code, out, _ = office.types("legal", "request", "show", request)
+    assert f"kept by a legal hold {placed['id']}, no end date" in out
+    code, out, _ = office.types("legal", "hold", "release", placed["id"])
+    assert code == 0
+    assert "not released" in out
+    assert f"request {request}: 0 erased at once, 1 wait for a human" in out
+    assert f"{kept}: awaiting_human, also about 1 others" in out
+    code, _, _ = office.types("legal", "hold", "release", placed["id"], "--yes")
+    assert code == 1, "who placed it does not release it"
+    assert office.json("legal2", "hold", "release", placed["id"], "--yes")["released"] is True
+
+
+def test_approving_names_the_open_request_for_access_that_it_empties(office: Office) -> None:
+    office.note("n1", ADA)
+    access = office.json("legal", "request", "access", "--subject", ADA, "--identity", "login")["id"]
+    code, out, _ = office.types("legal", "request", "erase", "--subject", ADA, "--identity", "login")
+    assert code == 0
+    assert "warning: the same person's request for access" in out
+    assert access in out
+
+
+def test_a_run_that_waits_is_approved_and_reviews_are_listed_from_a_terminal(office: Office) -> None:
+    run_id = office.json("legal", "retention", "run")["id"]
+    code, _, err = office.types("legal2", "retention", "approve", run_id)
+    assert code == 1
+    assert "refused (409)" in err, "it did not wait for anybody"
+    assert office.json("legal", "retention", "reviews") == {"items": []}
+    assert run_id in [one["id"] for one in office.json("legal", "retention", "runs")["items"]]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/holds?relesed=true"),
+        ("POST", "/v1/holds/hold_00000000000000000000000000000000/release?previw=false"),
+        ("GET", "/v1/requests?stat=planned"),
+        ("GET", "/v1/tokens/self?x=1"),
+        ("GET", "/v1/inventory?limt=3"),
+    ],
+)
+def test_a_misspelt_query_parameter_is_refused_by_name(office: Office, method: str, path: str) -> None:
+    with pytest.raises(ApiProblem) as refused:
+        office.desk.call("legal", method, path)
+    assert refused.value.status == 422
+    name = path.partition("?")[2].partition("=")[0]
+    assert name in str(refused.value.errors)
