@@ -37,6 +37,7 @@ from api.settings import SettingRefused, Settings, environment_secret
 from api.sweeping import register_holds, register_sweeps
 from api.telemetry import Telemetry
 from connectors.base import Connector, open_connector
+from erasure.certificate_store import CertificateStore
 from erasure.errors import LogMissing
 from erasure.exporting import STORE as EXPORTS
 from erasure.footprint import end_footprints
@@ -95,6 +96,7 @@ ANCHORS_EVERY = timedelta(seconds=10)
 JOURNAL_EVERY = timedelta(minutes=1)
 SNAPSHOT_EVERY = timedelta(minutes=10)
 HOUR = timedelta(hours=1)
+CERTIFICATES_EVERY = timedelta(minutes=1)
 DAY = timedelta(days=1)
 VAULT_EVERY = timedelta(seconds=20)
 _Used = TypeVar("_Used")
@@ -165,8 +167,14 @@ class Services:
             append=self.record.append,
             payload=Expiry(self.locked, self.timeline.transaction, parts_gone),
             holding=Holding(self.locked, self.timeline.transaction),
+            certificates=self.certificates,
             exports=self.exports_folder,
         )
+
+    @property
+    def certificates(self) -> CertificateStore:
+        """The certificates in the locked store."""
+        return CertificateStore(locked=self.locked, transactions=self.timeline.transaction, lock_end=self.lock_end)
 
     @property
     def leads(self) -> bool:
@@ -498,6 +506,9 @@ def _register_jobs(services: Services) -> None:
     jobs.add(Job(name="patrol", every=PATROL_EVERY, run=seen, may=leads))
     ends = for_each(lambda tenant_id, now: end_footprints(services.erasure, tenant_id, now))
     jobs.add(Job(name="footprints", every=HOUR, run=ends, may=leads))
+    store = for_each(lambda tenant_id, now: _store_certificates(services, tenant_id, now))
+    jobs.add(Job(name="certificates", every=CERTIFICATES_EVERY, run=store, shared=False))
+    jobs.add(Job(name="footprints", every=timedelta(hours=1), run=ends, shared=False))
     jobs.add(Job(name="roots", every=DAY, run=services.keks.turn))
     jobs.add(Job(name="vault", every=VAULT_EVERY, run=lambda _now: services.vault.expire(), shared=False))
     # Before the requests: what a released hold gives free is free in its store when they come to it.
@@ -524,6 +535,10 @@ def _ship_changes(services: Services, now: datetime) -> None:
     if services.leads:
         for acting in services.tenants():
             memory_log.ship(services.record, services.database.transaction, services.vault, acting, now)
+
+
+def _store_certificates(services: Services, tenant_id: int, now: datetime) -> int:
+    return services.certificates.store_due(tenant_id, services.tenant(tenant_id).log_id, now)
 
 
 def _work_on_requests(services: Services, now: datetime) -> int:

@@ -11,6 +11,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -31,6 +32,7 @@ from erasure.planning import request_seal
 from erasure.rendering.blocks import local_day
 from erasure.request import BROKEN, GONE, CopyState, State, completion
 from ledger.entry import Kind
+from ledger.errors import LedgerError
 from ledger.models import PartRef
 from registry import stores
 from registry.duration import Duration
@@ -90,6 +92,10 @@ def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, versi
         if _fingerprint(copies) != draft.fingerprint:
             return None
         _keep(session, parts, row, body, now=now, version=version, state=state, number=draft.number)
+    if parts.certificates is not None:
+        # It is issued already: a store that is away must not undo that, and the next pass writes it.
+        with suppress(LedgerError):
+            parts.certificates.store_due(tenant.tenant_id, tenant.log_id, now)
     return body
 
 

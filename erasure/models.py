@@ -153,7 +153,10 @@ class ConnectorTask(SQLModel, table=True):
 
 
 class CertificateRow(SQLModel, table=True):
-    """An issued certificate: the signed JSON bytes as they were sent. Never changed; `final` supersedes `interim`."""
+    """An issued certificate: the signed JSON bytes as they were sent. Never changed; `final` supersedes `interim`.
+
+    `stored_at`: when the locked store was seen to hold the same bytes.
+    """
 
     __tablename__ = "certificate"
     tenant_id: int = Field(primary_key=True, sa_type=_big)
@@ -162,3 +165,4 @@ class CertificateRow(SQLModel, table=True):
     number: int = Field(primary_key=True)
     body: bytes = Field(sa_type=_bytes)
     issued_at: datetime = Field(sa_type=Instant)
+    stored_at: datetime | None = Field(default=None, sa_type=Instant)

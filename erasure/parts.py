@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from sqlmodel import Session
 
 from connectors.base import Connector
+from erasure.certificate_store import CertificateStore
 from erasure.errors import CallbackFailed
 from ledger.anchors import UNANCHORED
 from ledger.checkpoint import Signer
@@ -119,6 +120,8 @@ class Parts:
     """Deletes the record's payload objects (`ledger.expiry`); where it is missing, passes leave them alone."""
     holding: Holding | None = None
     """Sets legal holds on payload objects (`ledger.holding`); where it is missing, they are left to their locks."""
+    certificates: CertificateStore | None = None
+    """Keeps certificates in the locked store; where it is missing, they lie in the table alone until a pass has one."""
     exports: Path | None = None
     """The folder of exports, one below it for each tenant; where it is missing, exports are not built."""
     call: Callable[[int, Call], str | None] = _no_calls

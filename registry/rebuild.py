@@ -93,6 +93,7 @@ class Rebuilt:
     fenced: int = 0
     destroyed: int = 0
     holds: int = 0
+    certificates: int = 0
     lost: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     decided: list[Decided] = field(default_factory=list, repr=False)

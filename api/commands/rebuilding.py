@@ -98,7 +98,15 @@ def _one(services: Services, log_id: str) -> Rebuilt:
         click.echo(f"  {told[what]} {what}", err=True)
 
     with _counting(services, log_id):
-        return work.run(log_id, services.clock.now(), grace=services.settings.kek_grace, progress=tell)
+        made = work.run(log_id, services.clock.now(), grace=services.settings.kek_grace, progress=tell)
+    found = services.certificates.restore(made.tenant_id, log_id, services.clock.now())
+    made.certificates = found.count
+    if found.strange:
+        made.lost.append(
+            f"the requests of {len(found.strange)} certificates; their signed JSON lies in the object store: "
+            + ", ".join(f"{log_id}/{name}" for name in found.strange)
+        )
+    return made
 
 
 @contextmanager
@@ -249,6 +257,7 @@ def _lines(one: Rebuilt, word: str) -> list[str]:
         f"{one.tenant}: {one.entries} entries, {size} under the newest checkpoint, verified: {said}",
         f"  {one.keys} keys and {one.rows} rows from {one.objects} objects; the registry's snapshot is of {at}",
         f"  decided in the record: {one.destroyed} keys destroyed, {one.fenced} persons fenced, {one.holds} holds",
+        f"  {one.certificates} certificates that the snapshot did not have, from the object store",
         *(f"  fault: {line}" for line in one.faults),
         *(f"  not back: {line}" for line in one.lost),
     ]

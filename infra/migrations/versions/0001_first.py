@@ -155,6 +155,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("number", sa.Integer(), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.Column("issued_at", sa.BigInteger(), nullable=False),
+        sa.Column("stored_at", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("tenant_id", "request_id", "version", "number"),
     )
     op.create_table(
