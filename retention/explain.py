@@ -5,21 +5,26 @@ Guarantees: reads only; opaque ids, names of classes, stores and rules, dates.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
 from sqlmodel import Session
 
-from registry.artifacts import find_artifact
+from registry.artifacts import by_numbers, find_artifact
 from registry.errors import Fault, InvalidDeclaration, UnknownArtifact
+from registry.graph import ARTIFACT
 from retention.decide import Claim, Decision, decide
 from retention.due import Place, due, schedules_in_force
 from retention.errors import NotKnown
 from retention.items import Candidate, load_artifacts, load_entry
+from retention.schedule import Schedule
 from retention.stops import Desk
-from retention.sweep import decided, is_due
+from retention.sweep import decided, decision_about, is_due
 
 REQUEST = "request"
+MAX_SOURCES = 10_000
 GONE = "erased"
 
 
@@ -47,22 +52,34 @@ def explain(
             raise UnknownArtifact(artifact)
         [one] = load_artifacts(session, tenant_id, [row], schedules)
     else:
-        one = load_entry(session, tenant_id, entry or "")
+        one = load_entry(session, tenant_id, entry or "", schedules)
         if one is None:
             raise NotKnown("entry", "")
     stops = desk.stops(session, tenant_id)
     claims = list(stops.claims)
     if trigger == REQUEST:
         claims.append(Claim(REQUEST, "erasure", one.item.subjects, at, at))
-    schedule = schedules.get(one.data_class)
-    rules = None if schedule is None else schedule.rules
-    decision = decide(decided(one), rules, stops.holds, stops.restrictions, claims, at)
+    sources = () if one.artifact_id is None else sources_of(session, tenant_id, one, schedules)
+    decision = decision_about(one, sources, schedules, replace(stops, claims=claims), at)
     return {
         "action": decision.action,
         "rule": decision.rule,
         "until": decision.until,
         "because": [reason._asdict() for reason in decision.because],
     }
+
+
+def sources_of(session: Session, tenant_id: int, one: Candidate, schedules: Mapping[str, Schedule]) -> list[Candidate]:
+    """What an artifact was made from, however far up, level by level, at most `MAX_SOURCES` of them."""
+    found: dict[int, Candidate] = {}
+    frontier = {source.number for source in one.sources if source.kind == ARTIFACT}
+    while frontier and len(found) < MAX_SOURCES:
+        rows = by_numbers(session, tenant_id, frontier).values()
+        loaded = load_artifacts(session, tenant_id, list(rows), schedules)
+        found.update({each.artifact_id: each for each in loaded if each.artifact_id is not None})
+        frontier = {source.number for each in loaded for source in each.sources if source.kind == ARTIFACT}
+        frontier -= found.keys() | {one.artifact_id or 0}
+    return list(found.values())
 
 
 def list_due(

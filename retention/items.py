@@ -9,19 +9,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 from uuid import UUID
 
 import sqlalchemy as sa
-from sqlmodel import Session, col
+from sqlmodel import Session, col, select
 
 from ledger.models import EntryRow, PartRef
 from registry import limited
 from registry.claims import Edge, claims_of
 from registry.graph import ARTIFACT, ENTRY, Parent, parents_of
 from registry.ids import artifact_name
-from registry.keyed import chunks
+from registry.keyed import NO_MONTH, chunks
 from registry.models import Artifact, StreamRow
 from registry.sets import members
 from retention import decide
@@ -36,6 +36,7 @@ from vault.models import DataKey
 VAULT = "vault"
 """The store of keys, as plans and reports name it."""
 STREAM_KIND = "s"
+_NEVER = datetime.max.replace(tzinfo=UTC)
 CLAIM = "claim"
 PART: Literal["entry"] = "entry"
 """The kind of items that are one part of the record."""
@@ -171,8 +172,11 @@ def load_kept(
     return found
 
 
-def load_entry(session: Session, tenant_id: int, entry_id: str) -> Candidate | None:
-    """One entry of the record: its content ends with its month's key. None where there is no such entry."""
+def load_entry(session: Session, tenant_id: int, entry_id: str, schedules: Mapping[str, Schedule]) -> Candidate | None:
+    """One entry of the record: its content ends with its key, by that key's clock. None where there is no such entry.
+
+    What several keys seal together ends with the first of them.
+    """
     try:
         wanted = UUID(entry_id).bytes
     except ValueError:
@@ -182,21 +186,41 @@ def load_entry(session: Session, tenant_id: int, entry_id: str) -> Candidate | N
     if row is None:
         return None
     people = members(session, tenant_id, (row.set_id,))[row.set_id]
-    return Candidate(
-        kind=PART,
-        ref=entry_id,
+    item = decide.Item(
+        item_id=0,
         data_class=row.data_class,
-        store=VAULT,
-        item=decide.Item(
-            item_id=0,
-            data_class=row.data_class,
-            created=month_end(month_of(row.received)),
-            subjects=people,
-            own_subjects=people,
-            scopes=limited.scopes_of(session, tenant_id, [row.stream_no]).get(row.stream_no, frozenset()),
-            entry=row.idx,
-        ),
+        created=month_end(month_of(row.received)),
+        subjects=people,
+        own_subjects=people,
+        scopes=limited.scopes_of(session, tenant_id, [row.stream_no]).get(row.stream_no, frozenset()),
+        entry=row.idx,
     )
+    keys = _keys_of(session, tenant_id, row)
+    if row.data_class in schedules and keys:
+        rules = schedules[row.data_class].rules
+        clocks = [one.item for one in load_keys(session, tenant_id, keys, schedules)]
+        first = min(clocks, key=lambda one: decide.class_end(one, rules) or _NEVER)
+        item = replace(item, last_activity=first.last_activity, consent_until=first.consent_until, events=first.events)
+    return Candidate(kind=PART, ref=entry_id, data_class=row.data_class, store=VAULT, item=item)
+
+
+def _keys_of(session: Session, tenant_id: int, row: EntryRow) -> list[DataKey]:
+    """The keys of the entry's class that seal something of it."""
+    query = (
+        select(DataKey)
+        .join(
+            PartRef,
+            sa.and_(col(PartRef.tenant_id) == col(DataKey.tenant_id), col(PartRef.key_id) == col(DataKey.key_id)),
+        )
+        .where(
+            PartRef.tenant_id == tenant_id,
+            PartRef.idx == row.idx,
+            DataKey.data_class == row.data_class,
+            DataKey.month != NO_MONTH,
+        )
+        .distinct()
+    )
+    return list(session.exec(query))
 
 
 def last_activity(session: Session, tenant_id: int, key_ids: Sequence[str]) -> dict[str, datetime]:

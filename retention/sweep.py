@@ -9,7 +9,7 @@ nothing and sends nothing: the plan is a value, `erasure.sweep_copies` executes 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
@@ -145,11 +145,58 @@ def is_due(decision: Decision) -> bool:
     return decision.action in DESTRUCTIVE or decision.action == "review"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Looked:
+    """A candidate as a pass decides it: with its sources as they stand in this pass."""
+
+    one: Candidate
+    item: Item
+    decision: Decision
+    depth: int
+
+    @property
+    def ends(self) -> bool:
+        return self.decision.action in DESTRUCTIVE or self.by_hand
+
+    @property
+    def by_hand(self) -> bool:
+        return self.one.erase_by_hand and self.decision.action == "review"
+
+
 def plan_items(
     candidates: Iterable[Candidate], schedules: Mapping[str, Schedule], stops: Stops, now: datetime
 ) -> list[SweepItem]:
     """What happens to each candidate, roots first; leaves out what stays. Pure."""
-    known = {one.artifact_id: one for one in candidates if one.artifact_id is not None}
+    all_of_them = list(candidates)
+    known = {one.artifact_id: one for one in all_of_them if one.artifact_id is not None}
+    lines: list[SweepItem] = []
+    for looked in _look(all_of_them, known, schedules, stops, now):
+        if is_due(looked.decision):
+            path = _path(looked.one, known) if looked.one.artifact_id is not None else ()
+            lines.append(_line(looked, schedules.get(looked.one.data_class), path))
+    return sorted(lines, key=lambda line: (line.kind == "key", -line.depth, line.store, line.ref))
+
+
+def decision_about(
+    one: Candidate, sources: Iterable[Candidate], schedules: Mapping[str, Schedule], stops: Stops, now: datetime
+) -> Decision:
+    """What a pass would say of one candidate, with everything it was made from, however far up. Pure."""
+    known = {each.artifact_id: each for each in (*sources, one) if each.artifact_id is not None}
+    everything = [*known.values()] if one.artifact_id is not None else [*known.values(), one]
+    for looked in _look(everything, known, schedules, stops, now):
+        if looked.one is one:
+            return looked.decision
+    raise AssertionError  # the candidate is among those looked at
+
+
+def _look(
+    candidates: Sequence[Candidate],
+    known: Mapping[int, Candidate],
+    schedules: Mapping[str, Schedule],
+    stops: Stops,
+    now: datetime,
+) -> Iterator[_Looked]:
+    """Decide each, roots before leaves, so that what becomes of a source is known when what it led to is looked at."""
     edges: dict[int, set[int]] = {}
     for number, one in known.items():
         for source in one.sources:
@@ -158,58 +205,46 @@ def plan_items(
     depth = depths(known, edges)
     ending: set[int] = set()
     ends: dict[int, datetime | None] = {}
-    lines: list[SweepItem] = []
     for number in sorted(known, key=lambda number: (depth[number], number)):
         one = known[number]
         schedule = schedules.get(one.data_class)
         # Retention lets a class with a basis of its own outlive what it was made from; a person's request does not.
         bound = frozenset() if schedule is not None and schedule.rules.may_outlive_source else ending
         item = replace(one.item, sources=tuple(_source_end(source, bound, ends) for source in one.sources))
-        line = _line(one, item, schedule, stops, now, path=_path(one, known), depth=depth[number])
+        looked = _Looked(one=one, item=item, decision=_decision(one, item, schedule, stops, now), depth=depth[number])
         if schedule is not None:
             end = item_end(item, schedule.rules)
             # What a hold, a restriction, a floor or an open access request keeps past its date has not ended: what was
             # made from it goes with it, not before it.
-            kept_back = end is not None and end <= now and (line is None or not line.ends)
-            ends[number] = None if kept_back else end
-        if line is None:
-            continue
-        if line.ends:
+            ends[number] = None if end is not None and end <= now and not looked.ends else end
+        if looked.ends:
             ending.add(number)
-        lines.append(line)
+        yield looked
     for one in candidates:
         if one.artifact_id is None:
-            line = _line(one, one.item, schedules.get(one.data_class), stops, now, path=(), depth=0)
-            if line is not None:
-                lines.append(line)
-    return sorted(lines, key=lambda line: (line.kind == "key", -line.depth, line.store, line.ref))
+            decision = _decision(one, one.item, schedules.get(one.data_class), stops, now)
+            yield _Looked(one=one, item=one.item, decision=decision, depth=0)
 
 
 def _source_end(source: Source, ending: AbstractSet[int], ends: Mapping[int, datetime | None]) -> SourceEnd:
     if source.kind != ARTIFACT:
         return SourceEnd(source.status, source.ends_at)
-    # A source that this pass looked at has its end worked out; of any other the date in its row is the newest known.
-    return SourceEnd(source.status, ends.get(source.number, source.ends_at), source.number in ending)
+    # A source that this pass looked at has its end worked out. Any other is live as long as its row says so: it is past
+    # no date, or a stop keeps it past its date, and then what was made from it stays as well.
+    return SourceEnd(source.status, ends.get(source.number), source.number in ending)
 
 
-def _line(
-    one: Candidate,
-    item: Item,
-    schedule: Schedule | None,
-    stops: Stops,
-    now: datetime,
-    *,
-    path: tuple[str, ...],
-    depth: int,
-) -> SweepItem | None:
+def _decision(one: Candidate, item: Item, schedule: Schedule | None, stops: Stops, now: datetime) -> Decision:
     rules = None if schedule is None else schedule.rules
     decision = decide(item, rules, stops.holds, stops.restrictions, stops.claims, now)
     if one.kind != "artifact" and decision.action == "regenerate":
         # What was recorded is not made anew: a class that regenerates its copies still loses its record.
-        decision = decision._replace(action="erase")
-    by_hand = one.erase_by_hand and decision.action == "review"
-    if decision.action not in DESTRUCTIVE and decision.action != "review":
-        return None
+        return decision._replace(action="erase")
+    return decision
+
+
+def _line(looked: _Looked, schedule: Schedule | None, path: tuple[str, ...]) -> SweepItem:
+    one = looked.one
     return SweepItem(
         kind=one.kind,
         ref=one.ref,
@@ -217,11 +252,11 @@ def _line(
         key_id=one.key_id,
         data_class=one.data_class,
         store=one.store,
-        decision=decision,
+        decision=looked.decision,
         path=path,
-        depth=depth,
+        depth=looked.depth,
         required=KEY_LEVEL if one.kind != "artifact" else DEFAULT_LEVEL if schedule is None else schedule.required,
-        by_hand=by_hand,
+        by_hand=looked.by_hand,
     )
 
 

@@ -470,3 +470,67 @@ def test_a_hold_is_readable_by_the_desk_and_by_nobody_who_reads_the_table(house:
         row = session.exec(select(HoldRow)).one()
     assert b"Acme" not in row.sealed
     assert re.search(r"\bada\b", repr(row)) is None
+
+
+# ── the decision, asked alone ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def asked(house: Any, *, at: datetime | None = None, **what: str) -> tuple[str, str]:
+    with house.transaction(write=False) as session:
+        found = explain(
+            session, house.tenant_id, house.desk, artifact=what.get("artifact"), entry=what.get("entry"),
+            trigger="retention", at=at or house.now,
+        )  # fmt: skip
+    return found["action"], found["rule"]
+
+
+def test_a_copy_of_something_held_is_explained_as_a_pass_would_decide_it(house: Any) -> None:
+    house.plain("note")
+    house.plain("long", retention={"keep": "P7Y", "from": "created", "then": "erase"})
+    root = house.note("root", "note")
+    middle = house.note("middle", "long", BOB, sources=[root])
+    leaf = house.note("leaf", "long", BOB, sources=[middle])
+    spec = {"name": "n", "matter": "m", "reason": "r", "selector": {"artifacts": [root]}}
+    placed = house.holds.place(house.acting("ann"), spec, house.now)
+    house.now += timedelta(days=100)
+    assert [asked(house, artifact=one)[0] for one in (root, middle, leaf)] == ["keep", "keep", "keep"]
+    house.sweep()
+    assert house.rows() == {"root", "middle", "leaf"}
+    house.holds.release(house.acting("bea"), placed["id"], preview=False, now=house.now)
+    assert [asked(house, artifact=one) for one in (root, middle, leaf)] == [
+        ("erase", "class_retention"), ("erase", "source_end"), ("erase", "source_end"),
+    ]  # fmt: skip
+    house.sweep()
+    assert house.rows() == set()
+
+
+def test_a_copy_stays_while_another_of_its_sources_is_held_past_its_date(house: Any) -> None:
+    """The held source counted as ended on its date, so that a copy with two sources went with the other one."""
+    house.plain("note")
+    house.plain("digest", retention={"keep": "P7Y", "from": "created", "then": "erase"},
+                derived={"default": "keep_if_other_sources"})  # fmt: skip
+    kept, gone = house.note("kept", "note"), house.note("gone", "note", BOB)
+    made = house.note("made", "digest", BOB, sources=[kept, gone])
+    spec = {"name": "n", "matter": "m", "reason": "r", "selector": {"artifacts": [kept]}}
+    placed = house.holds.place(house.acting("ann"), spec, house.now)
+    house.now += timedelta(days=100)
+    assert asked(house, artifact=made)[0] == "keep"
+    house.sweep()
+    assert house.rows() == {"kept", "made"}
+    house.holds.release(house.acting("bea"), placed["id"], preview=False, now=house.now)
+    assert asked(house, artifact=made) == ("erase", "source_end")
+    house.sweep()
+    assert house.rows() == set()
+
+
+def test_an_entry_is_explained_with_the_clock_of_its_key(house: Any) -> None:
+    house.plain("case", state="record",
+                retention={"keep": "P1M", "from": "event:case.closed", "latest": "P2Y", "then": "erase"})  # fmt: skip
+    said = house.say("one", "something", "case")
+    later = datetime(2040, 8, 2, tzinfo=UTC)
+    assert asked(house, entry=said, at=later) == ("keep", "class_retention")
+    house.event("case.closed", conversation="one")
+    assert asked(house, entry=said, at=datetime(2040, 7, 30, tzinfo=UTC)) == ("keep", "class_retention")
+    assert asked(house, entry=said, at=later) == ("erase", "class_retention")
+    house.now = later
+    assert house.sweep()["counts"]["removed"] == 1
