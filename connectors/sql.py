@@ -240,7 +240,8 @@ class SqlConnector(Connector):
                         pieces = [piece for name, value in values for piece in self._pieces(batch.table, name, value)]
                         candidates += [(items[numbers[number]].copy_id, piece) for piece in dict.fromkeys(pieces)]
                 probes = [probe for _, (probe, _) in candidates]
-                shared = now_open.rows.shared([batch for _, batch in batches], probes, limit)
+                held_by = [batch for _, batch in batches]
+                shared = now_open.rows.shared(held_by, probes, limit, owner=self._owner_field)
                 for position, (copy_id, (_, canaries)) in enumerate(candidates):
                     if position not in shared:
                         held[copy_id] += canaries

@@ -99,29 +99,36 @@ class Rows:
         )
         return [dict(zip(names, row, strict=True)) for row in rows]
 
-    def shared(self, batches: Sequence[Batch], candidates: Sequence[bytes], limit: Deadline) -> set[int]:
+    def shared(
+        self, batches: Sequence[Batch], candidates: Sequence[bytes], limit: Deadline, *, owner: str | None = None
+    ) -> set[int]:
         """Return which candidates other rows of the table hold as well, so that they tell nobody apart.
 
-        Reads the whole table once, in pages by key. Raises: Timeout.
+        A row without a value in the column `owner` is nobody's, so it excuses nothing: the same words there may well be
+        a copy that nobody registered. Reads the whole table once, in pages by key. Raises: Timeout.
         """
         table = batches[0].table
         if not candidates or not table.primary:
             return set()
         own = {values for batch in batches for _, values in self.select(batch, table.primary)}
         wanted = Needles(candidates)
-        return {number for number, _ in wanted.count_chunks(self._others(table, own, limit), limit)}
+        return {number for number, _ in wanted.count_chunks(self._others(table, own, limit, owner), limit)}
 
-    def _others(self, table: Table, own: set[Key], limit: Deadline) -> Iterator[bytes]:
+    def _others(self, table: Table, own: set[Key], limit: Deadline, owner: str | None) -> Iterator[bytes]:
         quote = self._catalog.quote
+        somebodys = ""
+        if owner is not None and owner in table.columns:
+            somebodys = f" AND t.{quote(owner)} IS NOT NULL AND CAST(t.{quote(owner)} AS TEXT) <> ''"
         keys = ", ".join(f"t.{quote(name)}" for name in table.primary)
         columns = ", ".join(f"CAST(t.{quote(name)} AS TEXT)" for name in table.columns)
         marks = self._database.marks(table, table.primary, self._connection)
         after: Key | None = None
         while True:
             self._database.arm(self._connection, limit)
-            later = f" WHERE ({keys}) > ({', '.join(marks)})" if after is not None else ""
+            later = f" WHERE ({keys}) > ({', '.join(marks)})" if after is not None else " WHERE 1 = 1"
             rows = self._connection.exec_driver_sql(
-                f"SELECT {keys}, {columns} FROM {table.quoted} AS t{later} ORDER BY {keys} LIMIT {_PAGE}", after or ()
+                f"SELECT {keys}, {columns} FROM {table.quoted} AS t{later}{somebodys} ORDER BY {keys} LIMIT {_PAGE}",
+                after or (),
             ).fetchall()
             width = len(table.primary)
             texts = [text for row in rows if tuple(row[:width]) not in own for text in row[width:] if text is not None]
