@@ -508,7 +508,6 @@ def _register_jobs(services: Services) -> None:
     jobs.add(Job(name="footprints", every=HOUR, run=ends, may=leads))
     store = for_each(lambda tenant_id, now: _store_certificates(services, tenant_id, now))
     jobs.add(Job(name="certificates", every=CERTIFICATES_EVERY, run=store, shared=False))
-    jobs.add(Job(name="footprints", every=timedelta(hours=1), run=ends, shared=False))
     jobs.add(Job(name="roots", every=DAY, run=services.keks.turn))
     jobs.add(Job(name="vault", every=VAULT_EVERY, run=lambda _now: services.vault.expire(), shared=False))
     # Before the requests: what a released hold gives free is free in its store when they come to it.
