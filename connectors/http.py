@@ -18,7 +18,7 @@ import base64
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -66,6 +66,7 @@ _PAUSE = 0.2
 _UNSEEN = "not found, and nobody saw it with these credentials: a wrong project or key looks the same"
 _CANNOT = "the vendor's own files, logs and backups cannot be looked at"
 _METHOD = "the vendor's API, by id"
+_ACCEPTED = (Outcome.ACCEPTED, Level.L0, "the vendor took the deletion; the item can still be read")
 
 
 def open_store(config: Mapping[str, Any], *, read_only: bool) -> HttpConnector:
@@ -239,9 +240,7 @@ class HttpConnector(Connector):
             if trouble is None and not limit.is_over():
                 try:
                     outcome, level, detail = self._erase_one(self._named(item), forms, limit)
-                except BadLocator as bad:
-                    detail = bad.detail
-                except Refused as refused:
+                except (BadLocator, Refused) as refused:
                     detail = refused.detail
                 except (StoreUnreachable, WrongCredentials, Timeout) as error:
                     if not receipts:
@@ -252,7 +251,7 @@ class HttpConnector(Connector):
             receipts.append(
                 Receipt(copy_id=item.copy_id, outcome=outcome, level=level, method=_METHOD, detail=detail, at=at)
             )
-        return receipts
+        return self._settled(items, receipts, limit)
 
     def _erase_one(self, named: _Named, forms: frozenset[str], limit: Deadline) -> tuple[Outcome, Level | None, str]:
         answer = self._vendor.read(named.thing, named.values, limit)
@@ -267,7 +266,7 @@ class HttpConnector(Connector):
         if self._owner_field is not None and (owner is None or owner not in forms):
             return Outcome.OWNER_MISMATCH, None, "the item names another owner, or none"
         if named.key in self._accepted:
-            return self._later(named, limit)
+            return _ACCEPTED
         self._vendor.treat(named.thing.before, named.values, limit)
         later = self._vendor.delete(named.thing, named.values, limit)
         self._vendor.treat(named.thing.after, named.values, limit)
@@ -276,23 +275,41 @@ class HttpConnector(Connector):
         if not later:
             return Outcome.FAILED, None, "the vendor said it was done, and the item can still be read"
         self._accepted[named.key] = named
-        return self._later(named, limit)
+        return _ACCEPTED
 
-    def _later(self, named: _Named, limit: Deadline) -> tuple[Outcome, Level | None, str]:
-        """Wait a little for a deletion that the vendor does later. Raises: Refused where its task failed."""
+    def _settled(self, items: Sequence[Item], receipts: list[Receipt], limit: Deadline) -> list[Receipt]:
+        """Wait a little, for all together, for what the vendor took and does later."""
+        waiting = {n: self._named(items[n]) for n, each in enumerate(receipts) if each.outcome is Outcome.ACCEPTED}
         patience = Deadline("patience", min(self._recipe.patience_seconds, limit.left()))
-        while True:
-            if self._is_gone(named, limit):
-                return Outcome.ERASED, Level.L1, "deleted later by the vendor, and read again"
+        while waiting:
+            for number, named in list(waiting.items()):
+                receipt = receipts[number]
+                try:
+                    if self._is_gone(named, limit):
+                        detail = "deleted later by the vendor, and read again"
+                        receipts[number] = replace(receipt, outcome=Outcome.ERASED, level=Level.L1, detail=detail)
+                        del waiting[number]
+                except Refused as refused:
+                    receipts[number] = replace(receipt, outcome=Outcome.FAILED, level=None, detail=refused.detail)
+                    del waiting[number]
+                except ConnectorError:
+                    return receipts  # what was taken stays taken; the next look tells
             if patience.is_over():
-                return Outcome.ACCEPTED, Level.L0, "the vendor took the deletion; the item can still be read"
+                break
             time.sleep(min(_PAUSE, patience.left()))
+        return receipts
 
     def _is_gone(self, named: _Named, limit: Deadline) -> bool:
-        self._vendor.check_task(named.thing, named.values, limit)
-        if self._vendor.read(named.thing, named.values, limit) is not None:
-            return False
-        self._vendor.treat(named.thing.after, named.values, limit)
+        """Tell whether a deletion that was taken has been done. Raises: Refused where the vendor's task failed."""
+        try:
+            self._vendor.check_task(named.thing, named.values, limit)
+            if self._vendor.read(named.thing, named.values, limit) is not None:
+                return False
+            self._vendor.treat(named.thing.after, named.values, limit)
+        except Refused:
+            # Nothing of ours is outstanding there any more; another erase asks anew.
+            self._accepted.pop(named.key, None)
+            raise
         self._accepted.pop(named.key, None)
         return True
 
@@ -300,13 +317,13 @@ class HttpConnector(Connector):
     def await_done(self, *, deadline: float) -> bool:
         limit = Deadline("await_done", deadline)
         while self._accepted:
-            try:
-                for named in list(self._accepted.values()):
+            for named in list(self._accepted.values()):
+                try:
                     self._is_gone(named, limit)
-            except Timeout:
-                return False
-            except Refused:
-                return False
+                except Refused:
+                    continue
+                except Timeout:
+                    return False
             if self._accepted:
                 if limit.left() <= _PAUSE:
                     return False
