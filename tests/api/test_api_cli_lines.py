@@ -75,7 +75,7 @@ def test_a_pin_that_is_no_key_is_exit_2_for_nothing_was_checked(
     [
         (["verify", "--dta", "x"], "No such option '--dta'. (Did you mean"),
         (["nope"], "No such command 'nope': muniment --help shows how"),
-        (["request", "erase"], "Missing option '--subject': muniment request --help shows how"),
+        (["request", "erase"], "Missing option '--subject': muniment request erase --help shows how"),
         (["report", "x", "-o", "c.json", "--version", "draft"], "is not one of 'interim', 'final'"),
         (
             ["token", "create", "--role", "writer"],

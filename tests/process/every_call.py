@@ -19,7 +19,7 @@ from ledger.entry import uuid7
 
 PURPOSE = {"X-Purpose": "dispute;case=7"}
 NEW = "2026-06-01T10:00:00Z"
-FILES = {
+FILES: dict[str, Any] = {
     "state": "file",
     "personal": True,
     "owner": "team-cv",
@@ -28,7 +28,7 @@ FILES = {
     "retention": {"keep": "P0D", "from": "event:done", "latest": "P1Y", "then": "erase"},
     "erasure": {"on_request": "erase", "required": "L1"},
 }
-MACHINE = {
+MACHINE: dict[str, Any] = {
     "phases": ["identify", "task", "confirm"],
     "transitions": [["identify", "task"], ["task", "confirm"]],
     "tools": {"identify": ["look_up_customer"], "task": ["look_up_order"], "confirm": ["refund"]},
@@ -346,7 +346,7 @@ def retain(story: Story) -> None:
                 "subjects": [f"user:{name}"], "scope": {"case": name}}  # fmt: skip
         [made] = story.call("writer", "POST", "/v1/artifacts", {"artifacts": [item]})["results"]
         assert made["status"] == "created", made
-    story.call("legal", "POST", "/v1/decide", {"artifact": made["id"], "trigger": "request"})
+        story.call("legal", "POST", "/v1/decide", {"artifact": made["id"], "trigger": "request"})
     held = {"name": "acme-2026", "matter": "Acme v. us", "reason": "letter of 4 May",
             "selector": {"subjects": ["user:c3"]}}  # fmt: skip
     hold = story.call("legal", "POST", "/v1/holds", held)

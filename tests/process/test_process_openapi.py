@@ -205,6 +205,7 @@ UNKNOWN = {
     "verification_id": "0" * 32,
     "task_id": "ctk_999",
 }
+FORBIDDEN = 403
 DESKS = ("legal", "auditor", "platform", "writer", "admin")
 
 
@@ -217,10 +218,8 @@ def test_what_a_path_names_and_nobody_knows_is_404_wherever_it_stands(told: tupl
             continue
         body = operation.get("requestBody", {}).get("content", {}).get(openapi.JSON, {}).get("example")
         place = path.format(**UNKNOWN)
-        for principal in DESKS:
-            answer = story.status(principal, method, place, body, **{"X-Purpose": "dispute;case=7"})
-            if answer.status_code != 403:
-                break
+        answers = (story.status(desk, method, place, body, **{"X-Purpose": "dispute;case=7"}) for desk in DESKS)
+        answer = next(one for one in answers if one.status_code != FORBIDDEN)
         asked += 1
         assert answer.status_code == 404, (name, answer.status_code, answer.text)
         assert answer.json()["detail"], name
