@@ -64,8 +64,9 @@ def test_of_one_entry_the_words_end_and_the_facts_stay(house: Any) -> None:
     house.sweep()
     with house.transaction(write=False) as session:
         row = entry_row(session, house.tenant_id, str(entry["id"]))
+        assert row is not None
         read = read_entries(session, house.services.vault, house.services.log, house.tenant_id, [row])[0]
     by_name = {part.name: part for part in read.parts}
     assert by_name["prompt"].data is None
     assert by_name["prompt"].state in ("expired", "erased")
-    assert json.loads(by_name["usage"].data) == {"tokens": 12}
+    assert json.loads(by_name["usage"].data or b"null") == {"tokens": 12}
