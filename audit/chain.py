@@ -140,7 +140,7 @@ def _decode(taken: Taken, findings: Findings) -> None:
 
 
 def _salvage(key: str, first: int, data: bytes, error: MalformedBatch, findings: Findings) -> Taken | None:
-    """Take of a damaged batch what can be: its entries without their envelope, or their number without them."""
+    """Take of a damaged batch what can be: its entries where the envelope is damaged, their number where they are."""
     raws: Sequence[bytes | None] = ()
     with suppress(MalformedBatch):
         raws = open_frame(data)
@@ -153,7 +153,8 @@ def _salvage(key: str, first: int, data: bytes, error: MalformedBatch, findings:
             return None
     else:
         detail = f"the headers of entries {first} to {first + count - 1} are damaged ({error.reason}); {RESTORE}"
-        raws = raws if len(raws) == count else [None] * count
+        # A frame with a changed byte may still open, to headers that nobody wrote: nothing is judged by them.
+        raws = [None] * count
     findings.add(Verdict.ALTERED, detail, object=key, index=first)
     taken = Taken(key=key, first=first, digest=batch_digest(data), envelope=None, raws=raws)
     _decode(taken, findings)
