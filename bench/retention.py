@@ -1,0 +1,173 @@
+"""What retention costs: a decision, finding what is due, and a sweep beside an erasure of the same items.
+
+Measured, on SQLite and with `--postgres` on PostgreSQL (service and store):
+  decisions      `decide` on items past their date, with a hold, a restriction and a request in force, one core's own time;
+  due            one batch of what is due with all that decisions read, and its index look-up alone, in registries of
+                 two sizes, of which a batch is due: flat is what the size does not show in;
+  sweep          a pass that ends N rows of a store, and an erasure of N rows of a person, from plan to proof.
+Run: `python -m bench.retention [--rows 2000] [--sizes 50000,500000] [--postgres]`
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlmodel import Session, col
+
+from bench.erasure import Bench, Times, _database
+from erasure.sweep_copies import Sweeps
+from infra.services import postgres
+from ledger.models import Instant
+from registry.duration import Duration
+from registry.ids import new_id
+from registry.models import Artifact
+from retention.decide import Claim, Hold, Item, Restriction, Rules, decide
+from retention.due import BATCH, due, schedules_in_force
+from retention.events import ENDED
+from retention.sweep import Brakes
+
+NOW = datetime(2026, 6, 1, tzinfo=UTC)
+AHEAD = timedelta(days=400)
+FREE = Brakes(share=1.0, jump=timedelta(days=10_000))
+
+
+def decisions(count: int = 300_000) -> float:
+    """Decisions a second."""
+    rules = Rules(name="note", keep=Duration.parse("P90D"), starts="created")
+    items = [
+        Item(
+            item_id=number,
+            data_class="note",
+            created=NOW - timedelta(days=number % 180),
+            subjects=frozenset({number % 1000}),
+            own_subjects=frozenset({number % 1000}),
+        )
+        for number in range(10_000)
+    ]
+    holds = [Hold("h", frozenset({1_000_001}))]
+    restrictions = [Restriction("r", 1_000_002, NOW)]
+    claims = [Claim("q", "access", frozenset({1_000_003}), NOW, NOW)]
+    best = 0.0
+    for _ in range(5):
+        started = time.process_time()
+        for item in itertools.islice(itertools.cycle(items), count):
+            decide(item, rules, holds, restrictions, claims, NOW)
+        best = max(best, count / (time.process_time() - started))
+    return best
+
+
+def find_due(bench: Bench, live: int) -> tuple[float, float]:
+    """Seconds for a batch of what is due among `live` items, and for the look-up of its rows alone."""
+    now, tenant_id = bench.services.clock.now(), bench.tenant.tenant_id
+    with bench.services.database.transaction(tenant_id) as session:
+        session.connection().execute(sa.delete(Artifact).where(col(Artifact.tenant_id) == tenant_id))
+    for start in range(0, live, 20_000):
+        with bench.services.database.transaction(tenant_id) as session:
+            session.connection().execute(
+                sa.insert(Artifact),
+                [_row(tenant_id, number, now) for number in range(start, min(live, start + 20_000))],
+            )
+    with bench.services.database.transaction(tenant_id) as session:
+        session.connection().execute(sa.text("ANALYZE"))
+    whole = look = 60.0
+    for _ in range(5):
+        with bench.services.database.transaction(tenant_id, write=False) as session:
+            schedules = schedules_in_force(session, tenant_id)
+            started = time.perf_counter()
+            _look_up(session, tenant_id, now)
+            look = min(look, time.perf_counter() - started)
+        with bench.services.database.transaction(tenant_id, write=False) as session:
+            started = time.perf_counter()
+            found = due(session, tenant_id, schedules, before=now)
+            whole = min(whole, time.perf_counter() - started)
+        if len(found.candidates) != BATCH:
+            message = f"{len(found.candidates)} items are due, expected {BATCH}"
+            raise RuntimeError(message)
+    return whole, look
+
+
+def _row(tenant_id: int, number: int, now: datetime) -> dict[str, object]:
+    return {
+        "tenant_id": tenant_id, "id": new_id(now), "data_class": "memory", "class_version": 1, "store": "app",
+        "locator_hash": number.to_bytes(8, "big"), "created_at": now - timedelta(days=366),
+        "ends_at": now + (timedelta(days=1) if number >= BATCH else -timedelta(days=1)), "registered_by": "t",
+        "status": "live", "set_id": 0, "own_set_id": 0, "holder_no": 0,
+    }  # fmt: skip
+
+
+def _look_up(session: Session, tenant_id: int, now: datetime) -> int:
+    """The query by which a batch is found, without what decisions read."""
+    query = (
+        sa.select(col(Artifact.id), col(Artifact.ends_at))
+        .where(
+            col(Artifact.tenant_id) == tenant_id,
+            col(Artifact.ends_at) <= sa.literal(now, Instant()),
+            col(Artifact.status).not_in(ENDED),
+        )
+        .order_by(col(Artifact.ends_at), col(Artifact.id))
+        .limit(BATCH)
+    )
+    return len(session.execute(query).all())
+
+
+def sweep(bench: Bench, count: int) -> tuple[float, float]:
+    """Items a second that a pass ends, and those that an erasure of one person does."""
+    bench.fill(count, "s", register=True)
+    bench.services.clock.move(AHEAD)
+    now = bench.services.clock.now()
+    sweeps = Sweeps(bench.services.erasure, brakes=FREE)
+    started = time.perf_counter()
+    run = sweeps.start(bench.acting("ann"), now)
+    sweeps.run_due(bench.tenant.tenant_id, now)
+    swept = time.perf_counter() - started
+    found = sweeps.get(bench.acting("ann"), run["id"])
+    if found["counts"].get("removed") != count:
+        message = f"the pass is {found['state']}: {found['counts']}, {found['brake']}"
+        raise RuntimeError(message)
+    bench.fill(count, "e", register=True)
+    times = Times()
+    bench.erase(times, memory=False)
+    return count / swept, count / (times.plan + times.whole)
+
+
+def measure(make_url: Callable[[], str] | None, rows: int, sizes: list[int]) -> None:
+    """Print what one database shows."""
+    with tempfile.TemporaryDirectory(prefix="muniment-bench-") as name:
+        bench = Bench(Path(name), make_url)
+        swept, erased = sweep(bench, rows)
+        print(f"sweep {swept:.0f} items/s, erasure {erased:.0f} items/s: {swept / erased:.2f} x ({rows} rows)")
+        for size in sizes:
+            whole, look = find_due(bench, size)
+            print(
+                f"due: a batch of {BATCH} in {size} artifacts {1e3 * whole:.0f} ms with all that decisions read, "
+                f"its look-up {1e3 * look:.0f} ms"
+            )
+        bench.services.close()
+
+
+def main() -> None:
+    """Print every figure."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rows", type=int, default=2_000)
+    parser.add_argument("--sizes", default="50000,500000")
+    parser.add_argument("--postgres", action="store_true")
+    given = parser.parse_args()
+    sizes = [int(size) for size in given.sizes.split(",")]
+    print(f"decide: {decisions():,.0f} decisions/s on one core")
+    if given.postgres:
+        with tempfile.TemporaryDirectory(prefix="muniment-bench-") as name, postgres.running(Path(name)) as url:
+            measure(partial(_database, url, itertools.count()), given.rows, sizes)
+    else:
+        measure(None, given.rows, sizes)
+
+
+if __name__ == "__main__":
+    main()
