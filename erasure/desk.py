@@ -321,6 +321,8 @@ class Desk:
                 check_second_person("erase what is also about others", self._facts(row, acting, now))
             copy.state, copy.level, copy.verified_at = allowed[outcome], None, None
             copy.method, copy.detail = "by hand", f"settled by {acting.principal}"
+            if copy.state == CopyState.PENDING and row.right == Right.ERASURE and copy.collateral:
+                copy.action = "erase"  # what others lose by it was seen; more of it would be asked about again
             session.add(copy)
             self._note(session, row, acting, now, name=f"copy/{copy_no}", text=comment)
             detail = {"copy": copy_no, "state": copy.state}

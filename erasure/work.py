@@ -131,9 +131,7 @@ def sort_out(session: Session, copies: Sequence[CopyRow], lines: Mapping[str, Pl
 
 def is_unseen(copy: CopyRow, line: PlanCopy) -> bool:
     """Whether erasing the copy would take from others what nobody approved: the plan kept it, or it grew since."""
-    if line.action not in DESTRUCTIVE or copy.method == BY_HAND:
-        return False
-    return exceeds(line.collateral, was_shown(copy.action, copy.collateral))
+    return line.action in DESTRUCTIVE and exceeds(line.collateral, was_shown(copy.action, copy.collateral))
 
 
 def ask_human(session: Session, copy: CopyRow, line: PlanCopy) -> None:

@@ -26,8 +26,19 @@ tenant_option = click.option("--tenant", default=None, help="The tenant; must be
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 
 
+_UNSEEN = dict.fromkeys((0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF))
+"""Soft hyphen, zero-width characters and byte order mark, which pages put between others for their line breaks."""
+
+
 class CannotRun(Exception):
     """The command cannot do its work here; the message says what to do."""
+
+
+def copied_key(_context: click.Context, _option: click.Parameter, given: str | tuple[str, ...] | None) -> Any:
+    """A public key as it is written, from one that was copied off a page: no spaces, line breaks, unseen characters."""
+    if isinstance(given, tuple):
+        return tuple(copied_key(_context, _option, one) for one in given)
+    return None if given is None else "".join(given.translate(_UNSEEN).split())
 
 
 def local(command: Command) -> Command:

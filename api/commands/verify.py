@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from api.commands.options import CannotRun, local
+from api.commands.options import CannotRun, copied_key, local
 
 
 @click.command("verify")
@@ -19,12 +19,13 @@ from api.commands.options import CannotRun, local
     "--sample", type=click.IntRange(min=1), default=None, help="Look into the content of so many entries only."
 )
 @click.option("--stream", default=None, help="Look into the content of one stream only.")
-@click.option("--key", default=None, help="The log's public key (C2SP vkey) that you pinned.")
+@click.option("--key", default=None, callback=copied_key, help="The log's public key (C2SP vkey) that you pinned.")
 @click.option("--since", type=click.Path(path_type=Path), default=None, help="A checkpoint that you kept earlier.")
 @click.option(
     "--witness",
     "witnesses",
     multiple=True,
+    callback=copied_key,
     help="A witness's public key (C2SP vkey) that you pinned; those of ANCHORS count without.",
 )
 @click.option("--prove", "prove_it", is_flag=True, help="Corrupt a copy in every known way and show what was noticed.")

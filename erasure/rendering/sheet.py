@@ -93,7 +93,7 @@ def _tiles(certificate: Mapping[str, Any]) -> list[dict[str, str]]:
     states = Counter(copy["state"] for copy in certificate["copies"])
     return [
         {"number": str(sum(states[state] for state in GONE - {ABSENT})), "label": "gone and verified"},
-        {"number": str(states[ABSENT]), "label": words.STATES[ABSENT]},
+        {"number": str(states[ABSENT]), "label": "not there any more"},
         {"number": str(states["retained"]), "label": "kept, with ground"},
         {"number": str(sum(states[state] for state in BROKEN)), "label": "not erased"},
         {"number": str(len(certificate["not_covered"])), "label": "stores not covered"},

@@ -114,6 +114,22 @@ def test_a_joint_copy_that_a_human_keeps_after_its_hold_stays(world: World) -> N
     assert (world.files / "both.txt").exists()
 
 
+def test_a_second_persons_word_holds_for_what_they_saw_and_is_asked_again_for_more(world: World) -> None:
+    joint = world.file("both.txt", "ada and bob", subjects=(ADA, BOB))
+    stop = hold(world, joint)
+    request = world.erase()
+    release(world, stop)
+    world.work()
+    (copy,) = world.reader.copies(world.acting(), request, state="awaiting_human")
+    world.desk.settle_copy(world.acting("carol"), request, copy["copy"], outcome="erase", comment="seen", now=world.now)
+    place = {"data_class": "summary", "store": "cvs", "locator": {"path": "both.txt"}}
+    world.register({**place, "subjects": [ADA, BOB, "user:eve"]})
+    world.work()
+    (copy,) = world.reader.copies(world.acting(), request, state="awaiting_human")
+    assert copy["collateral"] == {"subjects": 2}
+    assert (world.files / "both.txt").exists()
+
+
 def test_what_becomes_joint_between_plan_and_approval_goes_back_to_the_desk(world: World) -> None:
     world.file("ada.txt", "ada alone")
     request = world.ask()
