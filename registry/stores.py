@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from connectors.http_recipe import shipped
 from registry.acting import Acting
 from registry.errors import StoreInUse, UnknownStore
 from registry.models import Artifact, StoreRow
@@ -255,6 +256,9 @@ def _check_kind(kind: str, values: Mapping[str, Any], reader: Reader) -> None:
     for (of_kind, name), choices in _CHOICES.items():
         if kind == of_kind and name in values and values[name] not in choices:
             reader.add(name, f"expected one of {', '.join(choices)}")
+    recipe = values.get("recipe")
+    if recipe is not None and not str(recipe).startswith(("env:", "file:")) and recipe not in shipped():
+        reader.add("recipe", f"expected one of {', '.join(shipped())}, or file:… with one of your own")
 
 
 def _newest(session: Session, tenant_id: int, name: str) -> StoreRow | None:

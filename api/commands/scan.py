@@ -56,6 +56,7 @@ class _Registered:
     problems: Counter[str] = field(default_factory=Counter)
     nobody: int = 0
     skipped: list[str] = field(default_factory=list)
+    noted: list[str] = field(default_factory=list)
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -64,6 +65,7 @@ class _Registered:
             "problems": dict(self.problems),
             "not_registered_names_nobody": self.nobody,
             "skipped": self.skipped,
+            "noted": self.noted,
         }
 
     def lines(self) -> list[str]:
@@ -74,7 +76,7 @@ class _Registered:
         found += [f"  {count:,} rejected: {reason}" for reason, count in self.problems.most_common()]
         if self.nobody:
             found.append(f"{self.nobody:,} items name nobody and were not registered")
-        return found + [f"not registered: {line}" for line in self.skipped]
+        return found + [f"not registered: {line}" for line in (*self.skipped, *self.noted)]
 
 
 @click.command("scan")
@@ -176,6 +178,9 @@ def _register(clients: tuple[Client, Client], found: Scan, wish: _Wish, again: C
 
 def _can(place: Place, wish: _Wish, done: _Registered) -> bool:
     reach = reach_of(place)
+    if not place.registrable:
+        done.noted.append(f"{place.label}: {place.what} names no items of its own")
+        return False
     if reach.level is None:
         done.skipped.append(f"{place.label}: {reach.because}")
     elif not (wish.data_class or place.data_class):

@@ -99,13 +99,16 @@ def check_store(name: Name, acting: Platform, parts: Parts) -> CheckView:
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         row = stores.get_store(session, acting.tenant_id, name)
     started = time.monotonic()
+    asked = False
     try:
         with parts.connect(row) as connector:
+            asked = True
             report = connector.check(now=parts.clock.now(), deadline=CHECK_SECONDS)
     except ConnectorError as error:
         took = (time.monotonic() - started) * 1000
         return CheckView(
-            reachable=not isinstance(error, StoreUnreachable | Timeout | WrongCredentials),
+            # A kind that is not built, a driver that is missing and a bad configuration are found before anything is.
+            reachable=asked and not isinstance(error, StoreUnreachable | Timeout | WrongCredentials),
             can_erase=False,
             level_reached=None,
             owner_check="not_configured",

@@ -29,9 +29,16 @@ def is_mem0(db: Database) -> bool:
 
 def scan_mem0(db: Database, look: Look, label: str, config: Mapping[str, Any]) -> Place:
     """Return what history and messages hold."""
+    folder = str(config.get("url", "")).removeprefix("sqlite:///").rpartition("/")[0]
     place = Place(
-        what="mem0-history", label=label, kind="mem0", config=config, data_class="memory", ages=look.ages()
-    )  # fmt: skip
+        what="mem0-history",
+        label=label,
+        kind="mem0",
+        config={"path": folder},
+        data_class="memory",
+        ages=look.ages(),
+        registrable=False,
+    )
     asked = [0, 0]
     for name, scan in (("history", _history), ("messages", _messages)):
         place.parts[name] = 0

@@ -30,7 +30,7 @@ def is_phoenix(db: Database) -> bool:
 
 def scan_phoenix(db: Database, look: Look, label: str, config: Mapping[str, Any]) -> Place:
     """Return what traces and their copies hold."""
-    place = Place(what="phoenix", label=label, kind="sql", config=config, ages=look.ages())
+    place = Place(what="phoenix", label=label, kind="sql", config=config, ages=look.ages(), registrable=False)
     mentions = 0
     for name in TABLES:
         if name in db.tables:

@@ -19,6 +19,11 @@ from connectors.serialized import Made
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+OWN_FILES = frozenset({"meta.json", ".lock"})
+HISTORY = "history.db"
+"""mem0's own database, beside its folder of vectors or above it."""
+MEM0 = "mem0"
+_ENTITIES = "_entities"
 _MEM0 = frozenset({"data", "hash", "user_id"})
 
 
@@ -85,6 +90,10 @@ def _note(look: Look, place: Place, collection: str, point: Mapping[str, Any], d
         place.dry_run = DryRun(items=before.items + theirs, mentions=before.mentions + held)
     if look.sink is not None and isinstance(point["id"], str | int):
         locator = {"collection": collection, "id": point["id"]}
+        if place.kind == MEM0:
+            if collection.endswith(_ENTITIES):
+                return
+            locator = {"memory_id": str(point["id"])}
         look.sink(place, Found(locator=locator, owners=(owner,) if owner else (), at=at))
 
 

@@ -173,6 +173,8 @@ class Place:
     ages: Ages
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     data_class: str | None = None
+    registrable: bool = True
+    """Whether its items are handed out one by one; those of some places go with another place's."""
     rows: int = 0
     bytes: int = 0
     people: Names = field(default_factory=Names)

@@ -185,8 +185,8 @@ def _walk(root: Path, seen: _Seen, look: Look) -> None:
                 continue
         if qdrant.is_qdrant(folder):
             seen.qdrants.append(folder)
-            folders.clear()
-            continue
+            folders.remove("collection")
+            names[:] = [each for each in names if each not in qdrant.OWN_FILES]
         tables = [folder / each for each in folders if lance.is_table(folder / each)]
         if lance.is_table(folder):
             tables, folders[:] = [folder], []
@@ -218,8 +218,10 @@ def _sort(path: Path, seen: _Seen) -> None:
 
 
 def _qdrant(folder: Path, look: Look, label: str) -> Place:
+    home = next((each for each in (folder, folder.parent) if is_sqlite(each / qdrant.HISTORY)), None)
     place = Place(
-        what="qdrant-local", label=label, kind="qdrant", config={"path": str(folder.resolve())},
+        what="qdrant-local" if home is None else "mem0-qdrant", label=label,
+        kind="qdrant" if home is None else "mem0", config={"path": str((home or folder).resolve())},
         data_class="memory", ages=look.ages(),
     )  # fmt: skip
     known = qdrant.collections_of(folder)

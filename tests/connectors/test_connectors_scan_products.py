@@ -252,6 +252,21 @@ def test_mem0s_history_and_messages_keep_what_delete_all_removed(tmp_path: Path)
     assert named.mentions == 3
 
 
+def test_mem0s_vectors_and_history_beside_them_are_one_store_of_kind_mem0(qdrant: Path, tmp_path: Path) -> None:
+    shutil.copytree(qdrant, tmp_path / "home" / "qdrant")
+    mem0(tmp_path / "home" / "history.db")
+    handed: list[Any] = []
+    found = look(tmp_path, sink=lambda place, item: handed.append((place.what, item.locator)))
+    place = only(found, "mem0-qdrant")
+    assert (place.kind, place.config) == ("mem0", {"path": str(tmp_path / "home")})
+    assert only(found, "mem0-history").config == place.config
+    assert ("mem0-qdrant", {"memory_id": "1"}) in handed
+    assert {what for what, _ in handed} == {"mem0-qdrant"}
+    shutil.copytree(qdrant, tmp_path / "same")
+    mem0(tmp_path / "same" / "history.db")
+    assert sorted(place.what for place in look(tmp_path / "same").places) == ["mem0-history", "mem0-qdrant"]
+
+
 def phoenix(path: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         db.executescript(
