@@ -191,3 +191,14 @@ def test_a_misspelt_query_parameter_is_refused_by_name(office: Office, method: s
     assert refused.value.status == 422
     name = path.partition("?")[2].partition("=")[0]
     assert name in str(refused.value.errors)
+
+
+def test_a_log_key_copied_off_a_page_checks_the_record(office: Office) -> None:
+    office.note("n1", ADA)
+    office.json("legal", "request", "erase", "--subject", ADA)
+    key = f" {office.desk.log_key[:50]}\n{office.desk.log_key[50:]}\u200b"
+    office.capsys.readouterr()
+    data = str(office.desk.running.settings.data)
+    code = run(["verify", "--data", data, "--tenant", office.desk.tenant, "--key", key, "--json"])
+    told = json.loads(office.capsys.readouterr().out)
+    assert (code, told["verdict"]) == (0, "sound"), told
