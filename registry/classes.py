@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -155,7 +156,13 @@ def _newest(session: Session, tenant_id: int, name: str) -> DataClassRow | None:
 
 
 def _from_row(row: DataClassRow) -> DataClass:
-    return parse_class(row.name, row.spec, version=row.version)
+    return _parsed(row.name, json.dumps(row.spec), row.version)
+
+
+@lru_cache(maxsize=512)
+def _parsed(name: str, spec: str, version: int) -> DataClass:
+    """A declaration is read once, not once a batch; what it says is the key, so that no other can take its place."""
+    return parse_class(name, json.loads(spec), version=version)
 
 
 def _canonical(spec: Mapping[str, Any]) -> str:

@@ -34,6 +34,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ACTIVITY = ("kind", "run", "model", "prompt_version", "retrieval_version")
 _VERSIONS = ("workflow", "tools", "policy", "prompt", "schema")
 _SHORT = 512
+_TOLD = frozenset({"scope", "activity", "versions", "source_ref", "purposes", "after_action"})
+"""Members that are sealed with the place."""
 MAX_SOURCES = 10_000
 MAX_SUBJECTS = 1_000
 """How many people may stand behind an item, unless its class is declared an aggregate. Source: DESIGN §5."""
@@ -111,24 +113,27 @@ def parse_item(raw: object, context: Context) -> Item:
         place = canonical_locator(locator)
     except MalformedLocator as error:
         raise ItemRejected(error.problem, error.detail, "/locator") from error
+    # An absent member costs a look-up here, not a read: most items have few, and batches have thousands of items.
+    said = reader.fields.keys()
     subjects = _subjects(reader, data_class)
-    sources = read_sources(reader, context)
-    activity, activity_details, anonymisation = _activity(reader)
-    scope = _scope(reader)
-    after_action = reader.text("after_action", limit=_SHORT) or None
-    details = {
-        "locator": locator,
-        "scope": scope,
-        "activity": activity_details,
-        "anonymisation": anonymisation,
-        "versions": _texts(reader.inner("versions"), _VERSIONS),
-        "source_ref": reader.text("source_ref", limit=_SHORT) or None,
-        "purposes": list(reader.codes("purposes")),
-        "after_action": after_action,
-    }
-    value_digest = _value(reader, data_class)
+    sources = read_sources(reader, context) if "sources" in said else ()
+    activity, activity_details, anonymisation = _activity(reader) if "activity" in said else (None, {}, {})
+    scope = _scope(reader) if "scope" in said else {}
+    after_action = reader.text("after_action", limit=_SHORT) or None if "after_action" in said else None
+    details: dict[str, Any] = {"locator": locator}
+    if _TOLD & said:
+        details |= {
+            "scope": scope,
+            "activity": activity_details,
+            "anonymisation": anonymisation,
+            "versions": _texts(reader.inner("versions"), _VERSIONS),
+            "source_ref": reader.text("source_ref", limit=_SHORT) or None,
+            "purposes": list(reader.codes("purposes")),
+            "after_action": after_action,
+        }
+    value_digest = _value(reader, data_class) if "value" in said or data_class.schema is not None else None
     item = Item(
-        given_id=reader.code("id", pattern=GIVEN_ID),
+        given_id=reader.code("id", pattern=GIVEN_ID) if "id" in said else None,
         data_class=data_class,
         store=store.name,
         locator_hash=context.lookups.locator(store.name, place),
@@ -138,12 +143,12 @@ def parse_item(raw: object, context: Context) -> Item:
         scope=scope,
         activity=activity,
         run=activity_details.get("run"),
-        source_type=reader.code("source_type", pattern=_CODE),
-        verification=reader.code("verification", pattern=_CODE),
-        confidence=reader.share("confidence"),
-        digest=_digest(reader, context.lookups, value_digest),
-        observed_at=reader.instant("observed_at"),
-        expires_at=reader.instant("expires_at"),
+        source_type=reader.code("source_type", pattern=_CODE) if "source_type" in said else None,
+        verification=reader.code("verification", pattern=_CODE) if "verification" in said else None,
+        confidence=reader.share("confidence") if "confidence" in said else None,
+        digest=_digest(reader, context.lookups, value_digest) if "digest" in said or value_digest else None,
+        observed_at=reader.instant("observed_at") if "observed_at" in said else None,
+        expires_at=reader.instant("expires_at") if "expires_at" in said else None,
         anonymised=bool(anonymisation),
         after_action=None if after_action is None else context.lookups.of("action", after_action),
     )

@@ -1,8 +1,9 @@
 """Keyed look-ups and small seals: the one place where the registry meets the vault.
 
 Guarantees: every look-up is HMAC-SHA-256 under the tenant's look-up key with its own label, so that equal texts of two
-kinds or two tenants share nothing; readable values are sealed under a person's identity key, or under the tenant's own
-(subject 0) where there is nobody or the person is fenced. Does not decide who may read.
+kinds or two tenants share nothing; of places the first 128 bits stand. Readable values are sealed under a person's
+identity key, or under the tenant's own (subject 0) where there is nobody or the person is fenced. Does not decide who
+may read.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _LOCK_RANGE = 2**31
 
 _Value = TypeVar("_Value")
 _CHUNK = 500
+_PLACE_BYTES = 16
+"""Of the look-up of a place, which stands in the row and in an index of everything that is registered."""
 
 
 def chunks(values: Sequence[_Value]) -> Iterator[Sequence[_Value]]:
@@ -77,8 +80,8 @@ class Lookups:
         return self.of("subject", identifier_type, value)
 
     def locator(self, store: str, canonical: bytes) -> bytes:
-        """The natural key of an artifact."""
-        return self.of("locator", store, canonical)
+        """The natural key of an artifact: 128 bits, which nobody without the key can make two places share."""
+        return self.of("locator", store, canonical)[:_PLACE_BYTES]
 
     def scope(self, name: str, value: str) -> bytes:
         """The look-up of one `name=value` of a scope; the key of a named event is looked up alike."""

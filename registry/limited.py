@@ -40,7 +40,8 @@ class Limit:
 def of_people(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> dict[int, list[Limit]]:
     """The limited fences of each of these people; most have none."""
     found: dict[int, list[Limit]] = {}
-    for chunk in chunks(sorted(set(subject_nos))):
+    anybody = session.exec(select(LimitedFence.subject_no).where(LimitedFence.tenant_id == tenant_id).limit(1)).first()
+    for chunk in chunks(sorted(set(subject_nos))) if anybody is not None else ():
         rows = session.exec(
             select(LimitedFence).where(LimitedFence.tenant_id == tenant_id, col(LimitedFence.subject_no).in_(chunk))
         )

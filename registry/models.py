@@ -18,6 +18,8 @@ from ledger.models import Instant
 _big = sa.BigInteger
 _bytes = sa.LargeBinary
 _json = sa.JSON
+_KEYED = {"sqlite_with_rowid": False}
+"""For small rows that are little but their key: SQLite keeps them once, in the key's own tree."""
 
 
 class Tenant(SQLModel, table=True):
@@ -148,7 +150,7 @@ class SubjectSetMember(SQLModel, table=True):
     set_id: int = Field(primary_key=True, sa_type=_big)
     # The whole row, here and below: without statistics SQLite takes a key that covers a query over an index that
     # narrows it, and reads the tenant (tests/registry/test_registry_plans.py).
-    __table_args__ = (sa.Index("ix_set_member_set", "tenant_id", "set_id", "subject_no"),)
+    __table_args__ = (sa.Index("ix_set_member_set", "tenant_id", "set_id", "subject_no"), _KEYED)
 
 
 class Artifact(SQLModel, table=True):
@@ -161,30 +163,31 @@ class Artifact(SQLModel, table=True):
     """
 
     __tablename__ = "artifact"
+    # Wide columns first, then texts: PostgreSQL pads what stands between narrow ones.
     tenant_id: int = Field(primary_key=True, sa_type=_big)
     id: int = Field(primary_key=True, sa_type=_big)
-    given_id: str | None = Field(default=None, max_length=64)
-    data_class: str = Field(max_length=64)
-    class_version: int
-    store: str = Field(max_length=64)
-    locator_hash: bytes = Field(sa_type=_bytes)
-    sealed: bytes | None = Field(default=None, sa_type=_bytes)
     holder_no: int = Field(default=0, sa_type=_big)
     set_id: int = Field(default=0, sa_type=_big)
     own_set_id: int = Field(default=0, sa_type=_big)
-    status: str = Field(default="live", max_length=16)
-    anonymised: bool = False
-    activity: dict[str, Any] | None = Field(default=None, sa_type=_json)
-    source_type: str | None = Field(default=None, max_length=64)
-    verification: str | None = Field(default=None, max_length=64)
-    confidence: float | None = None
-    digest: bytes | None = Field(default=None, sa_type=_bytes)
     created_at: datetime = Field(sa_type=Instant)
     observed_at: datetime | None = Field(default=None, sa_type=Instant)
     last_activity_at: datetime | None = Field(default=None, sa_type=Instant)
     confirmed_at: datetime | None = Field(default=None, sa_type=Instant)
     expires_at: datetime | None = Field(default=None, sa_type=Instant)
     ends_at: datetime | None = Field(default=None, sa_type=Instant)
+    confidence: float | None = None
+    class_version: int
+    anonymised: bool = False
+    given_id: str | None = Field(default=None, max_length=64)
+    data_class: str = Field(max_length=64)
+    store: str = Field(max_length=64)
+    locator_hash: bytes = Field(sa_type=_bytes)
+    sealed: bytes | None = Field(default=None, sa_type=_bytes)
+    status: str = Field(default="live", max_length=16)
+    activity: dict[str, Any] | None = Field(default=None, sa_type=_json)
+    source_type: str | None = Field(default=None, max_length=64)
+    verification: str | None = Field(default=None, max_length=64)
+    digest: bytes | None = Field(default=None, sa_type=_bytes)
     registered_by: str = Field(max_length=32)
     request_id: str | None = Field(default=None, max_length=40)
     __table_args__ = (
@@ -217,7 +220,7 @@ class Derivation(SQLModel, table=True):
     child: int = Field(primary_key=True, sa_type=_big)
     parent_kind: str = Field(primary_key=True, max_length=1)
     parent: int = Field(primary_key=True, sa_type=_big)
-    __table_args__ = (sa.Index("ix_derivation_parent", "tenant_id", "parent_kind", "parent", "child"),)
+    __table_args__ = (sa.Index("ix_derivation_parent", "tenant_id", "parent_kind", "parent", "child"), _KEYED)
 
 
 class ClaimedSource(SQLModel, table=True):
@@ -240,7 +243,7 @@ class ScopeKey(SQLModel, table=True):
     lookup: bytes = Field(primary_key=True, sa_type=_bytes)
     kind: str = Field(primary_key=True, max_length=1)
     item: int = Field(primary_key=True, sa_type=_big)
-    __table_args__ = (sa.Index("ix_scope_item", "tenant_id", "kind", "item", "lookup"),)
+    __table_args__ = (sa.Index("ix_scope_item", "tenant_id", "kind", "item", "lookup"), _KEYED)
 
 
 class RestrictionRow(SQLModel, table=True):

@@ -13,10 +13,12 @@ SQL is batched. The caller commits.
 
 from __future__ import annotations
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -24,8 +26,8 @@ from sqlmodel import Session, col
 
 from ledger.actions import ActionState
 from ledger.entry import format_instant
-from ledger.models import ActionRow, EntryRow
-from registry import classes, limited, memory_log, stores, working
+from ledger.models import ActionRow
+from registry import bulk, classes, limited, memory_log, stores, working
 from registry.acting import Acting
 from registry.claims import Edge, note_claims, open_review, settle_claims
 from registry.declaration import DataClass
@@ -58,7 +60,7 @@ from registry.item import (
 from registry.keyed import NOBODY, Lookups, Seals, chunks, hold_writer
 from registry.lineage import propagate
 from registry.memories import may_overwrite
-from registry.models import Artifact, Derivation, ScopeKey, Tombstone
+from registry.models import Artifact, Derivation, ScopeKey
 from registry.sets import Members, intern_sets, members
 from registry.subjects import Fence, fenced, resolve
 from vault.vault import Vault
@@ -79,6 +81,20 @@ class Dates:
     last_activity: datetime | None = None
     expires: datetime | None = None
 
+
+_READ = (
+    "id", "given_id", "data_class", "set_id", "own_set_id", "status", "registered_by", "expires_at", "created_at",
+    "observed_at", "last_activity_at", "request_id", "anonymised", "digest", "source_type", "verification", "store",
+    "locator_hash",
+)  # fmt: skip
+_KNOWN = f"SELECT {', '.join(_READ)} FROM artifact WHERE tenant_id = ? AND"  # noqa: S608 - names of ours
+_TOMBS = "SELECT locator_hash, request_id FROM tombstone WHERE tenant_id = ? AND store = ? AND locator_hash"
+_ENTRIES = "SELECT entry_id, idx, set_id, kind FROM entry WHERE tenant_id = ? AND entry_id"
+_COLUMNS = (
+    "tenant_id", "id", "given_id", "data_class", "class_version", "store", "locator_hash", "sealed", "holder_no",
+    "set_id", "own_set_id", "status", "request_id", "anonymised", "activity", "source_type", "verification",
+    "confidence", "digest", "created_at", "observed_at", "expires_at", "ends_at", "registered_by",
+)  # fmt: skip
 
 EndsAt = Callable[[DataClass, Dates], datetime | None]
 
@@ -172,6 +188,7 @@ class _Registration:
         self.acting = acting
         self.tenant_id = acting.tenant_id
         self.now = now
+        self.created = bulk.instant(now)
         self.ends_at = ends_at
         self.lookups = Lookups(vault, acting.tenant_id)
         self.lines: list[_Line] = []
@@ -195,6 +212,10 @@ class _Registration:
         """Ends by class of items that bring no date of their own: the same for all of a batch."""
 
     def run(self, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        with bulk.without_collector():
+            return self._run(items)
+
+    def _run(self, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         hold_writer(self.session, self.tenant_id)
         self._parse(items)
         self._load()
@@ -264,48 +285,36 @@ class _Registration:
     def load_known(self, places: Mapping[str, Iterable[bytes]], names: Iterable[str]) -> None:
         """Load the artifacts at these places or of these ids."""
         for store, hashes in places.items():
-            for chunk in chunks(sorted(hashes)):
-                self._keep(sa.and_(col(Artifact.store) == store, col(Artifact.locator_hash).in_(chunk)))
-                rows = self.session.execute(
-                    sa.select(col(Tombstone.locator_hash), col(Tombstone.request_id)).where(
-                        col(Tombstone.tenant_id) == self.tenant_id,
-                        col(Tombstone.store) == store,
-                        col(Tombstone.locator_hash).in_(chunk),
-                    )
-                )
-                self.tombs.update({(store, row.locator_hash): row.request_id for row in rows})
+            wanted_places = sorted(hashes)
+            self._keep(f"{_KNOWN} store = ? AND locator_hash", (store,), wanted_places, "bytea")
+            known = (self.tenant_id, store)
+            for locator_hash, request_id in bulk.select_in(self.session, _TOMBS, known, wanted_places, "bytea"):
+                self.tombs[store, locator_hash] = request_id
         wanted = sorted(set(names))
-        for name_chunk in chunks(wanted):
-            self._keep(col(Artifact.given_id).in_(name_chunk))
         numbers = [int(match[1], 16) for name in wanted if (match := OWN_ID.fullmatch(name))]
-        for numbers_chunk in chunks([number for number in numbers if number < 2**63]):
-            self._keep(col(Artifact.id).in_(numbers_chunk))
+        self._keep(f"{_KNOWN} id", (), [number for number in numbers if number < 2**63], "int8")
+        # What has the form of an id of ours may still be one that a caller gave.
+        missing = [name for name in wanted if not self._is_own_name(name)]
+        self._keep(f"{_KNOWN} given_id", (), missing, "text")
 
-    def _keep(self, condition: sa.ColumnElement[bool]) -> None:
-        columns = (
-            Artifact.id, Artifact.given_id, Artifact.data_class, Artifact.set_id, Artifact.own_set_id, Artifact.status,
-            Artifact.registered_by, Artifact.expires_at, Artifact.created_at, Artifact.observed_at,
-            Artifact.last_activity_at, Artifact.request_id, Artifact.anonymised, Artifact.digest, Artifact.source_type,
-            Artifact.verification, Artifact.store, Artifact.locator_hash,
-        )  # fmt: skip
-        query = sa.select(*(col(column) for column in columns)).where(col(Artifact.tenant_id) == self.tenant_id)
-        for row in self.session.execute(query.where(condition)):
-            values = dict(row._mapping)  # noqa: SLF001 - SQLAlchemy's public name for it
-            place = (values.pop("store"), values.pop("locator_hash"))
-            known = _Known(place=place, **values)
-            self.by_place[place] = self.by_id[known.id] = known
+    def _is_own_name(self, name: str) -> bool:
+        match = OWN_ID.fullmatch(name)
+        known = None if match is None else self.by_id.get(int(match[1], 16))
+        return known is not None and known.given_id is None
+
+    def _keep(self, head: str, more: tuple[Any, ...], values: Sequence[Any], kind: str) -> None:
+        for row in bulk.select_in(self.session, head, (self.tenant_id, *more), values, kind):
+            known = _known(row)
+            self.by_place[known.place] = self.by_id[known.id] = known
             if known.given_id is not None:
                 self.by_given[known.given_id] = known
 
     def _load_entries(self, entries: Iterable[bytes]) -> None:
-        for chunk in chunks(sorted(entries)):
-            rows = self.session.execute(
-                sa.select(col(EntryRow.entry_id), col(EntryRow.idx), col(EntryRow.set_id), col(EntryRow.kind)).where(
-                    col(EntryRow.tenant_id) == self.tenant_id, col(EntryRow.entry_id).in_(chunk)
-                )
-            ).all()
-            self.entries.update({row.entry_id: (row.idx, row.set_id) for row in rows})
-            self.turns.update(row.idx for row in rows if row.kind.startswith(TURN))
+        rows = bulk.select_in(self.session, _ENTRIES, (self.tenant_id,), sorted(entries), "bytea")
+        for entry_id, idx, set_id, kind in rows:
+            self.entries[entry_id] = (idx, set_id)
+            if kind.startswith(TURN):
+                self.turns.add(idx)
 
     def _load_actions(self, lookups: Iterable[bytes]) -> None:
         for chunk in chunks(sorted(lookups)):
@@ -586,54 +595,39 @@ class _Registration:
             holder = seals.holder(candidates[line.node])
             sealed = seals.seal(holder, LABEL, str(line.node), item.details)
             request = requests.get(line.node)
-            rows.append(
-                {
-                    **self._columns(line.node, item),
-                    "sealed": sealed,
-                    "holder_no": holder,
-                    "set_id": numbers[full[line.node]],
-                    "own_set_id": numbers[line.subjects],
-                    "status": "live" if request is None else "erasing",
-                    "request_id": request,
-                }
-            )
-            scope_rows += self._scope_rows(line.node, item)
+            status = "live" if request is None else "erasing"
+            people = (holder, numbers[full[line.node]], numbers[line.subjects])
+            rows.append(self._row(line.node, item, sealed, people, (status, request)))
+            if item.scope or item.run is not None:
+                scope_rows += self._scope_rows(line.node, item)
             name = item.given_id or artifact_name(line.node)
             line.result = {"id": name, "status": "created"} if request is None else _erased(name, request)
-        connection = self.session.connection()
-        if rows:
-            connection.execute(sa.insert(Artifact), rows)
-        if scope_rows:
-            connection.execute(sa.insert(ScopeKey), scope_rows)
+        bulk.insert(self.session, Artifact, _COLUMNS, rows)
+        bulk.insert(self.session, ScopeKey, ("tenant_id", "lookup", "kind", "item"), scope_rows)
         self._insert_edges({line.node: line.parents for line, _ in new}, {})
 
     def _holders(self, line: _Line, full: Members) -> list[int]:
         """Under whose identity key an item is sealed: its own people before its sources', never somebody fenced."""
         return [*sorted(line.subjects - self.closed.keys()), *sorted(full - line.subjects - self.closed.keys())]
 
-    def _columns(self, artifact_id: int, item: Item) -> dict[str, Any]:
+    def _row(
+        self,
+        artifact_id: int,
+        item: Item,
+        sealed: bytes,
+        people: tuple[int, int, int],
+        standing: tuple[str, str | None],
+    ) -> tuple[Any, ...]:
+        """The values of `_COLUMNS`; `people` are the holder, the set and the own set, `standing` status and request."""
         expires = self._expires(item)
         dates = Dates(created=self.now, observed=item.observed_at, expires=expires)
-        return {
-            "tenant_id": self.tenant_id,
-            "id": artifact_id,
-            "given_id": item.given_id,
-            "data_class": item.data_class.name,
-            "class_version": item.data_class.version,
-            "store": item.store,
-            "locator_hash": item.locator_hash,
-            "activity": None if item.activity is None else {"kind": item.activity},
-            "source_type": item.source_type,
-            "verification": item.verification,
-            "confidence": item.confidence,
-            "digest": item.digest,
-            "created_at": self.now,
-            "observed_at": item.observed_at,
-            "expires_at": expires,
-            "ends_at": self._end(item, dates),
-            "anonymised": item.anonymised,
-            "registered_by": self.acting.token_id,
-        }
+        rules = item.data_class
+        return (
+            self.tenant_id, artifact_id, item.given_id, rules.name, rules.version, item.store, item.locator_hash,
+            sealed, *people, *standing, item.anonymised, _activity(item.activity), item.source_type,
+            item.verification, item.confidence, item.digest, self.created, bulk.instant(item.observed_at),
+            bulk.instant(expires), bulk.instant(self._end(item, dates)), self.acting.token_id,
+        )  # fmt: skip
 
     def _expires(self, item: Item) -> datetime | None:
         """Its own end; working state ends with its run."""
@@ -648,24 +642,21 @@ class _Registration:
             self.plain_ends[name] = self.ends_at(item.data_class, dates)
         return self.plain_ends[name]
 
-    def _scope_rows(self, artifact_id: int, item: Item) -> list[dict[str, Any]]:
+    def _scope_rows(self, artifact_id: int, item: Item) -> list[tuple[Any, ...]]:
         scope = dict(item.scope)
         if item.run is not None and item.data_class.state == working.WORKING:
             scope.setdefault(working.SCOPE, item.run)
         return [
-            {"tenant_id": self.tenant_id, "lookup": self.lookups.scope(name, value), "kind": ARTIFACT,
-             "item": artifact_id}
-            for name, value in scope.items()
-        ]  # fmt: skip
+            (self.tenant_id, self.lookups.scope(name, value), ARTIFACT, artifact_id) for name, value in scope.items()
+        ]
 
     def _insert_edges(self, wanted: Mapping[int, set[Parent]], present: Mapping[int, set[Parent]]) -> None:
         rows = [
-            {"tenant_id": self.tenant_id, "child": child, "parent_kind": parent.kind, "parent": parent.number}
+            (self.tenant_id, child, parent.kind, parent.number)
             for child, parents in wanted.items()
             for parent in sorted(parents - present.get(child, set()))
         ]
-        if rows:
-            self.session.connection().execute(sa.insert(Derivation), rows)
+        bulk.insert(self.session, Derivation, ("tenant_id", "child", "parent_kind", "parent"), rows)
 
     def _write_repeats(self, full: Mapping[int, Members], requests: Mapping[int, str]) -> None:
         """Lines whose artifact exists, before this batch or since an earlier line of it."""
@@ -833,6 +824,19 @@ def _is_weaker(new: DataClass, former: DataClass) -> bool:
 def _overwrites(known: _Known, item: Item) -> bool:
     """Whether the same place of a memory now holds another value than the one registered."""
     return item.data_class.state == "memory" and known.digest is not None and item.digest not in (None, known.digest)
+
+
+def _known(row: tuple[Any, ...]) -> _Known:
+    values = dict(zip(_READ, row, strict=True))
+    for name in ("expires_at", "created_at", "observed_at", "last_activity_at"):
+        values[name] = bulk.moment(values[name])
+    place = (values.pop("store"), values.pop("locator_hash"))
+    return _Known(place=place, **{**values, "anonymised": bool(values["anonymised"])})
+
+
+@lru_cache(maxsize=256)
+def _activity(kind: str | None) -> str | None:
+    return None if kind is None else json.dumps({"kind": kind})
 
 
 def _sort_source(source: Source, places: dict[str, set[bytes]], names: set[str], entries: set[bytes]) -> None:

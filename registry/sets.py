@@ -13,12 +13,15 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlmodel import Session, col
 
+from registry import bulk
 from registry.ids import new_id
 from registry.keyed import chunks, hold_writer
 from registry.models import SubjectSet, SubjectSetMember
 
 EMPTY_SET = 0
 Members = frozenset[int]
+_MEMBERS = "SELECT set_id, subject_no FROM subject_set_member WHERE tenant_id = ? AND set_id"
+_BY_DIGEST = "SELECT digest, set_id FROM subject_set WHERE tenant_id = ? AND digest"
 
 
 def intern_sets(session: Session, tenant_id: int, sets: Iterable[Members], now: datetime) -> dict[Members, int]:
@@ -31,18 +34,14 @@ def intern_sets(session: Session, tenant_id: int, sets: Iterable[Members], now: 
         numbers |= _known(session, tenant_id, missing)
         made = {digest: new_id(now) for digest in missing if digest not in numbers}
         if made:
-            connection = session.connection()
-            connection.execute(
-                sa.insert(SubjectSet),
+            rows = [(tenant_id, number, digest, len(wanted[digest])) for digest, number in made.items()]
+            bulk.insert(session, SubjectSet, ("tenant_id", "set_id", "digest", "size"), rows)
+            bulk.insert(
+                session,
+                SubjectSetMember,
+                ("tenant_id", "subject_no", "set_id"),
                 [
-                    {"tenant_id": tenant_id, "set_id": number, "digest": digest, "size": len(wanted[digest])}
-                    for digest, number in made.items()
-                ],
-            )
-            connection.execute(
-                sa.insert(SubjectSetMember),
-                [
-                    {"tenant_id": tenant_id, "subject_no": subject_no, "set_id": number}
+                    (tenant_id, subject_no, number)
                     for digest, number in made.items()
                     for subject_no in sorted(wanted[digest])
                 ],
@@ -61,14 +60,9 @@ def members(session: Session, tenant_id: int, set_ids: Iterable[int]) -> dict[in
     """The subjects of each set; the empty set for number 0."""
     wanted = sorted(set(set_ids))
     found: dict[int, set[int]] = {set_id: set() for set_id in wanted}
-    for chunk in chunks([set_id for set_id in wanted if set_id != EMPTY_SET]):
-        rows = session.execute(
-            sa.select(col(SubjectSetMember.set_id), col(SubjectSetMember.subject_no)).where(
-                col(SubjectSetMember.tenant_id) == tenant_id, col(SubjectSetMember.set_id).in_(chunk)
-            )
-        )
-        for set_id, subject_no in rows:
-            found[set_id].add(subject_no)
+    asked = [set_id for set_id in wanted if set_id != EMPTY_SET]
+    for set_id, subject_no in bulk.select_in(session, _MEMBERS, (tenant_id,), asked, "int8"):
+        found[set_id].add(subject_no)
     return {set_id: frozenset(subjects) for set_id, subjects in found.items()}
 
 
@@ -91,12 +85,4 @@ def _digest(subjects: Members) -> bytes:
 
 
 def _known(session: Session, tenant_id: int, digests: Iterable[bytes]) -> dict[bytes, int]:
-    found: dict[bytes, int] = {}
-    for chunk in chunks(sorted(digests)):
-        rows = session.execute(
-            sa.select(col(SubjectSet.digest), col(SubjectSet.set_id)).where(
-                col(SubjectSet.tenant_id) == tenant_id, col(SubjectSet.digest).in_(chunk)
-            )
-        )
-        found.update((row.digest, row.set_id) for row in rows)
-    return found
+    return dict(bulk.select_in(session, _BY_DIGEST, (tenant_id,), sorted(digests), "bytea"))

@@ -16,6 +16,7 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from registry import bulk
 from registry.acting import Acting
 from registry.errors import SubjectNotErased, UnknownSubject
 from registry.identifiers import Identifier, parse_subject
@@ -57,6 +58,15 @@ __all__ = [
 
 LIVE, FENCED, ERASED = "live", "fenced", "erased"
 _LABEL = "identifier"
+_FENCED = (
+    "SELECT subject_no, request_id, COALESCE(fenced_at, erased_at, created_at), state FROM subject "
+    "WHERE tenant_id = ? AND state <> ? AND subject_no"
+)
+_BY_NAME = (
+    "SELECT name.lookup, person.incarnation, person.subject_no FROM subject_identifier name JOIN subject person "
+    "ON person.tenant_id = name.tenant_id AND person.subject_no = name.subject_no "
+    "WHERE name.tenant_id = ? AND name.lookup"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,20 +243,12 @@ def lift_fence(session: Session, tenant_id: int, subject_nos: Iterable[int], req
 def fenced(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> dict[int, Fence]:
     """Those of the incarnations that are fenced or erased, with the request that did it."""
     found: dict[int, Fence] = {}
-    for chunk in chunks(sorted(set(subject_nos))):
-        rows = session.execute(
-            sa.select(
-                col(Subject.subject_no),
-                col(Subject.request_id),
-                col(Subject.fenced_at),
-                col(Subject.erased_at),
-                col(Subject.created_at),
-                col(Subject.state),
-            ).where(col(Subject.tenant_id) == tenant_id, col(Subject.subject_no).in_(chunk), col(Subject.state) != LIVE)
-        )
-        for row in rows:
-            at = row.fenced_at or row.erased_at or row.created_at
-            found[row.subject_no] = Fence(request_id=row.request_id or "", at=at, erased=row.state == ERASED)
+    for subject_no, request_id, at, state in bulk.select_in(
+        session, _FENCED, (tenant_id, LIVE), sorted(set(subject_nos)), "int8"
+    ):
+        since = bulk.moment(at)
+        if since is not None:
+            found[subject_no] = Fence(request_id=request_id or "", at=since, erased=state == ERASED)
     return found
 
 
@@ -316,20 +318,10 @@ def counts(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> list
 
 def _newest(session: Session, tenant_id: int, hashes: Sequence[bytes]) -> dict[bytes, int]:
     newest: dict[bytes, tuple[int, int]] = {}
-    for chunk in chunks(sorted(set(hashes))):
-        rows = session.execute(
-            sa.select(col(SubjectIdentifier.lookup), col(Subject.incarnation), col(Subject.subject_no))
-            .join(
-                Subject,
-                sa.and_(
-                    col(Subject.tenant_id) == col(SubjectIdentifier.tenant_id),
-                    col(Subject.subject_no) == col(SubjectIdentifier.subject_no),
-                ),
-            )
-            .where(col(SubjectIdentifier.tenant_id) == tenant_id, col(SubjectIdentifier.lookup).in_(chunk))
-        )
-        for lookup, incarnation, subject_no in rows:
-            newest[lookup] = max(newest.get(lookup, (0, 0)), (incarnation, subject_no))
+    for lookup, incarnation, subject_no in bulk.select_in(
+        session, _BY_NAME, (tenant_id,), sorted(set(hashes)), "bytea"
+    ):
+        newest[lookup] = max(newest.get(lookup, (0, 0)), (incarnation, subject_no))
     return {lookup: subject_no for lookup, (_, subject_no) in newest.items()}
 
 
@@ -348,34 +340,20 @@ def _make(
     if not wanted:
         return {}
     made = {lookup: new_id(now) for lookup in wanted}
-    session.connection().execute(
-        sa.insert(Subject),
-        [
-            {
-                "tenant_id": tenant_id,
-                "subject_no": subject_no,
-                "subject_id": random_hex(),
-                "incarnation": incarnation,
-                "state": LIVE,
-                "created_at": now,
-            }
-            for subject_no in made.values()
-        ],
+    at = bulk.instant(now)
+    bulk.insert(
+        session,
+        Subject,
+        ("tenant_id", "subject_no", "subject_id", "incarnation", "state", "created_at"),
+        [(tenant_id, subject_no, random_hex(), incarnation, LIVE, at) for subject_no in made.values()],
     )
     seals = Seals(session, vault, tenant_id)
     seals.prepare(made.values())
     rows = []
     for lookup, one in wanted.items():
         content = {"value": one.value, "given": one.given, **({"basis": basis} if basis else {})}
-        rows.append(
-            {
-                "tenant_id": tenant_id,
-                "lookup": lookup,
-                "subject_no": made[lookup],
-                "key_version": lookups.version,
-                "type": one.type,
-                "sealed": seals.seal(made[lookup], _LABEL, lookup.hex(), canonical_json(content)),
-            }
-        )
-    session.connection().execute(sa.insert(SubjectIdentifier), rows)
+        sealed = seals.seal(made[lookup], _LABEL, lookup.hex(), canonical_json(content))
+        rows.append((tenant_id, lookup, made[lookup], lookups.version, one.type, sealed))
+    names = ("tenant_id", "lookup", "subject_no", "key_version", "type", "sealed")
+    bulk.insert(session, SubjectIdentifier, names, rows)
     return made

@@ -102,28 +102,28 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         "artifact",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
         sa.Column("id", sa.BigInteger(), nullable=False),
-        sa.Column("given_id", sa.String(length=64), nullable=True),
-        sa.Column("data_class", sa.String(length=64), nullable=False),
-        sa.Column("class_version", sa.Integer(), nullable=False),
-        sa.Column("store", sa.String(length=64), nullable=False),
-        sa.Column("locator_hash", sa.LargeBinary(), nullable=False),
-        sa.Column("sealed", sa.LargeBinary(), nullable=True),
         sa.Column("holder_no", sa.BigInteger(), nullable=False),
         sa.Column("set_id", sa.BigInteger(), nullable=False),
         sa.Column("own_set_id", sa.BigInteger(), nullable=False),
-        sa.Column("status", sa.String(length=16), nullable=False),
-        sa.Column("anonymised", sa.Boolean(), nullable=False),
-        sa.Column("activity", sa.JSON(), nullable=True),
-        sa.Column("source_type", sa.String(length=64), nullable=True),
-        sa.Column("verification", sa.String(length=64), nullable=True),
-        sa.Column("confidence", sa.Float(), nullable=True),
-        sa.Column("digest", sa.LargeBinary(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("observed_at", sa.BigInteger(), nullable=True),
         sa.Column("last_activity_at", sa.BigInteger(), nullable=True),
         sa.Column("confirmed_at", sa.BigInteger(), nullable=True),
         sa.Column("expires_at", sa.BigInteger(), nullable=True),
         sa.Column("ends_at", sa.BigInteger(), nullable=True),
+        sa.Column("confidence", sa.Float(), nullable=True),
+        sa.Column("class_version", sa.Integer(), nullable=False),
+        sa.Column("anonymised", sa.Boolean(), nullable=False),
+        sa.Column("given_id", sa.String(length=64), nullable=True),
+        sa.Column("data_class", sa.String(length=64), nullable=False),
+        sa.Column("store", sa.String(length=64), nullable=False),
+        sa.Column("locator_hash", sa.LargeBinary(), nullable=False),
+        sa.Column("sealed", sa.LargeBinary(), nullable=True),
+        sa.Column("status", sa.String(length=16), nullable=False),
+        sa.Column("activity", sa.JSON(), nullable=True),
+        sa.Column("source_type", sa.String(length=64), nullable=True),
+        sa.Column("verification", sa.String(length=64), nullable=True),
+        sa.Column("digest", sa.LargeBinary(), nullable=True),
         sa.Column("registered_by", sa.String(length=32), nullable=False),
         sa.Column("request_id", sa.String(length=40), nullable=True),
         sa.PrimaryKeyConstraint("tenant_id", "id"),
@@ -272,6 +272,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("parent_kind", sa.String(length=1), nullable=False),
         sa.Column("parent", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "child", "parent_kind", "parent"),
+        sqlite_with_rowid=False,
     )
     op.create_index("ix_derivation_parent", "derivation", ["tenant_id", "parent_kind", "parent", "child"], unique=False)
     op.create_table(
@@ -696,6 +697,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("kind", sa.String(length=1), nullable=False),
         sa.Column("item", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "lookup", "kind", "item"),
+        sqlite_with_rowid=False,
     )
     op.create_index("ix_scope_item", "scope_key", ["tenant_id", "kind", "item", "lookup"], unique=False)
     op.create_table(
@@ -857,6 +859,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("subject_no", sa.BigInteger(), nullable=False),
         sa.Column("set_id", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "subject_no", "set_id"),
+        sqlite_with_rowid=False,
     )
     op.create_index("ix_set_member_set", "subject_set_member", ["tenant_id", "set_id", "subject_no"], unique=False)
     op.create_table(

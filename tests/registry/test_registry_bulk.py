@@ -1,0 +1,120 @@
+"""Rows in bulk: the same as one by one on both databases, with nothing of a value in a statement's text."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
+from sqlmodel import Session, select
+
+from registry import bulk
+from registry.models import Artifact, Subject, SubjectSet
+
+NAMES = (
+    "tenant_id", "id", "given_id", "data_class", "class_version", "store", "locator_hash", "sealed", "holder_no",
+    "set_id", "own_set_id", "status", "anonymised", "activity", "confidence", "created_at", "expires_at",
+    "registered_by",
+)  # fmt: skip
+AT = datetime(2026, 3, 1, 12, 0, 0, 123456, tzinfo=UTC)
+
+
+def row(tenant_id: int, number: int, *, full: bool) -> tuple[Any, ...]:
+    many = ("art_x", b"\0\xff'", '{"kind": "summarise"}', 0.25, bulk.instant(AT + timedelta(days=1)))
+    given_id, sealed, activity, confidence, expires = many if full else (None, None, None, None, None)
+    return (
+        tenant_id, number, given_id, "memo'ry\"", 2, "app", number.to_bytes(8, "big"), sealed, 0, 5, 6, "live", full,
+        activity, confidence, bulk.instant(AT), expires, "token",
+    )  # fmt: skip
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
+def place(request: pytest.FixtureRequest, make_house: Any, tmp_path: Any) -> Any:
+    url = "" if request.param == "sqlite" else request.getfixturevalue("make_postgres_database")()
+    built = make_house(tmp_path, url)
+    yield built
+    built.engine.dispose()
+
+
+def test_what_is_written_in_bulk_reads_as_if_written_one_by_one(place: Any) -> None:
+    tenant = place.alice.tenant_id
+    with place.session() as session:
+        bulk.insert(session, Artifact, NAMES, [row(tenant, 1, full=True), row(tenant, 2, full=False)])
+        bulk.insert(session, Artifact, NAMES, [])
+        one, two = session.exec(select(Artifact).where(Artifact.tenant_id == tenant).order_by(sa.text("id"))).all()
+        assert (one.given_id, one.sealed, one.activity, one.confidence, one.anonymised) == (
+            "art_x", b"\0\xff'", {"kind": "summarise"}, 0.25, True,
+        )  # fmt: skip
+        assert (one.created_at, one.expires_at, one.data_class) == (AT, AT + timedelta(days=1), "memo'ry\"")
+        assert (two.given_id, two.sealed, two.activity, two.confidence, two.anonymised, two.expires_at) == (
+            None, None, None, None, False, None,
+        )  # fmt: skip
+
+
+def test_rows_are_found_by_any_number_of_values_and_pending_objects_are_seen(place: Any) -> None:
+    tenant = place.alice.tenant_id
+    with place.session() as session:
+        names = ("tenant_id", "set_id", "digest", "size")
+        bulk.insert(session, SubjectSet, names, [(tenant, n, n.to_bytes(4, "big"), 1) for n in range(1, 2501)])
+        head = "SELECT set_id FROM subject_set WHERE tenant_id = ? AND digest"
+        wanted = [n.to_bytes(4, "big") for n in range(1, 5001, 2)]
+        found = {number for (number,) in bulk.select_in(session, head, (tenant,), wanted, "bytea")}
+        assert found == set(range(1, 2501, 2))
+        assert list(bulk.select_in(session, head, (tenant,), [], "bytea")) == []
+        session.add(Subject(tenant_id=tenant, subject_no=77, subject_id="a" * 32, created_at=AT))
+        head = "SELECT created_at, state FROM subject WHERE tenant_id = ? AND subject_no"
+        [(at, state)] = bulk.select_in(session, head, (tenant,), [77], "int8")
+        assert (bulk.moment(at), state) == (AT, "live")
+        session.rollback()
+
+
+@given(st.datetimes(timezones=st.just(UTC)))
+def test_an_instant_comes_back_as_it_went(at: datetime) -> None:
+    assert bulk.moment(bulk.instant(at)) == at
+    assert bulk.moment(bulk.instant(None)) is None
+
+
+def test_the_collector_runs_again_after_the_last_batch_whatever_happened_in_it() -> None:
+    assert gc.isenabled()
+    entered, leave = threading.Event(), threading.Event()
+
+    def other() -> None:
+        with bulk.without_collector():
+            entered.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=other)
+
+    def fail() -> None:
+        with bulk.without_collector():
+            thread.start()
+            assert entered.wait(10)
+            assert not gc.isenabled()
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert not gc.isenabled(), "another batch is still at work"
+    leave.set()
+    thread.join()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with bulk.without_collector():
+            pass
+        assert not gc.isenabled(), "who switched it off keeps it off"
+    finally:
+        gc.enable()
+
+
+def test_a_session_of_another_kind_of_statement_stays_usable(place: Any) -> None:
+    with place.session() as session:
+        assert isinstance(session, Session)
+        bulk.insert(session, SubjectSet, ("tenant_id", "set_id", "digest", "size"), [(1, 1, b"x", 1)])
+        session.rollback()
+        assert session.exec(select(SubjectSet).where(SubjectSet.tenant_id == 1)).all() == []
