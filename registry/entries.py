@@ -141,7 +141,7 @@ def split_batch(data: bytes) -> list[bytes]:
         # A parser keeps the last of two equal keys, and the entries under the first would vanish without an answer.
         if head is None or data[head.end() + len(items) :].strip(b" \t\r\n") != b"}":
             raise MalformedEntry("“entries” stands twice", problem="malformed")
-        return [bytes(raw) for raw in _ITEMS.decode(items)]
+        return _items(items)
     except msgspec.ValidationError as error:
         raise _refused(error, "invalid") from error
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
@@ -155,6 +155,13 @@ def split_batch(data: bytes) -> list[bytes]:
         except Unsplittable:
             pass
         raise MalformedEntry("the body is not JSON of the form {“entries”: […]}", problem="malformed") from None
+
+
+def _items(data: bytes) -> list[bytes]:
+    try:
+        return [bytes(raw) for raw in _ITEMS.decode(data)]
+    except msgspec.ValidationError as error:
+        raise _refused(error, "invalid", "/entries") from error
 
 
 def split_lines(data: bytes) -> list[bytes]:
@@ -202,10 +209,10 @@ def _parse_entry(raw: bytes) -> Parsed:
     return Parsed(sent=sent, raw=raw, at=parse_instant(sent.at, "/at"), parts=_parts(sent))
 
 
-def _refused(error: msgspec.ValidationError, problem: str = "invalid-entry") -> MalformedEntry:
+def _refused(error: msgspec.ValidationError, problem: str = "invalid-entry", above: str = "") -> MalformedEntry:
     """The refusal with its place as RFC 6901 has it; the decoder says `$.parts[0].name`."""
     detail, _, path = str(error).partition(" - at `$")
-    pointer = path.rstrip("`").replace(".", "/").replace("[", "/").replace("]", "")
+    pointer = above + path.rstrip("`").replace(".", "/").replace("[", "/").replace("]", "")
     if named := _MEMBER.fullmatch(detail):
         kind, name = named.groups()
         return MalformedEntry("unknown field" if kind == "contains unknown" else "required",
