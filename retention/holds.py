@@ -235,6 +235,9 @@ class Holds:
         stops = self._desk.stops(session, tenant_id)
         others = [one for one in stops.holds if one.hold_id != hold.hold_id]
         schedules = schedules_in_force(session, tenant_id)
+        resumed = self._desk.deferred(session, tenant_id, hold.hold_id, now)
+        # What a request that waited takes up again is due whatever its class says.
+        erased = {copy.ref for copies in resumed.values() for copy in copies if copy.then == "erased"}
         listed: list[dict[str, Any]] = []
         total = now_due = 0
         for batch in _matching(session, tenant_id, hold):
@@ -242,12 +245,13 @@ class Holds:
                 schedule = schedules.get(one.data_class)
                 rules = None if schedule is None else schedule.rules
                 decision = decide(decided(one), rules, others, stops.restrictions, stops.claims, now)
+                if one.ref in erased:
+                    decision = Decision("erase", "request", None, decision.because)
                 due = is_due(decision)
                 total, now_due = total + 1, now_due + due
                 if len(listed) < LISTED:
                     listed.append(_line(one, decision, due=due))
         listed.sort(key=lambda line: (not line["due"], line["until"] or "9999", line["id"]))
-        resumed = self._desk.deferred(session, tenant_id, hold.hold_id, now)
         return {
             "items": total,
             "due": now_due,

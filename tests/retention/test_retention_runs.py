@@ -433,6 +433,7 @@ def test_what_is_due_is_listed_page_by_page_once_each(house: Any) -> None:
     assert len(seen) == len(names) + 1
 
 
+@pytest.mark.scenario("E2")
 def test_a_store_that_does_not_answer_raises_the_alarm_and_is_tried_again(house: Any) -> None:
     house.plain("note")
     house.note("a", "note")
@@ -534,3 +535,37 @@ def test_an_entry_is_explained_with_the_clock_of_its_key(house: Any) -> None:
     assert asked(house, entry=said, at=later) == ("erase", "class_retention")
     house.now = later
     assert house.sweep()["counts"]["removed"] == 1
+
+
+@pytest.mark.scenario("E2")
+def test_dates_written_in_every_form_end_exactly_what_is_past_them(house: Any) -> None:
+    """Compared as texts, `T` sorts after a space, and an offset does not count at all."""
+    house.plain("note")
+    house.now = datetime(2040, 6, 10, 12, tzinfo=UTC)
+    forms = {
+        "past-z": "2040-06-10T11:59:59Z",
+        "past-east": "2040-06-10T13:59:59+02:00",
+        "past-west": "2040-06-10T04:59:59-07:00",
+        "past-fraction": "2040-06-10T11:59:59.999999Z",
+        "later-z": "2040-06-10T12:00:01Z",
+        "later-east": "2040-06-10T14:00:01+02:00",
+        "later-west": "2040-06-10T05:00:01-07:00",
+        "later-fraction": "2040-06-10T12:00:00.000001Z",
+    }
+    for name, written in forms.items():
+        house.note(name, "note", expires_at=written)
+    assert house.sweep()["counts"]["removed"] == 4
+    assert house.rows() == {name for name in forms if name.startswith("later")}
+
+
+@pytest.mark.scenario("E6")
+def test_what_lies_idle_for_a_year_ends_although_nothing_new_was_written(house: Any) -> None:
+    """The boundary was counted from the newest write: data that nobody touched never ended."""
+    house.plain("note", retention={"keep": "P1Y", "from": "last_activity", "latest": "P3Y", "then": "erase"})
+    house.plain("talk", state="record", retention={"keep": "P6M", "from": "created", "then": "erase"})
+    house.note("idle", "note")
+    house.say("chat", "something", "talk")
+    house.now += timedelta(days=366)
+    run = house.sweep()
+    assert run["counts"]["removed"] == run["counts"]["verified"] == 2
+    assert house.rows() == set()
