@@ -10,7 +10,8 @@ full-text index and, marked, in the vector index, so `reclaim` copies what stays
 transaction of the database that fails if anybody wrote meanwhile, puts it in the place of the old one. Unused room of
 the new index, to which the engine writes old memory, is blanked before. Then folders of no segment are removed, the
 full-text index is built anew and the database is vacuumed. The collection has a new inner id afterwards: a handle that
-was opened before fails in its process and cannot bring the old index back.
+was opened before fails in its process and cannot bring the old index back. No client of Chroma may have the folder open
+in this very process: see `chroma_engine`.
 Source: reference/store-recipes.md §2.4.
 """
 
@@ -27,12 +28,13 @@ import sqlite3
 import time
 from collections import Counter
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-import chromadb_rust_bindings as engine
 from typing_extensions import override
 
 from connectors.base import Deadline, Level, ReclaimReport
+from connectors.chroma_engine import Engine, engine
 from connectors.chroma_files import DATABASE, DEFAULT, DOCUMENT, Collection, Folder, Index, blank_unused
 from connectors.chroma_server import ChromaServerConnector, condition
 from connectors.errors import BadLocator, StoreUnreachable, WrongCredentials
@@ -43,6 +45,10 @@ from connectors.vector_store import Look, Places, Point, PointId, VectorConfig, 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
+
+if find_spec("chromadb_rust_bindings") is None:
+    # Loaded by `chroma_engine` in a process of its own only; missing it is this store's error.
+    raise ModuleNotFoundError("chromadb_rust_bindings", name="chromadb_rust_bindings")
 
 _PAGE = 500
 _ROUNDS = 3
@@ -154,13 +160,13 @@ class ChromaConnector(VectorConnector):
         folder = Folder(self._path, limit)
         folder.collections()
         try:
-            with _engine(self._path, limit) as running:
-                made = running.create_collection(name, None, None, None, False, *DEFAULT)
-                texts = [document["text"], "stays"]
+            with engine(self._path, limit) as running:
                 others = {key: text for key, text in document.items() if key != "text"}
-                metadata = [others or None, None]
-                vectors = [list(vector), [1.0] * len(vector)]
-                running.add(["canary", "stays"], str(made.id), vectors, metadata, texts, None, *DEFAULT)
+                records = {
+                    "ids": ["canary", "stays"], "vectors": [list(vector), [1.0] * len(vector)],
+                    "metadatas": [others or None, None], "documents": [document["text"], "stays"], "uris": None,
+                }  # fmt: skip
+                running.call("add", running.call("make", name, *DEFAULT), records, *DEFAULT)
             yield {"collection": name, "id": "canary"}
         finally:
             with _alone(self._path, limit):
@@ -205,11 +211,11 @@ class _Records(Places):
         place = self._known[collection]
         where = None if owners is None else json.dumps(condition(str(self._owner_field), owners))
         with self._folder.writing() as connection:
-            # The engine waits for the database's lock as long as it likes; we wait here, until the deadline.
+            # The engine is ended at the deadline, wherever it is; better that it does not begin while others write.
             connection.execute("BEGIN IMMEDIATE")
             connection.execute("ROLLBACK")
-        with _engine(self._path, self._limit) as running:
-            running.delete(place.uid, [str(each) for each in ids], where, None, None, place.tenant, place.database)
+        with engine(self._path, self._limit) as running:
+            running.call("delete", place.uid, [str(each) for each in ids], where, place.tenant, place.database)
 
 
 class _Rebuild:
@@ -262,38 +268,34 @@ class _Rebuild:
         """Make a collection of the same settings with all records; return it, and the state it was made from."""
         where = place.tenant, place.database
         own = f"{_COPY}{secrets.token_hex(8)}"
-        with _engine(self._path, self._limit) as running:
-            old = running.get_collection(place.own, *where)
-            settings = {key: value for key, value in old.configuration.items() if value is not None}
-            made = running.create_collection(own, json.dumps(settings), None, old.metadata, False, *where)
-            if made.configuration != old.configuration:
+        with engine(self._path, self._limit) as running:
+            uid = running.call("make_like", place.own, own, *where)
+            if uid is None:
                 raise StoreUnreachable("chroma", "a collection's settings cannot be given to a copy")
-            # Counting makes the engine apply what the queue still holds.
-            running.count(place.uid, *where)
+            running.call("count", place.uid, *where)
             with folder.reading() as connection:
                 before = folder.state(connection, place)
             for page in folder.pages(place, _PAGE):
                 self._limit.check()
-                self._add(running, str(made.id), where, list(page.values()))
-            running.count(str(made.id), *where)
-        copy = next(each for each in self._folder().collections().values() if each.uid == str(made.id))
+                self._add(running, uid, where, list(page.values()))
+            running.call("count", uid, *where)
+        copy = next(each for each in self._folder().collections().values() if each.uid == uid)
         blank_unused(self._path / copy.vectors)
         return copy, before
 
     @staticmethod
-    def _add(running: Any, uid: str, where: tuple[str, str], points: Sequence[Point]) -> None:
+    def _add(running: Engine, uid: str, where: tuple[str, str], points: Sequence[Point]) -> None:
         if any(not point.vectors for point in points):
             raise StoreUnreachable("chroma", "a record's vector cannot be read")
         if points:
-            running.add(
-                [point.id for point in points],
-                uid,
-                [list(point.vectors[0]) for point in points],
-                [_metadata(point) for point in points],
-                [point.payload.get(DOCUMENT) for point in points],
-                [point.payload.get(_URI) for point in points],
-                *where,
-            )
+            records = {
+                "ids": [point.id for point in points],
+                "vectors": [list(point.vectors[0]) for point in points],
+                "metadatas": [_metadata(point) for point in points],
+                "documents": [point.payload.get(DOCUMENT) for point in points],
+                "uris": [point.payload.get(_URI) for point in points],
+            }
+            running.call("add", uid, records, *where)
 
     def _swap(self, folder: Folder, place: Collection, copy: Collection, before: tuple[Any, ...]) -> bool:
         """1. see that nobody wrote; 2. remove the old records; 3. give the copy the name; all of it or nothing."""
@@ -368,28 +370,6 @@ def _metadata(point: Point) -> dict[str, Any] | None:
 def mark(name: str) -> str:
     """Return how a collection is called in evidence, which names nobody."""
     return f"chroma:{hashlib.sha256(name.encode()).hexdigest()[:16]}"
-
-
-@contextmanager
-def _engine(path: Path, limit: Deadline) -> Iterator[Any]:
-    """Run Chroma's engine on the folder; its errors lose their text. Raises: StoreUnreachable, Timeout.
-
-    Migrations are only compared: an older folder is not brought to our version.
-    """
-    limit.check()
-    try:
-        database = engine.SqliteDBConfig(
-            hash_type=engine.MigrationHash.MD5, migration_mode=engine.MigrationMode.Validate, url=str(path / DATABASE)
-        )
-        running = engine.Bindings(
-            allow_reset=False, sqlite_db_config=database, persist_path=str(path), hnsw_cache_size=16
-        )
-        yield running
-    except Exception as fault:
-        # The engine's errors are classes of a package that is not imported here, for its weight.
-        if not type(fault).__module__.startswith("chromadb"):
-            raise
-        raise StoreUnreachable("chroma", "the engine refused") from None
 
 
 @contextmanager

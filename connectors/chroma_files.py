@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 import os
 import struct
+import sys
 from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +29,6 @@ from connectors.vector_store import Point, PointId
 if TYPE_CHECKING:
     import sqlite3
     from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
 
     from numpy.typing import NDArray
 
@@ -38,6 +39,7 @@ KNOWN = {"embeddings_queue": 2, "metadb": 6, "sysdb": 10}
 DATABASE = "chroma.sqlite3"
 DEFAULT = ("default_tenant", "default_database")
 DOCUMENT = "chroma:document"
+_HANDLES = Path("/proc/self/fd")
 _ADD, _UPDATE, _UPSERT, _DELETE = range(4)
 """What a row of the queue does."""
 _HEADER = struct.Struct("<i6Q")
@@ -98,6 +100,7 @@ class Folder:
 
     @contextmanager
     def _opened(self, *, write: bool) -> Iterator[sqlite3.Connection]:
+        _only_here(self.path / DATABASE)
         with opened("chroma", self.path / DATABASE, self._limit, write=write) as connection:
             known = dict(connection.execute("SELECT dir, max(version) FROM migrations GROUP BY dir").fetchall())
             if known != KNOWN:
@@ -301,6 +304,29 @@ class Index:
                         if count:
                             found[number] = found.get(number, 0) + count
         return found
+
+
+def _only_here(database: Path) -> None:
+    """Pass where this process has not opened the file otherwise. Raises: StoreUnreachable.
+
+    Locks of SQLite are the process's: closing our copy's file would take those of an engine in this process away. Only
+    where an application runs can there be one: the service never loads it.
+    """
+    if "chromadb_rust_bindings" not in sys.modules:
+        return
+    try:
+        wanted = database.stat()
+        handles = list(_HANDLES.iterdir())
+    except OSError:
+        # No such file, which opening it says better; or a system that does not tell.
+        return
+    for handle in handles:
+        try:
+            status = handle.stat()
+        except OSError:
+            continue
+        if (status.st_dev, status.st_ino) == (wanted.st_dev, wanted.st_ino):
+            raise StoreUnreachable("chroma", "a client in this very process has the folder open: close it meanwhile")
 
 
 def blank_unused(folder: Path) -> None:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import sqlite3
 import struct
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,11 +20,34 @@ from chromadb.config import Settings
 
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.chroma_files import Index
-from connectors.errors import BadConfig, BadLocator, StoreUnreachable
-from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, oracle, text_of
+from connectors.errors import BadConfig, BadLocator, StoreUnreachable, Timeout
+from tests.connectors.contract import BEN, MIA, NOW, ROOT, Bed, Contract, captured, erase, fill, oracle, text_of
 from tests.connectors.vector_beds import DIMENSIONS, near, raw, vector_of
 
 DATABASE = "chroma.sqlite3"
+
+
+def is_open_here(file: Path) -> bool:
+    return any(os.path.realpath(handle) == str(file) for handle in Path("/proc/self/fd").iterdir())
+
+
+LOCK = """
+import sqlite3, sys
+other = sqlite3.connect(sys.argv[1], isolation_level=None)
+other.execute("BEGIN IMMEDIATE")
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+def locked(file: Path) -> Callable[[], None]:
+    """Another process that writes, until the function that is returned is called."""
+    other = subprocess.Popen(
+        [sys.executable, "-c", LOCK, str(file)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout is not None
+    assert other.stdout.readline() == "locked\n"
+    return lambda: (other.communicate(timeout=10), None)[1]
 
 
 class ChromaBed(Bed):
@@ -44,6 +69,11 @@ class ChromaBed(Bed):
             self.running._system.stop()  # there is no public way to give the files up
             SharedSystemClient.clear_system_cache()
             self.running = None
+            # The engine closes its files a moment later, in threads of its own.
+            end = time.monotonic() + 10
+            while is_open_here(self.folder / DATABASE):
+                assert time.monotonic() < end
+                time.sleep(0.005)
 
     @contextmanager
     def notes(self) -> Iterator[Any]:
@@ -96,9 +126,8 @@ class ChromaBed(Bed):
             return connection.execute(statement, values).fetchall()
 
     def block(self) -> Callable[[], None]:
-        other = sqlite3.connect(self.folder / DATABASE, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        return other.close
+        self.release()
+        return locked(self.folder / DATABASE)
 
     def hostile(self) -> list[Mapping[str, Any]]:
         return [
@@ -316,6 +345,7 @@ def test_a_write_while_it_is_copied_is_not_lost(bed: ChromaBed, monkeypatch: pyt
         rounds.append(len(rounds))
         if len(rounds) == 1:
             bed.put("ben-late", "late row", BEN)
+            bed.release()
         return made
 
     monkeypatch.setattr(_Rebuild, "_copy", meanwhile)
@@ -339,6 +369,7 @@ def test_a_collection_that_is_always_written_to_stays_at_l1_and_whole(
         made = copy(self, *given)
         written.append(f"ben-late-{len(written)}")
         bed.put(written[-1], "late row", BEN)
+        bed.release()
         return made
 
     monkeypatch.setattr(_Rebuild, "_copy", meanwhile)
@@ -413,6 +444,59 @@ def test_owners_that_are_numbers_and_other_databases_are_reached(bed: ChromaBed)
     with bed.client() as client:
         client.set_database(database="second")
         assert client.get_collection("notes", embedding_function=None).get()["ids"] == ["b"]
+
+
+def test_a_client_in_the_same_process_is_refused_because_locks_would_be_lost(bed: ChromaBed) -> None:
+    items, _ = fill(bed, 1)
+    with bed.open() as connector, bed.client() as client:
+        assert client.count_collections() == 1
+        with pytest.raises(StoreUnreachable, match="in this very process"):
+            erase(connector, items)
+        with pytest.raises(StoreUnreachable, match="in this very process"):
+            connector.verify(items, Level.L1, deadline=5)
+    assert bed.get("mia-0") == text_of("mia-0")
+
+
+def test_the_engine_runs_in_a_process_of_its_own_and_ends_with_the_call(bed: ChromaBed) -> None:
+    items, _ = fill(bed, 1)
+    program = (
+        f"{bed.source()}\nimport sys\nfrom datetime import datetime, UTC\nfrom connectors.base import Item, Level\n"
+        f"item = Item(copy_id='c', locator={dict(items[0].locator)!r})\n"
+        f"print(connector.erase([item], owner_identifiers=[{MIA!r}], now=datetime.now(UTC), deadline=30)[0].outcome)\n"
+        "print(connector.reclaim(Level.L2, now=datetime.now(UTC), deadline=30).level)\n"
+        "print([name for name in ('chromadb', 'chromadb_rust_bindings') if name in sys.modules])\n"
+    )
+    bed.release()
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["erased", "L2", "[]"], done.stderr
+    assert subprocess.run(["pgrep", "-f", f"chroma_engine.py {bed.folder}"], check=False).returncode == 1
+
+
+def test_a_lock_taken_in_the_middle_of_a_copy_ends_it_at_the_deadline(
+    bed: ChromaBed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from connectors.chroma import _Rebuild
+
+    items, _ = fill(bed, 2)
+    add = _Rebuild._add
+    released: list[Callable[[], None]] = []
+
+    def meanwhile(*given: Any) -> None:
+        released.append(locked(bed.folder / DATABASE))
+        add(*given)
+
+    with bed.open() as connector:
+        erase(connector, items)
+        with monkeypatch.context() as patch:
+            patch.setattr(_Rebuild, "_add", staticmethod(meanwhile))
+            started = time.monotonic()
+            with pytest.raises((Timeout, StoreUnreachable)):
+                connector.reclaim(Level.L2, now=NOW, deadline=2)
+            assert time.monotonic() - started < 8
+        for release in released:
+            release()
+        assert connector.reclaim(Level.L2, now=NOW, deadline=30).level is Level.L2
+    assert sorted(bed.all()) == ["ben-0", "ben-1"]
 
 
 def test_looking_changes_no_file(bed: ChromaBed) -> None:
