@@ -23,7 +23,7 @@ from sqlmodel import col
 
 from api.clock import Clock
 from api.database import Database
-from api.telemetry import Forwarded, Telemetry, places
+from api.telemetry import Forwarded, Telemetry, forward, places
 from registry.ids import random_hex
 from retention.models import TickRow
 
@@ -105,18 +105,11 @@ class Jobs:
                 self._scheduler.add_job(
                     self.tick, "interval", args=[job.name], seconds=every.total_seconds(), id=job.name
                 )
-            self._hear(self._telemetry)
+            self._forwarded = forward(_LIBRARY, "scheduler", self._telemetry.log)
             self._scheduler.start()
         if worker and self._worker is None:
             self._worker = threading.Thread(target=self._work, name="muniment-worker", daemon=True)
             self._worker.start()
-
-    def _hear(self, telemetry: Telemetry) -> None:
-        """What the library says goes into our log and nowhere else, least of all to a terminal."""
-        library = logging.getLogger(_LIBRARY)
-        library.propagate = False
-        self._forwarded = Forwarded(telemetry.log)
-        library.addHandler(self._forwarded)
 
     def stop(self, *, seconds: float = 10.0) -> None:
         """Ends the threads; what runs may finish within `seconds`."""

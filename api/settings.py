@@ -22,6 +22,8 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 PREFIX = "MUNIMENT_"
 SECRET_PREFIX = "MUNIMENT_SECRET_"  # noqa: S105 - the name of a variable, not a secret
 _TEST_PREFIX = "MUNIMENT_TEST_"
+_OF_KUBERNETES = re.compile(r"MUNIMENT_(SERVICE_(HOST|PORT\w*)|PORT_\d+_\w+)")
+"""What it sets in every container beside a Service of the name `muniment`."""
 _OF_COMMANDS = frozenset({"MUNIMENT_TOKEN", "MUNIMENT_URL", "MUNIMENT_WRITER_TOKEN"})
 """What commands that talk to a server read, beside the settings."""
 DEFAULT_DATA = Path(".muniment")
@@ -189,6 +191,8 @@ def _refuse_unknown(environment: Mapping[str, str]) -> None:
     known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | _OF_COMMANDS
     for name in sorted(environment):
         if not name.startswith(PREFIX) or name in known or name.startswith((SECRET_PREFIX, _TEST_PREFIX)):
+            continue
+        if _OF_KUBERNETES.fullmatch(name):
             continue
         close = get_close_matches(name, sorted(known), n=1)
         advice = f"did you mean {close[0]}?" if close else "docs/settings.md lists them"

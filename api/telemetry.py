@@ -110,20 +110,36 @@ def quiet_libraries() -> None:
 
 
 class Forwarded(logging.Handler):
-    """Puts what a library says about itself into our log, below its own alarm: the alarm clock is late, not broken."""
+    """Puts what a library says about itself into our log, below its own alarm.
 
-    def __init__(self, log: Any) -> None:
+    A tick that is late or left out, a caller that speaks no HTTP: that is information, not a fault of the service.
+    What the library holds for an error is one, by its class and without its trace, which may hold values of somebody.
+    """
+
+    def __init__(self, event: str, log: Any) -> None:
         super().__init__(logging.WARNING)
+        self._event = event
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Writes one line: a skipped or late tick as information, what the library holds for an error as one."""
-        said = {"library": record.name, "detail": record.getMessage()}
+        """Writes one line."""
+        said = {"library": record.name, "detail": record.getMessage().strip()}
         if record.levelno >= logging.ERROR:
             kind = record.exc_info[0] if record.exc_info else None
-            self._log.error("scheduler", **said, error=None if kind is None else kind.__qualname__)
+            self._log.error(self._event, **said, error=None if kind is None else kind.__qualname__)
         else:
-            self._log.info("scheduler", **said)
+            self._log.info(self._event, **said)
+
+
+def forward(library: str, event: str, log: Any) -> Forwarded:
+    """Makes a library's warnings and errors lines of our log, and of nothing else; returns the handler to remove."""
+    logger = logging.getLogger(library)
+    logger.propagate = False
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())  # so that what is said after the removal goes nowhere
+    handler = Forwarded(event, log)
+    logger.addHandler(handler)
+    return handler
 
 
 def places(error: BaseException) -> list[str]:

@@ -15,7 +15,7 @@ from api import folder
 from api.app import create_app
 from api.commands.opening import opened
 from api.commands.options import CannotRun
-from api.telemetry import quiet_libraries
+from api.telemetry import forward, quiet_libraries
 from api.wiring import Services
 
 
@@ -37,6 +37,7 @@ def serve_folder(data: Path, *, host: str | None, port: int | None, roles: froze
     """Serves a folder until the process is told to stop. Raises: CannotRun, FolderMissing, FolderLocked."""
     with opened(data, host=host, port=port) as services:
         quiet_libraries()
+        forward("uvicorn.error", "server", services.telemetry.log)
         if "api" not in roles:
             return _work_only(services, roles)
         bound = bind(services.settings.host, services.settings.port)

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +129,8 @@ def test_a_misspelt_setting_is_refused_by_its_name(
     assert "MUNIMENT_APROVAL: there is no such setting: did you mean MUNIMENT_APPROVAL?" in one_line(capsys)
     assert not (tmp_path / "d").exists()
     monkeypatch.delenv("MUNIMENT_APROVAL")
-    for known in ("MUNIMENT_TOKEN", "MUNIMENT_URL", "MUNIMENT_WRITER_TOKEN", "MUNIMENT_SECRET_ACME_DB"):
+    for known in ("MUNIMENT_TOKEN", "MUNIMENT_URL", "MUNIMENT_WRITER_TOKEN", "MUNIMENT_SECRET_ACME_DB",
+                  "MUNIMENT_SERVICE_HOST", "MUNIMENT_PORT_8811_TCP_ADDR"):  # fmt: skip
         monkeypatch.setenv(known, "x")
     settings.load(tmp_path / "d")
 
@@ -141,3 +146,27 @@ def test_a_folder_whose_database_is_gone_before_anything_was_recorded_is_not_ser
     capsys.readouterr()
     assert cli.run(["serve", "--data", str(folder), "--port", "0"]) == 2
     assert "its database holds no tenant and the stores no log" in one_line(capsys)
+
+
+def test_what_the_server_library_says_is_a_line_of_our_log_too(tmp_path: Path) -> None:
+    """Operators read one form: a caller that speaks no HTTP leaves JSON on stderr like everything else."""
+    folder = tmp_path / "d"
+    program = [sys.executable, "-c", "from api.cli import main; main()"]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("MUNIMENT_")}
+    subprocess.run([*program, "init", "--data", str(folder)], check=True, capture_output=True, env=kept)
+    with subprocess.Popen(
+        [*program, "serve", "--data", str(folder), "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=kept,
+    ) as serving:
+        assert serving.stdout is not None
+        port = int(serving.stdout.readline().rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port)) as stranger:
+            stranger.sendall(b"hello, is anybody there?\r\n\r\n")
+            stranger.recv(1000)
+        serving.terminate()
+        _, said = serving.communicate(timeout=30)
+    lines = [json.loads(line) for line in said.splitlines()]
+    assert [(one["library"], one["level"]) for one in lines if one["event"] == "server"] == [("uvicorn.error", "info")]
