@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
+from connectors.scanning.database import Unreadable
 from connectors.scanning.look import Found, Look
 from connectors.scanning.report import DryRun, Place
 from connectors.scanning.threads import Threads
@@ -22,7 +23,8 @@ from connectors.scanning.threads import Threads
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-LARGEST = 256 << 20
+LARGEST = 64 << 20
+"""Bytes of a JSON document beyond which it is not read as one; lines may be as many as they like."""
 _LINE = 16 << 20
 _CHUNK = 1 << 20
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -82,8 +84,9 @@ def _file(root: Path, path: Path, look: Look, place: Place, *, threads: Threads,
                         owners[owner] = owners.get(owner, 0) + 1
             text = look.text()
             held = text is not None and _holds(stream, text.encode())
-    except OSError as error:
-        place.unread.append(f"{path.suffix or 'a'} file: {(error.strerror or 'could not be read').lower()}")
+    except (OSError, Unreadable) as error:
+        why = str(error) if isinstance(error, Unreadable) else (error.strerror or "could not be read").lower()
+        place.unread.append(f"a {path.suffix} file: {why}")
         asked[3] += 1
         return
     if bad[0]:
@@ -120,7 +123,10 @@ _THREADS = ("thread_id", "conversation_id", "session_id", "conversation", "strea
 def _documents(stream: BinaryIO, path: Path, bad: list[int]) -> Iterator[dict[str, Any]]:
     """Yield the objects of a document or of lines; what is no JSON is counted in `bad`."""
     if path.suffix.lower() == ".json":
-        pieces: Iterator[bytes] = iter([stream.read(LARGEST)])
+        data = stream.read(LARGEST + 1)
+        if len(data) > LARGEST:
+            raise Unreadable(f"larger than {LARGEST >> 20} MB, so it is not read as one document")
+        pieces: Iterator[bytes] = iter([data])
     else:
         pieces = iter(lambda: stream.readline(_LINE), b"")
     for piece in pieces:

@@ -21,7 +21,7 @@ from connectors.errors import (
 )
 from connectors.http_client import HttpClient
 from connectors.http_recipe import load, shipped
-from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, text_of
+from tests.connectors.contract import BEN, MIA, NOW, ROOT, Bed, Contract, captured, erase, fill, text_of
 from tests.connectors.http_vendor import KEY, OWN, Vendor, running
 
 
@@ -328,6 +328,16 @@ def test_every_shipped_recipe_is_sound_and_says_what_it_does_not_cover() -> None
         recipe = load(name)
         assert recipe.recipe == name
         assert recipe.not_covered
+
+
+def test_the_recipe_in_the_documentation_is_whole_and_works(bed: VendorBed) -> None:
+    text = (ROOT / "docs" / "connectors.md").read_text()
+    recipe = text.partition("A recipe of your own, whole:\n\n```yaml\n")[2].partition("```")[0]
+    assert len(recipe.splitlines()) < 80
+    with bed.open(recipe=recipe, owner=False) as connector:
+        fill(bed, 1)
+        assert erase(connector, [note("mia-0")])[0].outcome is Outcome.ERASED
+        assert connector.check(now=NOW, deadline=10).level_reached is Level.L1
 
 
 def vendor_store(bed: VendorBed, recipe: str, **more: object) -> Connector:

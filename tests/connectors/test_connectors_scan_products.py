@@ -16,8 +16,10 @@ from typing import Any
 
 import pytest
 
+from connectors.base import Selector, open_connector
 from connectors.scanning import lance as lance_files
 from connectors.scanning.chroma import deleted_vectors
+from connectors.scanning.look import Found
 from connectors.scanning.plain import as_json
 from connectors.scanning.report import Scan
 from connectors.scanning.scan import scan
@@ -32,7 +34,7 @@ def look(target: Path, **more: Any) -> Scan:
 
 
 WRITERS = """
-import hashlib, sys
+import hashlib, sys, uuid
 from pathlib import Path
 import chromadb, lancedb
 from chromadb.config import Settings
@@ -76,6 +78,15 @@ client.upsert("few", [m.PointStruct(id="0a52e6b3-0a3c-4d8b-9c8e-0f1e2d3c4b5a", v
 client.delete("mem", points_selector=m.PointIdsList(points=[0]))
 client.close()
 
+client = QdrantClient(path=str(base / "memories"))
+for name in ("mem0", "mem0_entities"):
+    client.create_collection(name, vectors_config=m.VectorParams(size=16, distance=m.Distance.COSINE))
+    ids = [str(uuid.uuid5(uuid.NAMESPACE_URL, f"{name} {n}")) for n in range(8)]
+    whose = [{"user_id": f"person-number-{n % 4}", **about} for n in range(8)]
+    client.upsert(name, [m.PointStruct(id=ids[n], vector=texts[n], payload=whose[n])
+                         for n in range(8)])
+client.close()
+
 for name in ("lance", "older"):
     db = lancedb.connect(str(base / name))
     rows = [{"id": f"m{n}", "user_id": f"person-number-{n % 4}", "vector": texts[n]} for n in range(30)]
@@ -107,6 +118,11 @@ def chroma(written: Path) -> Path:
 @pytest.fixture
 def qdrant(written: Path) -> Path:
     return written / "qdrant"
+
+
+@pytest.fixture
+def memories(written: Path) -> Path:
+    return written / "memories"
 
 
 @pytest.fixture
@@ -252,17 +268,17 @@ def test_mem0s_history_and_messages_keep_what_delete_all_removed(tmp_path: Path)
     assert named.mentions == 3
 
 
-def test_mem0s_vectors_and_history_beside_them_are_one_store_of_kind_mem0(qdrant: Path, tmp_path: Path) -> None:
-    shutil.copytree(qdrant, tmp_path / "home" / "qdrant")
+def test_mem0s_vectors_and_history_beside_them_are_one_store_of_kind_mem0(memories: Path, tmp_path: Path) -> None:
+    shutil.copytree(memories, tmp_path / "home" / "qdrant")
     mem0(tmp_path / "home" / "history.db")
     handed: list[Any] = []
     found = look(tmp_path, sink=lambda place, item: handed.append((place.what, item.locator)))
     place = only(found, "mem0-qdrant")
     assert (place.kind, place.config) == ("mem0", {"path": str(tmp_path / "home")})
     assert only(found, "mem0-history").config == place.config
-    assert ("mem0-qdrant", {"memory_id": "1"}) in handed
     assert {what for what, _ in handed} == {"mem0-qdrant"}
-    shutil.copytree(qdrant, tmp_path / "same")
+    assert len({locator["memory_id"] for _, locator in handed}) == 8, "entities go with their memories"
+    shutil.copytree(memories, tmp_path / "same")
     mem0(tmp_path / "same" / "history.db")
     assert sorted(place.what for place in look(tmp_path / "same").places) == ["mem0-history", "mem0-qdrant"]
 
@@ -312,6 +328,28 @@ def test_phoenix_sessions_examples_and_revisions_outlive_a_deleted_trace(tmp_pat
     assert (len(place.people), place.threads) == (1, 1)
     assert place.dry_run is not None
     assert (place.dry_run.items, place.dry_run.mentions) == (0, 2)
+
+
+def test_every_item_handed_over_is_a_place_that_its_connector_reads(
+    chroma: Path, qdrant: Path, lance: Path, memories: Path, tmp_path: Path
+) -> None:
+    """What a scan registers is what a request erases later: the same names, and the person's items by discover."""
+    for name, folder in (("c", chroma), ("q", qdrant), ("l", lance), ("m", memories)):
+        shutil.copytree(folder, tmp_path / name)
+    mem0(tmp_path / "m" / "history.db")
+    handed: dict[str, list[Found]] = {}
+    found = look(tmp_path, sink=lambda place, item: handed.setdefault(place.label, []).append(item))
+    places = {place.label: place for place in found.places if place.label in handed}
+    assert {place.kind for place in places.values()} == {"chroma", "qdrant", "lancedb", "mem0"}
+    for label, place in places.items():
+        assert place.kind is not None
+        mine = [item.locator for item in handed[label] if item.owners and item.owners[0][1] == WHO[1]]
+        with open_connector(place.kind, place.store_config(), secrets=str, read_only=True) as connector:
+            for item in handed[label]:
+                connector.check_locator(item.locator)
+            listed = list(connector.discover(Selector(identifiers=(f"user:{WHO[1]}",)), deadline=60))
+        assert mine
+        assert sorted(map(str, mine)) == sorted(map(str, listed)), label
 
 
 def test_everything_of_an_agents_folder_is_told_apart(chroma: Path, qdrant: Path, lance: Path, tmp_path: Path) -> None:
