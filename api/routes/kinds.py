@@ -54,10 +54,11 @@ def list_kinds(acting: Anyone, parts: Parts, limit: Limit = DEFAULT_LIMIT, curso
     """Every kind that entries may have, shipped ones first, each group by name."""
     after = read_cursor(cursor, int, str)
     with parts.database.transaction(acting.tenant_id, write=False) as session:
-        rows = session.exec(select(KindRow).where(KindRow.tenant_id == acting.tenant_id).order_by("name")).all()
+        rows = session.exec(select(KindRow).where(KindRow.tenant_id == acting.tenant_id)).all()
     shipped = [KindView(name=kind, description="", shipped=True) for kind in sorted(USER_KINDS)]
     own = [KindView(name=r.name, description=r.description, shipped=False, created_at=r.created_at) for r in rows]
-    waiting = [one for one in shipped + own if after is None or _key(one) > after]
+    # Sorted here: a database's own order of texts may be another one than that of the keys in a cursor.
+    waiting = [one for one in sorted(shipped + own, key=_key) if after is None or _key(one) > after]
     items, following = paged(waiting[: limit + 1], limit, _key)
     return Page(items=items, next_cursor=following)
 

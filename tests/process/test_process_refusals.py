@@ -14,6 +14,9 @@ import pytest
 from ledger.entry import uuid7
 from muniment.errors import ApiProblem
 
+# What is refused, and where, is the same on every database and store.
+pytestmark = [pytest.mark.process, pytest.mark.parametrize("running", ["embedded"], indirect=True)]
+
 
 def entry(**more: Any) -> dict[str, Any]:
     made: dict[str, Any] = {
