@@ -146,6 +146,14 @@ def test_a_request_does_not_complete_while_people_are_on_their_way_down(
         while cones.propagate_pending(session, world.tenant.tenant_id, world.now, limit=1):
             pass
     world.work()
+    # What came late is Bob's too, which nobody had seen: a second person decides.
+    waiting = world.reader.copies(world.acting(), request, state="awaiting_human")
+    assert leaf in [copy["artifact"] for copy in waiting]
+    for copy in waiting:
+        world.desk.settle_copy(
+            world.acting("carol"), request, copy["copy"], outcome="erase", comment="seen", now=world.now
+        )
+    world.work()
     assert world.copy_states(request)[leaf] == "erased_physical"
     assert world.state(request) == "completed"
     assert not world.bytes_left("Ada's words")
