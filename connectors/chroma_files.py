@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from connectors.directions import alike
 from connectors.errors import StoreUnreachable
 from connectors.pickled import read_pickle
 from connectors.sqlite_file import opened
@@ -44,9 +45,6 @@ _ADD, _UPDATE, _UPSERT, _DELETE = range(4)
 """What a row of the queue does."""
 _HEADER = struct.Struct("<i6Q")
 """hnswlib: version, offset of level 0, room, elements, bytes an element, offset of its label, offset of its vector."""
-_WINDOWS = range(3, 13)
-"""Numbers of a vector that a canary may hold."""
-_SAME = 1 - 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,21 +287,8 @@ class Index:
         return tuple(np.asarray(numbers * (length if is_unit and length else 1.0), "<f4").tolist())
 
     def find(self, canaries: Sequence[bytes]) -> dict[int, int]:
-        """Return how many elements run, at one of three places, in the direction of a canary read as float32."""
-        found: dict[int, int] = {}
-        for width in _WINDOWS:
-            wanted = [(number, each) for number, each in enumerate(canaries) if len(each) == width * 4]
-            if not wanted or self._elements.shape[1] < width:
-                continue
-            with np.errstate(all="ignore"):
-                given = _unit(np.frombuffer(b"".join(each for _, each in wanted), "<f4").reshape(-1, width))
-                last = self._elements.shape[1] - width
-                for start in {0, last // 2, last}:
-                    counts = (_unit(self._elements[:, start : start + width]) @ given.T > _SAME).sum(axis=0)
-                    for (number, _), count in zip(wanted, counts.tolist(), strict=True):
-                        if count:
-                            found[number] = found.get(number, 0) + count
-        return found
+        """Return how many elements run in the direction of each canary, by its number."""
+        return alike(self._elements, canaries) if len(self._elements) else {}
 
 
 def _only_here(database: Path) -> None:
@@ -346,12 +331,6 @@ def blank_unused(folder: Path) -> None:
             stream.write(bytes(max(0, length - used)))
             stream.flush()
             os.fsync(stream.fileno())
-
-
-def _unit(rows: NDArray[np.float32]) -> NDArray[np.float64]:
-    wide = rows.astype("<f8")
-    unit: NDArray[np.float64] = np.nan_to_num(wide / np.linalg.norm(wide, axis=1, keepdims=True), posinf=0, neginf=0)
-    return unit
 
 
 def _value(text: str | None, whole: int | None, number: float | None, flag: int | None) -> Any:

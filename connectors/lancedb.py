@@ -31,6 +31,7 @@ from lance.file import LanceFileReader
 from typing_extensions import override
 
 from connectors.base import Deadline, Level, ReclaimReport
+from connectors.directions import alike
 from connectors.errors import BadConfig, BadLocator, StoreUnreachable, WrongCredentials
 from connectors.residue import Hits, Needles
 from connectors.vector_store import Look, Places, Point, PointId, VectorConfig, VectorConnector, report, vector_config
@@ -118,7 +119,7 @@ class LanceConnector(VectorConnector):
                 unproven[name] = "the table was not reclaimed, so earlier versions and indexes may keep rows"
             elif oldest < int(evidence[mark(name)]):
                 unproven[name] = "a version from before the erasure is there again"
-        scan = _Scan(self._path, Needles(canaries), limit)
+        scan = _Scan(self._path, canaries, limit)
         found = {number for _, hits in scan.run() for number, _ in hits}
         if scan.unread:
             unproven |= {name: f"{scan.unread} files cannot be decoded" for name, _ in items}
@@ -126,7 +127,7 @@ class LanceConnector(VectorConnector):
 
     @override
     def _hits(self, canaries: Sequence[bytes], limit: Deadline) -> list[tuple[str, Hits]]:
-        return _Scan(self._path, Needles(canaries), limit).run()
+        return _Scan(self._path, canaries, limit).run()
 
     @contextmanager
     def _scratch(
@@ -322,9 +323,10 @@ class _Freed:
 class _Scan:
     """Looks for canaries in every file below the folder: in its bytes, and in what it decodes to."""
 
-    def __init__(self, path: Path, wanted: Needles, limit: Deadline) -> None:
+    def __init__(self, path: Path, canaries: Sequence[bytes], limit: Deadline) -> None:
         self._path = path
-        self._wanted = wanted
+        self._canaries = canaries
+        self._wanted = Needles(canaries)
         self._limit = limit
         self.unread = 0
 
@@ -344,21 +346,28 @@ class _Scan:
                 raise StoreUnreachable("lancedb", "a file cannot be read") from None
             if area in {"data files", "index files"}:
                 # What is seen both ways is one place.
-                decoded = self._decoded(file)
+                decoded = self._decoded(file, is_index=area == "index files")
                 hits = Counter({key: max(hits[key], decoded[key]) for key in {*hits, *decoded}})
             areas[area] = areas.get(area, Counter()) + hits
         return [(area, hits) for area, hits in areas.items() if hits]
 
-    def _decoded(self, file: Path) -> Hits:
+    def _decoded(self, file: Path, *, is_index: bool) -> Hits:
+        hits: Hits = Counter()
         try:
-            batches = LanceFileReader(str(file)).read_all(batch_size=_PAGE).to_batches()
-            chunks = (piece for batch in batches for column in batch.columns for piece in _values(column))
-            return self._wanted.count_chunks(chunks, self._limit)
+            for batch in LanceFileReader(str(file)).read_all(batch_size=_PAGE).to_batches():
+                chunks = (piece for column in batch.columns for piece in _values(column))
+                hits += self._wanted.count_chunks(chunks, self._limit)
+                for column in batch.columns if is_index else ():
+                    # A cosine index keeps vectors at length one, rounded its own way.
+                    if pa.types.is_fixed_size_list(column.type) and pa.types.is_floating(column.type.value_type):
+                        rows = np.asarray(column.flatten().to_numpy(zero_copy_only=False), dtype="<f4")
+                        near = alike(rows.reshape(-1, column.type.list_size), self._canaries)
+                        hits += Counter({(number, "float32, any length"): count for number, count in near.items()})
         except FileNotFoundError:
             return Counter()
         except _FAULTS:
             self.unread += 1
-            return Counter()
+        return hits
 
 
 def _values(column: pa.Array) -> Iterator[bytes]:

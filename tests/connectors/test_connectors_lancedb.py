@@ -228,6 +228,32 @@ def test_indexes_forget_ids_words_and_vectors_and_find_the_same_neighbours(bed: 
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("kind", ["IVF_FLAT", "IVF_HNSW_FLAT", "IVF_PQ"])
+def test_vectors_at_length_one_are_found_in_an_index_and_leave_it(bed: LanceBed, kind: str) -> None:
+    texts = {f"{'mia' if n < 1 else 'ben'}-{n:03}": text_of(f"no. {n:03}") for n in range(300)}
+    items = bed.put_all(texts)[:1]
+    table = lance.dataset(str(bed.folder / "notes.lance"))
+    pieces: dict[str, Any] = {"num_sub_vectors": 8} if kind == "IVF_PQ" else {}
+    table.create_index("vector", kind, metric="cosine", num_partitions=1, **pieces)
+    with bed.open() as connector:
+        items = captured(connector, items)
+    bed.own_delete("mia-000")
+
+    def indexed_rows() -> list[int]:
+        files = (bed.folder / "notes.lance" / "_indices").rglob("auxiliary.idx")
+        return [LanceFileReader(str(file)).read_all().to_table().num_rows for file in files]
+
+    assert indexed_rows() == [300]
+    with bed.open(read_only=True) as verifier:
+        places = {residue.where for residue in verifier.residue(items[0].canaries, deadline=30)}
+    # Codes of a quantised index are no bytes of the vector; that it is not among its rows is all there is to see.
+    assert places == {"data files"} | ({"index files"} if kind != "IVF_PQ" else set())
+    assert wiped(bed, items) == [(Level.L2, False)]
+    assert indexed_rows() == [299]
+    with bed.open(read_only=True) as verifier:
+        assert verifier.residue(items[0].canaries, deadline=30) == []
+
+
 def test_an_index_of_a_type_that_was_not_tried_keeps_the_level_at_l1(bed: LanceBed) -> None:
     items = bed.put_all({f"mia-{n}": text_of(f"mia-{n}") for n in range(5)})
     lance.dataset(str(bed.folder / "notes.lance")).create_scalar_index("id", "ZONEMAP")
