@@ -9,6 +9,7 @@ of the session are written first. Texts of statements are constants of ours; wha
 from __future__ import annotations
 
 import gc
+import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,6 +71,21 @@ def select_in(
         some = values[start : start + _MOST]
         query = f"{head} IN ({','.join('?' * len(some))})"
         yield from db.exec_driver_sql(query, (*known, *some)).fetchall()
+
+
+def gather(
+    session: Session, column: str, rest: str, known: Sequence[Any], values: Sequence[Any], *, kind: str
+) -> frozenset[int]:
+    """The numbers in a column of a query, of which `rest` is what follows FROM, as for `select_in`.
+
+    PostgreSQL sends them as one value, 8 bytes each: a thousand rows of one number cost more to send than to find.
+    """
+    if session.get_bind().dialect.name != "postgresql":
+        query = f"SELECT {column} FROM {rest}"  # noqa: S608 - texts of ours
+        return frozenset(number for (number,) in select_in(session, query, known, values, kind))
+    query = f"SELECT string_agg(int8send({column}), '') FROM {rest}"  # noqa: S608 - as above
+    packed = b"".join(data for (data,) in select_in(session, query, known, values, kind) if data is not None)
+    return frozenset(struct.unpack(f">{len(packed) // 8}q", packed))
 
 
 def instant(at: datetime | None) -> int | None:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import sqlalchemy as sa
-from sqlmodel import Session, col
+from sqlmodel import Session
 
-from registry.keyed import chunks
-from registry.models import Subject
+from registry import bulk
+
+_PERSONS = "SELECT subject_no, person_no FROM subject WHERE tenant_id = ? AND"
 
 
 def expand(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> frozenset[int]:
@@ -24,24 +24,13 @@ def expand(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> froz
 def groups(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> dict[int, frozenset[int]]:
     """For each of these incarnations everybody who is one person with it, itself included."""
     wanted = sorted(set(subject_nos))
-    person_of: dict[int, int] = {}
-    for chunk in chunks(wanted):
-        rows = session.execute(
-            sa.select(col(Subject.subject_no), col(Subject.person_no)).where(
-                col(Subject.tenant_id) == tenant_id, col(Subject.subject_no).in_(chunk)
-            )
-        )
-        # Not a condition of the query: it would tempt PostgreSQL away from the primary key.
-        person_of.update((row.subject_no, row.person_no) for row in rows if row.person_no is not None)
+    # Whether there is a person is no condition of the query: it would tempt PostgreSQL away from the primary key.
+    rows = bulk.select_in(session, f"{_PERSONS} subject_no", (tenant_id,), wanted, "int8")
+    person_of = {subject_no: person_no for subject_no, person_no in rows if person_no is not None}
     members: dict[int, set[int]] = {}
-    for chunk in chunks(sorted(set(person_of.values()))):
-        rows = session.execute(
-            sa.select(col(Subject.subject_no), col(Subject.person_no)).where(
-                col(Subject.tenant_id) == tenant_id, col(Subject.person_no).in_(chunk)
-            )
-        )
-        for subject_no, person_no in rows:
-            members.setdefault(person_no, set()).add(subject_no)
+    named = sorted(set(person_of.values()))
+    for subject_no, person_no in bulk.select_in(session, f"{_PERSONS} person_no", (tenant_id,), named, "int8"):
+        members.setdefault(person_no, set()).add(subject_no)
     return {
         number: frozenset(members[person_of[number]]) if number in person_of else frozenset({number})
         for number in wanted

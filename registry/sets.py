@@ -10,17 +10,17 @@ import hashlib
 from collections.abc import Iterable
 from datetime import datetime
 
-import sqlalchemy as sa
-from sqlmodel import Session, col
+from sqlmodel import Session
 
 from registry import bulk
 from registry.ids import new_id
-from registry.keyed import chunks, hold_writer
+from registry.keyed import hold_writer
 from registry.models import SubjectSet, SubjectSetMember
 
 EMPTY_SET = 0
 Members = frozenset[int]
 _MEMBERS = "SELECT set_id, subject_no FROM subject_set_member WHERE tenant_id = ? AND set_id"
+_SETS = "SELECT set_id FROM subject_set_member WHERE tenant_id = ? AND subject_no"
 _BY_DIGEST = "SELECT digest, set_id FROM subject_set WHERE tenant_id = ? AND digest"
 
 
@@ -68,16 +68,8 @@ def members(session: Session, tenant_id: int, set_ids: Iterable[int]) -> dict[in
 
 def sets_of(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> frozenset[int]:
     """The numbers of all sets in which at least one of the subjects is."""
-    found: set[int] = set()
-    for chunk in chunks(sorted(set(subject_nos))):
-        found.update(
-            session.execute(
-                sa.select(col(SubjectSetMember.set_id)).where(
-                    col(SubjectSetMember.tenant_id) == tenant_id, col(SubjectSetMember.subject_no).in_(chunk)
-                )
-            ).scalars()
-        )
-    return frozenset(found)
+    rows = bulk.select_in(session, _SETS, (tenant_id,), sorted(set(subject_nos)), "int8")
+    return frozenset(set_id for (set_id,) in rows)
 
 
 def _digest(subjects: Members) -> bytes:

@@ -73,6 +73,21 @@ def test_rows_are_found_by_any_number_of_values_and_pending_objects_are_seen(pla
         session.rollback()
 
 
+def test_numbers_are_gathered_each_once_and_none_where_there_is_none(place: Any) -> None:
+    tenant = place.alice.tenant_id
+    numbers = [1, 2**62, 7, 0]
+    with place.session() as session:
+        rows = [(tenant, n, n.to_bytes(8, "big"), n % 5) for n in numbers]
+        bulk.insert(session, SubjectSet, ("tenant_id", "set_id", "digest", "size"), rows)
+        for column, values, found in (
+            ("set_id", [1, 4, 2, 0], set(numbers)), ("size", [1, 4, 2, 0], {n % 5 for n in numbers}),
+            ("set_id", [3], set()), ("set_id", [], set()),
+        ):  # fmt: skip
+            where = "subject_set WHERE tenant_id = ? AND size"
+            assert bulk.gather(session, column, where, (tenant,), values, kind="int4") == found
+        session.rollback()
+
+
 @given(st.datetimes(timezones=st.just(UTC)))
 def test_an_instant_comes_back_as_it_went(at: datetime) -> None:
     assert bulk.moment(bulk.instant(at)) == at
