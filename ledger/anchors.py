@@ -3,6 +3,9 @@
 `file:/abs/path` (with `{log_id}` in it one file a log): every checkpoint note is appended to a file the auditor owns.
 `witness+http[s]://host:port/path#VKEY`: a C2SP witness cosigns the newest one; the cosigned note is stored once under
 `<log id>/anchor/<size>-<key id>`.
+`tsa+http[s]://host:port/path#SHA256`: an RFC 3161 authority stamps the newest one; its answer is stored once under
+`<log id>/anchor/<size>-<fingerprint>.tsr`. It says when a head existed, not that there is no other one, so a log that
+only has time stamps still reads `unanchored`.
 
 Guarantees: a failing anchor never blocks or changes the log; it is tried again, with growing pauses, and its state
 says since when it is behind. What an anchor has seen and this log does not extend is `refused`, which is a finding
@@ -34,10 +37,12 @@ from ledger.log import Log
 from ledger.merkle import root_of
 from ledger.notefile import append_notes
 from ledger.objects import HotStore, ObjectStore
+from ledger.timestamps import TimestampAddress, parse_timestamp, stamp
 from ledger.witness import WitnessAddress, offer, parse_witness
 
 UNANCHORED = "unanchored: trusts the operator"
 ANCHORED, BEHIND, FAILING, REFUSED, NEVER = "anchored", "behind", "failing", "refused", "never"
+TIMESTAMP = "timestamp"
 FIRST_PAUSE = timedelta(seconds=10)
 LONGEST_PAUSE = timedelta(minutes=5)
 _AT_ONCE = 1000
@@ -56,7 +61,7 @@ class FileAnchor:
         return f"file:{self.path}"
 
 
-Anchor = FileAnchor | WitnessAddress
+Anchor = FileAnchor | WitnessAddress | TimestampAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +103,17 @@ def parse_anchors(items: Sequence[str]) -> tuple[Anchor, ...]:
 def _parse(item: str) -> Anchor:
     if item.startswith("witness+"):
         return parse_witness(item)
+    if item.startswith("tsa+"):
+        return parse_timestamp(item)
     path = item.removeprefix("file:")
     if path == item or not path.startswith("/") or path.startswith("//") or "\0" in path:
-        raise MalformedAnchor("expected file:/ABSOLUTE/PATH or witness+http://HOST:PORT/PATH#VKEY")
+        raise MalformedAnchor("expected file:/ABSOLUTE/PATH, witness+http://HOST:PORT/PATH#VKEY or tsa+http://…#SHA256")
     return FileAnchor(path=path)
 
 
 def statement(states: Sequence[AnchorState]) -> str:
     """Return the sentence that every report carries when nobody outside has seen the log; else nothing."""
+    states = [state for state in states if state.kind != TIMESTAMP]
     if not states:
         return UNANCHORED
     if not any(state.size for state in states):
@@ -115,9 +123,18 @@ def statement(states: Sequence[AnchorState]) -> str:
 
 def told(states: Sequence[AnchorState]) -> str:
     """Return who outside has seen the log, and how much of it, as a certificate prints it; else that nobody has."""
-    seen = [f"{state.anchor} has the first {state.size} entries since {state.at}" for state in states if state.size]
+    seen = [
+        f"{state.anchor} has the first {state.size} entries since {state.at}"
+        for state in states
+        if state.size and state.kind != TIMESTAMP
+    ]
+    stamped = [
+        f"time stamped: {state.anchor} says that the first {state.size} entries were there at {state.at}"
+        for state in states
+        if state.size and state.kind == TIMESTAMP
+    ]
     refused = [f"{state.anchor} refuses: {state.detail}" for state in states if state.state == REFUSED]
-    return "; ".join([statement(states) or f"anchored: {', '.join(seen)}", *refused])
+    return "; ".join([statement(states) or f"anchored: {', '.join(seen)}", *stamped, *refused])
 
 
 class Anchoring:
@@ -185,6 +202,8 @@ class Anchoring:
         try:
             if isinstance(anchor, FileAnchor):
                 size, at = self._write(anchor, before.size, offered), now
+            elif isinstance(anchor, TimestampAddress):
+                size, at = offered.checkpoint.size, self._stamp(anchor, offered)
             else:
                 size, at = offered.checkpoint.size, self._cosign(anchor, before.size, offered)
         except AnchorRefused as error:
@@ -243,6 +262,14 @@ class Anchoring:
             self._locked.put(key, made.note, lock_until=self._lock_end(offered.now))
         return made.at
 
+    def _stamp(self, authority: TimestampAddress, offered: _Offered) -> datetime:
+        """Let the authority stamp the note, and store its answer once; returns the time in it."""
+        made = stamp(authority, offered.note)
+        name = f"anchor/{offered.checkpoint.size:020d}-{authority.fingerprint.hex()[:16]}.tsr"
+        with contextlib.suppress(ObjectExists):  # an earlier one says the same, only sooner
+            self._locked.put(offered.head.key(name), made.answer, lock_until=self._lock_end(offered.now))
+        return made.at
+
     def _root(self, head: Head, size: int) -> bytes:
         with self._log.entered(head.tenant_id) as entered:
             return root_of(size, entered.tree.read)
@@ -264,8 +291,10 @@ class Anchoring:
 
 
 def kind_of(anchor: Anchor) -> str:
-    """Return `file` or `witness`."""
-    return "file" if isinstance(anchor, FileAnchor) else "witness"
+    """Return `file`, `witness` or `timestamp`."""
+    if isinstance(anchor, FileAnchor):
+        return "file"
+    return TIMESTAMP if isinstance(anchor, TimestampAddress) else "witness"
 
 
 def _failed(before: AnchorState, state: str, detail: str, now: datetime) -> AnchorState:

@@ -18,6 +18,7 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Protocol
 from urllib.parse import urlsplit
 
 from ledger.checkpoint import Checkpoint, NoteSignature, open_note, parse_note, with_signature
@@ -147,23 +148,43 @@ def _size_of(answer: bytes) -> int:
 
 
 def _post(witness: WitnessAddress, body: bytes) -> tuple[int, bytes]:
-    """Return status and body of one exchange. Raises: AnchorUnavailable. http.client follows no redirect."""
-    if witness.secure:
+    return exchange(witness, f"{witness.path}/add-checkpoint", body, "text/plain")
+
+
+class Address(Protocol):
+    """Where a party listens."""
+
+    @property
+    def secure(self) -> bool:
+        """Whether by TLS."""
+
+    @property
+    def host(self) -> str:
+        """Its host."""
+
+    @property
+    def port(self) -> int:
+        """Its port."""
+
+
+def exchange(party: Address, path: str, body: bytes, media: str) -> tuple[int, bytes]:
+    """Return status and body of one POST. Raises: AnchorUnavailable. http.client follows no redirect."""
+    if party.secure:
         connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            witness.host, witness.port, timeout=STEP_S, context=ssl.create_default_context()
+            party.host, party.port, timeout=STEP_S, context=ssl.create_default_context()
         )
     else:
-        connection = http.client.HTTPConnection(witness.host, witness.port, timeout=STEP_S)
+        connection = http.client.HTTPConnection(party.host, party.port, timeout=STEP_S)
     # A step's timeout starts anew with every byte; this ends a witness that drips.
     ender = threading.Timer(DEADLINE_S, _end, [connection])
     ender.daemon = True
     ender.start()
     try:
-        connection.request("POST", f"{witness.path}/add-checkpoint", body, {"content-type": "text/plain"})
+        connection.request("POST", path, body, {"content-type": media})
         response = connection.getresponse()
         return response.status, _read(response)
     except (OSError, http.client.HTTPException) as error:
-        raise AnchorUnavailable(f"the witness does not answer ({type(error).__name__})") from error
+        raise AnchorUnavailable(f"the other party does not answer ({type(error).__name__})") from error
     finally:
         ender.cancel()
         connection.close()
@@ -179,5 +200,5 @@ def _read(response: http.client.HTTPResponse) -> bytes:
     while piece := response.read1(MAX_ANSWER + 1 - len(data)):
         data += piece
         if len(data) > MAX_ANSWER:
-            raise AnchorUnavailable(f"the witness answers more than {MAX_ANSWER} bytes")
+            raise AnchorUnavailable(f"the other party answers more than {MAX_ANSWER} bytes")
     return data
