@@ -210,8 +210,10 @@ def _pairs(place: Place, seen: set[tuple[str, str]]) -> None:
 
 def _lost_children(db: SqliteReader, place: Place, names: set[str]) -> None:
     """Rows whose foreign key leads nowhere; SQLite checks keys only where a program asks for it."""
+    declared = found = 0
     for name in sorted(names):
         try:
+            declared += sum(1 for _ in db.rows(f"PRAGMA foreign_key_list({db.quoted(name)})"))
             lost = Counter(str(row[2]) for row in db.rows(f"PRAGMA foreign_key_check({db.quoted(name)})"))
         except Unreadable as error:
             place.unread.append(f"foreign keys of {name}: {error}")
@@ -219,6 +221,11 @@ def _lost_children(db: SqliteReader, place: Place, names: set[str]) -> None:
         for parent, count in sorted(lost.items()):
             why = "their parent was deleted while foreign keys were not enforced"
             place.orphan(f"rows of {name} without their {parent}", count, why)
+            found += count
+    if declared:
+        why = "each program has to set PRAGMA foreign_keys for itself; without it a delete leaves what belongs to a row"
+        value = "not enforced" if found else "not kept in the file"
+        place.settings.append(Setting(name="foreign_keys", value=value, dangerous=found > 0, why=why))
 
 
 def postgres_settings(db: PostgresReader, place: Place, tables: Sequence[str]) -> None:

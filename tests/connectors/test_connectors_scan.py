@@ -271,6 +271,8 @@ def test_plain_tables_are_read_by_columns_of_usual_names(tmp_path: Path) -> None
     assert (spans["under 90 days"], spans["under a year"], spans["a year and more"]) == (1, 1, 3)
     assert spans["unknown"] == 4
     assert orphans(place) == {"rows of attachment without their message": 1}
+    settings = {each.name: each for each in place.settings}
+    assert (settings["foreign_keys"].value, settings["foreign_keys"].dangerous) == ("not enforced", True)
     assert [note for note in place.notes if note.startswith("table log: no column says")]
     assert [note for note in place.notes if note.startswith("table log: no primary key")]
     assert place.dry_run is not None
@@ -448,6 +450,18 @@ def test_what_cannot_be_scanned_is_refused_by_name(tmp_path: Path) -> None:
         with pytest.raises(TargetUnknown):
             look(target)
     assert look(f"sqlite:///{tmp_path}").verdict() == "nothing_recognised"
+
+
+def test_a_file_that_is_written_to_while_it_is_read_is_said_to_be(tmp_path: Path) -> None:
+    app(tmp_path / "app.db")
+
+    def write(place: Place, found: Any) -> None:
+        with closing(sqlite3.connect(tmp_path / "app.db")) as db:
+            db.execute("INSERT INTO log VALUES ('later')")
+            db.commit()
+
+    found = look(tmp_path / "app.db", sink=write)
+    assert [note for place in found.places for note in place.notes if "written to while it was read" in note]
 
 
 def test_every_form_of_an_address_leads_to_the_same_file(threads: Any) -> None:
