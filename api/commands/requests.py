@@ -269,19 +269,27 @@ _verb(
 
 @request.command("settle")
 @click.argument("request_id")
-@click.argument("copy", type=int)
+@click.argument("copy")
 @click.argument("outcome", type=click.Choice(_SETTLED))
 @click.option("--comment", required=True, help="Why; sealed.")
 @remote
 def settle(
-    *, request_id: str, copy: int, outcome: str, comment: str,
+    *, request_id: str, copy: str, outcome: str, comment: str,
     data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Says what becomes of a copy that waits for a human; its number is in `request show`."""
+    """Says what becomes of a copy that waits for a human, by its number in `request show`, or of `all` that wait."""
+    if copy != "all" and not copy.isdecimal():
+        message = "COPY is a number of `muniment request show`, or `all` for every copy that waits for a human"
+        raise CannotRun(message)
+    settled = []
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
-        body = {"outcome": outcome, "comment": comment}
-        found = client.request("POST", f"{path_of(request_id)}/copies/{copy}", body)
-    show(found, as_json=as_json, lines=[f"copy {copy}: {found['state']}"])
+        path = f"{path_of(request_id)}/copies"
+        waiting = list(client.pages(f"{path}?state=awaiting_human")) if copy == "all" else [{"copy": int(copy)}]
+        for one in waiting:
+            body = {"outcome": outcome, "comment": comment}
+            settled.append(client.request("POST", f"{path}/{one['copy']}", body))
+    lines = [f"copy {one['copy']}: {one['state']}" for one in settled] or ["no copy waits for a human"]
+    show(settled[0] if copy != "all" else {"items": settled}, as_json=as_json, lines=lines)
     return 0
 
 

@@ -156,6 +156,18 @@ def test_a_hold_is_placed_listed_previewed_and_released_from_a_terminal(office: 
     assert code == 1, "who placed it does not release it"
     assert office.json("legal2", "hold", "release", placed["id"], "--yes")["released"] is True
 
+    def waits() -> bool:
+        found = office.desk.call("legal", "GET", f"/v1/requests/{request}")
+        return bool(found["waiting_for"].get("awaiting_human"))
+
+    wait_for(waits)
+    assert office.types("legal", "request", "settle", request, "every", "erase", "--comment", "x")[0] == 2
+    code, _, err = office.types("legal", "request", "settle", request, "all", "erase", "--comment", "bob agreed")
+    assert code == 1, "who filed the request does not decide what others lose"
+    assert "refused (403)" in err
+    code, out, _ = office.types("legal2", "request", "settle", request, "all", "erase", "--comment", "bob agreed")
+    assert (code, out.count("pending")) == (0, 1)
+
 
 def test_approving_names_the_open_request_for_access_that_it_empties(office: Office) -> None:
     office.note("n1", ADA)
