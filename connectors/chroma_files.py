@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import sys
 from collections import defaultdict
@@ -40,6 +41,7 @@ KNOWN = {"embeddings_queue": 2, "metadb": 6, "sysdb": 10}
 DATABASE = "chroma.sqlite3"
 DEFAULT = ("default_tenant", "default_database")
 DOCUMENT = "chroma:document"
+_SEGMENT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _HANDLES = Path("/proc/self/fd")
 _ADD, _UPDATE, _UPSERT, _DELETE = range(4)
 """What a row of the queue does."""
@@ -114,6 +116,8 @@ class Folder:
                 " JOIN segments r ON r.collection = c.id AND r.scope = 'METADATA'"
                 " JOIN segments v ON v.collection = c.id AND v.scope = 'VECTOR' ORDER BY c.id"
             ).fetchall()
+        if any(_SEGMENT.fullmatch(row[-1]) is None for row in rows):
+            raise StoreUnreachable("chroma", "a segment has no id that can be a folder's name")
         found = {}
         for own, uid, tenant, database, row_segment, vector_segment in rows:
             name = own if (tenant, database) == DEFAULT else f"{tenant}/{database}/{own}"

@@ -165,7 +165,8 @@ class _Tables(Places):
     @override
     def collections(self) -> list[str]:
         try:
-            names = [each.name for each in self._path.iterdir() if each.name.endswith(_END) and each.is_dir()]
+            inside = [each for each in self._path.iterdir() if each.name.endswith(_END) and not each.is_symlink()]
+            names = [each.name for each in inside if each.is_dir()]
         except PermissionError:
             raise WrongCredentials("lancedb", "the folder may not be read") from None
         except OSError:
@@ -217,14 +218,26 @@ class _Tables(Places):
             yield _points(batch)
 
     @override
+    def hides(self, collection: str, owners: frozenset[str]) -> bool:
+        dataset = self.open(collection)
+        if str(self._owner_field).split(".")[0] not in dataset.schema.names or not owners:
+            return False
+        missing = "" if _ID not in dataset.schema.names else f" AND `{_ID}` IS NULL"
+        with _refusals("read"):
+            return bool(dataset.count_rows(f"{self._owned(dataset, owners)}{missing}"))
+
+    def _owned(self, dataset: lance.LanceDataset, owners: frozenset[str]) -> str:
+        name = str(self._owner_field)
+        parts = [name] if name in dataset.schema.names else name.split(".")
+        column = ".".join(f"`{part}`" for part in parts)
+        return f"CAST({column} AS string) IN ({', '.join(_quoted(form) for form in sorted(owners))})"
+
+    @override
     def delete(self, collection: str, ids: Sequence[PointId], owners: frozenset[str] | None) -> None:
         dataset = self.open(collection)
         wanted = _among(_ID, ids)
         if owners is not None:
-            name = str(self._owner_field)
-            parts = [name] if name in dataset.schema.names else name.split(".")
-            column = ".".join(f"`{part}`" for part in parts)
-            wanted += f" AND CAST({column} AS string) IN ({', '.join(_quoted(form) for form in sorted(owners))})"
+            wanted += f" AND {self._owned(dataset, owners)}"
         with _refusals("write"):
             dataset.delete(wanted)
 
@@ -395,7 +408,8 @@ def _values(column: pa.Array) -> Iterator[bytes]:
 def _points(batch: pa.RecordBatch) -> list[Point]:
     vectors = [field.name for field in batch.schema if _is_vector(field.type)]
     points = []
-    for row in batch.to_pylist():
+    # A row without an id cannot be named; `hides` tells of those that are somebody's.
+    for row in (each for each in batch.to_pylist() if each[_ID] is not None):
         numbers = (row.get(name) for name in vectors)
         payload = {name: value for name, value in row.items() if name not in vectors and name != _ID}
         points.append(

@@ -99,6 +99,10 @@ class Places(ABC):
     def pages(self, collection: str) -> Iterator[list[Point]]:
         """Yield all points of a collection, in pages."""
 
+    def hides(self, collection: str, owners: frozenset[str]) -> bool:
+        """Tell whether an owner has rows there that no id names."""
+        return False
+
     @abstractmethod
     def delete(self, collection: str, ids: Sequence[PointId], owners: frozenset[str] | None) -> None:
         """Delete these ids; where `owners` is given only rows that name one of them, in one step of the store."""
@@ -203,8 +207,11 @@ class VectorConnector(Connector):
     def discover(self, selector: Selector, *, deadline: float) -> Iterator[dict[str, Any]]:
         if self._config.owner_field is None:
             raise BadConfig("discover needs owner_field")
-        wanted = owner_forms(selector.identifiers)
-        for collection, point in self._all(Deadline("discover", deadline)):
+        wanted, limit = owner_forms(selector.identifiers), Deadline("discover", deadline)
+        with self._open(limit, read_only=True) as places:
+            if any(places.hides(collection, wanted) for collection in places.collections()):
+                raise BadLocator("rows of the owner have no id, so they cannot be named one by one")
+        for collection, point in self._all(limit):
             if self.owner(point) in wanted:
                 yield {"collection": collection, "id": point.id}
 

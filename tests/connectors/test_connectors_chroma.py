@@ -180,7 +180,7 @@ def wiped(bed: ChromaBed, items: Sequence[Item]) -> list[tuple[Level | None, boo
 @pytest.mark.scenario("A13", "S30")
 def test_a_small_collection_keeps_the_record_in_its_queue_and_ours_takes_it(bed: ChromaBed) -> None:
     bed.put_all({f"ben-{n}": text_of(f"ben-{n}") for n in range(40)}, BEN)
-    items = bed.put_all({f"mia-{n}": text_of(f"mia-{n}") for n in range(3)}, "mia")
+    items = bed.put_all({f"mia-{n}": f"{text_of(f'mia-{n}')} qzx" for n in range(3)}, "mia")
     before, nearest = bed.all(), bed.near(text_of("ben-7"))
     with bed.open() as connector:
         items = captured(connector, items)
@@ -189,15 +189,19 @@ def test_a_small_collection_keeps_the_record_in_its_queue_and_ours_takes_it(bed:
     assert bed.get("mia-1") is None
     queue = "SELECT count(*), sum(vector IS NOT NULL) FROM embeddings_queue WHERE id LIKE 'mia-%' AND operation = 0"
     assert bed.run(queue) == [(3, 3)]
+    # Three letters that nobody else wrote, in the blocks of the full-text index.
+    blocks = "SELECT count(*) FROM embedding_fulltext_search_data WHERE instr(block, CAST('qzx' AS BLOB)) > 0"
+    assert bed.run(blocks)[0][0] > 0
     assert bed.hits(text_of("mia-1")) > 0
-    assert bed.raw_hits(raw(text_of("mia-1"))) > 0
+    assert bed.raw_hits(raw(f"{text_of('mia-1')} qzx")) > 0
     with bed.open(read_only=True) as verifier:
         seen = verifier.verify(items, Level.L2, deadline=30)
         assert "database" in {residue.where for residue in verifier.residue(items[0].canaries, deadline=30)}
     assert {(f.level, f.present) for f in seen} == {(Level.L1, True)}
     assert wiped(bed, items) == [(Level.L2, False)] * 3
     assert [bed.hits(text_of(item.copy_id)) for item in items] == [0, 0, 0]
-    assert bed.raw_hits(raw(text_of("mia-1"))) == 0
+    assert bed.raw_hits(raw(f"{text_of('mia-1')} qzx")) == 0
+    assert bed.run(blocks) == [(0,)]
     assert bed.run("SELECT count(*) FROM embeddings_queue WHERE id LIKE 'mia-%'") == [(0,)]
     after = bed.all()
     assert {name: row[:2] for name, row in after.items()} == {
@@ -215,7 +219,7 @@ def vacuumed(bed: ChromaBed) -> None:
     assert done.returncode == 0, done.stdout
 
 
-@pytest.mark.parametrize("space", ["l2", "cosine"])
+@pytest.mark.parametrize("space", ["cosine", pytest.param("l2", marks=pytest.mark.slow)])
 @pytest.mark.scenario("A14", "S31", "L32")
 def test_a_vacuum_leaves_the_vectors_in_the_index_file_and_ours_takes_them(tmp_path: Path, space: str) -> None:
     bed = ChromaBed(tmp_path, **{"hnsw:space": space, "hnsw:sync_threshold": 20, "hnsw:batch_size": 10})
@@ -524,6 +528,21 @@ def test_a_folder_of_another_version_is_refused_and_left_alone(bed: ChromaBed) -
         erase(connector, items)
     bed.run("DELETE FROM migrations WHERE version = 7 AND dir = 'metadb'")
     assert bed.get("mia-0") == text_of("mia-0")
+
+
+def test_names_inside_a_folder_lead_nowhere_else(bed: ChromaBed, tmp_path: Path) -> None:
+    items, _ = fill(bed, 1)
+    bed.release()
+    bed.run("UPDATE segments SET id = '../elsewhere' WHERE scope = 'VECTOR'")
+    with bed.open() as connector, pytest.raises(StoreUnreachable, match="folder's name"):
+        erase(connector, items)
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked" / DATABASE).symlink_to(bed.folder / DATABASE)
+    with (
+        open_connector("chroma", {"path": str(tmp_path / "linked")}, secrets=str) as connector,
+        pytest.raises(StoreUnreachable, match="symbolic link"),
+    ):
+        erase(connector, items)
 
 
 def test_bad_settings_and_missing_folders_are_named_errors(tmp_path: Path) -> None:

@@ -364,6 +364,42 @@ def test_walk_lists_every_row_and_tables_without_an_id_are_refused(bed: LanceBed
             connector.check_locator({"collection": "loose", "id": "a"})
 
 
+def test_owned_rows_without_an_id_stop_a_search_for_everything_of_a_person(bed: LanceBed) -> None:
+    fill(bed, 1)
+    rows = [{"id": None, "text": "no id", "user_id": "mia", "vector": vector_of("x")}]
+    bed.database.create_table("unnamed", rows, schema=SCHEMA)
+    with bed.open(read_only=True) as connector:
+        with pytest.raises(BadLocator, match="have no id"):
+            list(connector.discover(Selector(identifiers=(MIA,)), deadline=10))
+        assert [each["id"] for each in connector.discover(Selector(identifiers=(BEN,)), deadline=10)] == ["ben-0"]
+    bed.database.drop_table("unnamed")
+    bed.database.create_table("loose", [{"user_id": "mia", "vector": vector_of("x")}])
+    with bed.open(read_only=True) as connector, pytest.raises(BadLocator, match="have no id"):
+        list(connector.discover(Selector(identifiers=(MIA,)), deadline=10))
+
+
+def test_a_table_behind_a_symbolic_link_is_not_driven(bed: LanceBed, tmp_path: Path) -> None:
+    fill(bed, 1)
+    (bed.folder / "notes.lance").rename(tmp_path / "elsewhere.lance")
+    (bed.folder / "notes.lance").symlink_to(tmp_path / "elsewhere.lance")
+    item = Item(copy_id="c", locator={"collection": "notes", "id": "mia-0"})
+    with bed.open() as connector:
+        assert erase(connector, [item])[0].outcome is Outcome.FAILED
+    assert lance.dataset(str(tmp_path / "elsewhere.lance")).count_rows() == 2
+
+
+def test_what_an_update_left_of_an_earlier_text_goes_too(bed: LanceBed) -> None:
+    items = bed.put_all({"mia-0": "an earlier text of hers", "ben-0": "stays"})[:1]
+    table = bed.database.open_table("notes")
+    table.update(where="id = 'mia-0'", values={"text": "a later text of hers"})
+    assert bed.hits("an earlier text of hers") > 0
+    assert table.checkout(2) is None
+    assert table.search().where("id = 'mia-0'").limit(1).to_list()[0]["text"] == "an earlier text of hers"
+    assert wiped(bed, items) == [(Level.L2, False)]
+    assert bed.hits("an earlier text of hers") == 0
+    assert bed.get("ben-0") == "stays"
+
+
 def test_looking_changes_no_file(bed: LanceBed) -> None:
     items, _ = fill(bed, 2)
 
