@@ -15,8 +15,11 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
+from registry.class_schema import class_schema
+
 EXAMPLES = Path(__file__).with_name("openapi_examples.json")
 JSON = "application/json"
+_Schemas = Mapping[str, dict[str, Any]]
 _ANYTHING = frozenset({"body", "observed", "value", "said", "locator", "scope", "config", "key", "levels"})
 """Members that hold what callers declare or send: any JSON."""
 _TYPES: tuple[tuple[type, str], ...] = ((bool, "boolean"), (int, "number"), (float, "number"), (str, "string"))
@@ -65,9 +68,9 @@ def document(app: FastAPI) -> dict[str, Any]:
         # Ours is in 4XX; the framework's shape for 422 is never sent.
         responses.pop("422", None)
         example = known.get(name, {})
-        _show_request(operation, example, schemas)
+        _show_request(name, operation, example, schemas)
         _share_content(responses)
-        _show_responses(responses, example.get("responses", {}))
+        _show_responses(responses, example.get("responses", {}), schemas)
     return made
 
 
@@ -84,6 +87,8 @@ def shape_of(value: Any) -> dict[str, Any]:
     >>> shape_of([{"id": "a"}])
     {'type': 'array', 'items': {'type': ['object', 'null'], 'properties': {'id': {'type': ['string', 'null']}}}}
     """
+    if value == {}:
+        return {"type": ["object", "null"], "additionalProperties": {}}  # a map that was empty: of names unknown here
     if isinstance(value, dict):
         members = {name: {} if name in _ANYTHING else shape_of(member) for name, member in value.items()}
         return {"type": ["object", "null"], "properties": members}
@@ -105,23 +110,27 @@ def _common(shapes: list[dict[str, Any]]) -> dict[str, Any]:
     return {"type": shapes[0]["type"], "properties": members}
 
 
-def _show_request(operation: dict[str, Any], example: Mapping[str, Any], schemas: Mapping[str, Any]) -> None:
+def _show_request(name: str, operation: dict[str, Any], example: Mapping[str, Any], schemas: _Schemas) -> None:
     media = operation.get("requestBody", {}).get("content", {}).get(JSON)
-    if media is None or "example" in media:
+    if media is None:
         return
-    declared = _declared(media.get("schema", {}), schemas)
-    if declared is not None:
-        media["example"] = declared
-    elif "request" in example:
-        media["example"] = example["request"]
+    if "example" not in media:
+        declared = _declared(media.get("schema", {}), schemas)
+        shown = example.get("request") if declared is None else declared
+        if shown is None:
+            return
+        media["example"] = shown
+    if "/data-classes/" in name:
+        media["schema"] = {key: value for key, value in class_schema().items() if not key.startswith("$")}
+    media["schema"] = _told(media["schema"], media["example"], schemas)
 
 
-def _declared(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Any:
+def _declared(schema: Mapping[str, Any], schemas: _Schemas) -> Any:
     """The first example that a route's own schema gives."""
     if schema.get("examples"):
         return schema["examples"][0]
     if "$ref" in schema:
-        return _declared(schemas[schema["$ref"].rpartition("/")[2]], schemas)
+        return _declared(schemas[_name_in(schema)], schemas)
     found = (_declared(part, schemas) for part in schema.get("anyOf", ()))
     return next((one for one in found if one is not None), None)
 
@@ -135,17 +144,46 @@ def _share_content(responses: dict[str, Any]) -> None:
             one["content"] = {media: dict(shape) for media, shape in content.items()}
 
 
-def _show_responses(responses: dict[str, Any], examples: Mapping[str, Any]) -> None:
+def _show_responses(responses: dict[str, Any], examples: Mapping[str, Any], schemas: _Schemas) -> None:
     for code, response in responses.items():
         media = response.get("content", {}).get(JSON)
         if not code.startswith("2") or media is None or not examples:
             continue
         shown = examples.get(code, next(iter(examples.values())))
         media.setdefault("example", shown)
-        if _says_nothing(media.get("schema", {})):
-            media["schema"] = shape_of(shown)
+        media["schema"] = _told(media.get("schema", {}), shown, schemas)
 
 
-def _says_nothing(schema: Mapping[str, Any]) -> bool:
-    vague = schema.get("type") == "object" and not schema.get("properties")
-    return not schema or vague or schema.get("$ref", "").endswith(("/Open", "/Page_dict_str__Any__"))
+def _told(schema: dict[str, Any], example: Any, schemas: _Schemas) -> dict[str, Any]:
+    """The schema itself where it says all there is, else one that the example completes."""
+    full = _completed(schema, example, schemas)
+    return schema if full == _completed(schema, None, schemas) else full
+
+
+def _completed(schema: dict[str, Any], example: Any, schemas: _Schemas) -> dict[str, Any]:
+    """The schema with its references put in, and every object of no known members given those of the example."""
+    if "$ref" in schema:
+        return _completed(schemas[_name_in(schema)], example, schemas)
+    if "anyOf" in schema:
+        kinds = [_completed(kind, None if kind.get("type") == "null" else example, schemas) for kind in schema["anyOf"]]
+        return {**schema, "anyOf": kinds}
+    if not schema:
+        return {} if example is None else shape_of(example)
+    if schema.get("type") == "array":
+        first = example[0] if isinstance(example, list) and example else None
+        return {**schema, "items": _completed(schema.get("items", {}), first, schemas)}
+    if schema.get("type") != "object" or isinstance(schema.get("additionalProperties"), dict):
+        return schema
+    known = schema.get("properties", {})
+    given = example if isinstance(example, dict) else {}
+    members = {name: _completed(part, None if name in _ANYTHING else given.get(name), schemas)
+               for name, part in known.items()}  # fmt: skip
+    if not known or schema.get("additionalProperties") is True:
+        members |= {
+            name: {} if name in _ANYTHING else shape_of(part) for name, part in given.items() if name not in known
+        }
+    return {**schema, "properties": members} if members else schema
+
+
+def _name_in(schema: Mapping[str, Any]) -> str:
+    return str(schema["$ref"]).rpartition("/")[2]
