@@ -208,7 +208,9 @@ def _people(table: Path, name: str, newest: Manifest, look: Look, place: Place) 
         for batch in lance.dataset(str(table)).scanner(columns=wanted, batch_size=_BATCH).to_batches():
             for row in batch.to_pylist():
                 _row(look, place, name, (owner, time, key), row)
-    except Exception as error:  # noqa: BLE001 -- the driver raises what it likes, also for a damaged file
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001 -- of damaged files the driver panics, which is no Exception
         place.unread.append(f"table {name}: the driver failed ({type(error).__name__})")
 
 

@@ -102,7 +102,7 @@ def _connected(path: Path, options: str, limit: Deadline) -> Iterator[SqliteRead
     with closing(connection):
         try:
             reader = SqliteReader(connection, limit)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:  # SQLite's own message may quote damaged bytes
             raise Unreadable(_sqlite_words(error, limit)) from None
         yield reader
 

@@ -70,7 +70,22 @@ def as_json(scan: Scan, *, names: bool) -> dict[str, Any]:
             "raw_byte_hits": scan.hits,
             "changed": "nothing",
         }
-    return found
+    cleaned: dict[str, Any] = _clean(found)
+    return cleaned
+
+
+def _clean(value: Any) -> Any:
+    """Return a value whose texts can be written as UTF-8; names in a store may be anything."""
+    if isinstance(value, str):
+        return value.encode(errors="backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_clean(name): _clean(each) for name, each in value.items()}
+    return [_clean(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+def _printable(line: str) -> str:
+    """Return a line without signs that a terminal would obey."""
+    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in line)
 
 
 def sentences(scan: Scan) -> list[str]:
@@ -137,6 +152,10 @@ def _n(count: int, one: str, many: str) -> str:
 
 def lines(scan: Scan, *, names: bool) -> Iterator[str]:
     """Yield the scan for a reader."""
+    return map(_printable, _lines(scan, names=names))
+
+
+def _lines(scan: Scan, *, names: bool) -> Iterator[str]:
     yield f"{scan.target}: {scan.verdict().replace('_', ' ')}; nothing was changed"
     for place in scan.places:
         yield ""

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import pickle
+import random
 import sqlite3
 import subprocess
 import uuid
@@ -403,6 +404,46 @@ def test_a_damaged_file_is_a_named_finding_and_no_crash(tmp_path: Path, name: st
         assert found.verdict() in {"partly_read", "unreadable"}
         assert told["could_not_read"]
     assert (tmp_path / name).read_bytes() == data
+
+
+def test_no_damage_to_any_byte_ends_a_scan_with_anything_but_findings(
+    threads: Any, tmp_path: Path, full_length: bool
+) -> None:
+    app(tmp_path / "app.db")
+    (tmp_path / "chat.jsonl").write_text('{"user_id": "ada", "conversation_id": "c"}\n' * 20)
+    git_folder = tmp_path / "repository"
+    git_folder.mkdir()
+    git(git_folder, "init", "-q", ".")
+    (git_folder / "memory.md").write_text(SECRET)
+    git(git_folder, "add", ".")
+    git(git_folder, "commit", "-q", "-m", "c")
+    originals = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
+    chance = random.Random(7)
+    for _ in range(400 if full_length else 25):
+        for _ in range(chance.choice([1, 4, 12])):
+            path = chance.choice(list(originals))
+            damaged = bytearray(originals[path])
+            for _ in range(chance.choice([1, 8, 64])):
+                place = chance.randrange(len(damaged) or 1) if chance.random() < 0.7 else chance.randrange(100)
+                if place < len(damaged):
+                    damaged[place] = chance.randrange(256)
+            path.write_bytes(damaged[: chance.choice([len(damaged), len(damaged), chance.randrange(len(damaged) + 1)])])
+        found = scan(str(tmp_path), now=NOW, deadline=20, subject="user:ada_lovelace", sink=lambda *_: None)
+        json.dumps(as_json(found, names=True), ensure_ascii=False).encode()
+        "\n".join(lines(found, names=True)).encode()
+        for path, data in originals.items():
+            path.write_bytes(data)
+
+
+def test_names_in_a_store_cannot_talk_to_the_terminal(tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "app.db")) as db:
+        db.execute('CREATE TABLE "a\x1b[2Jb" (id INTEGER PRIMARY KEY, user_id TEXT)')
+        db.execute('INSERT INTO "a\x1b[2Jb" (user_id) VALUES (?)', ("ada\x1b]0;x\x07",))
+        db.execute("INSERT INTO \"a\x1b[2Jb\" (user_id) VALUES (CAST(x'ff41' AS TEXT))")
+        db.commit()
+    found = look(tmp_path)
+    assert "\x1b" not in "".join(lines(found, names=True))
+    assert json.dumps(as_json(found, names=True), ensure_ascii=False).encode()
 
 
 def test_odd_encodings_and_values_of_other_types_are_read(tmp_path: Path) -> None:
