@@ -159,6 +159,7 @@ class TestChromaServer(Contract):
         assert "stop it and register its folder with path" in report.findings[0]
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_stopped_server_is_brought_to_l2(tmp_path: Path) -> None:
     server = Server(tmp_path / "chroma")
     try:
