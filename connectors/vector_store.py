@@ -16,7 +16,7 @@ import secrets
 import struct
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -252,7 +252,11 @@ class VectorConnector(Connector):
         for number, (copy, _, canaries) in enumerate(candidates):
             if number not in shared and len(held[copy]) < _CANARIES:
                 held[copy] += canaries
+        self._seek(canary for canaries in held.values() for canary in canaries)
         return held
+
+    def _seek(self, canaries: Iterable[bytes]) -> None:
+        self._sought |= dict.fromkeys(islice(canaries, max(0, _SOUGHT - len(self._sought))))
 
     def _pieces(self, point: Point) -> Iterator[tuple[bytes, tuple[bytes, ...]]]:
         """Yield what of a point to look for: a byte string no other point may hold, and what is kept when none does."""
@@ -332,8 +336,7 @@ class VectorConnector(Connector):
                         continue
                     given = self._erase_in(places, collection, list(dict.fromkeys(part.values())), wanted)
                     answers |= {number: given[identity] for number, identity in part.items()}
-        canaries = (canary for item in items for canary in item.canaries)
-        self._sought |= dict.fromkeys(islice(canaries, max(0, _SOUGHT - len(self._sought))))
+        self._seek(canary for item in items for canary in item.canaries)
         at = now + timedelta(seconds=limit.spent())
         return [self._receipt(item, answers[number], at) for number, item in enumerate(items)]
 
