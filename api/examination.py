@@ -25,6 +25,7 @@ from api import folder, migrate
 from api.database import Database
 from api.settings import Settings
 from api.wiring import Services
+from audit.silence import silences
 from connectors.base import why_not_built
 from ledger.batches import batch_digest, decode_batch
 from ledger.entry import decode_header, uuid7_time
@@ -32,6 +33,7 @@ from ledger.errors import LedgerError, LockNotEnforced, MalformedHeader, ObjectM
 from ledger.head import index_key
 from ledger.models import LogLease, LogState
 from ledger.objects import HotStore, ObjectStore, probe
+from ledger.recorders import beats, recorders_with_beats
 from registry.acting import Acting
 from registry.errors import RegistryError
 from registry.journal import END, complete_snapshots, read_object, row_objects
@@ -46,6 +48,8 @@ _ROOM_WRONG, _ROOM_WEAK = 100 * 1024**2, 1024**3
 _IN_FLIGHT = timedelta(minutes=10)
 """A payload object this young may belong to a batch that is being written."""
 _SNAPSHOT_AGE = timedelta(days=2)
+_HEARD_SINCE = timedelta(days=30)
+_SHOWN_RECORDERS = 10
 _HTTP_SECONDS = 5.0
 
 
@@ -298,11 +302,31 @@ def look_at_tenant(services: Services, acting: Acting) -> Iterator[Finding]:
             f"{recorders} recorder(s) of the SDK have recorded, and no store names a spool: their folders hold "
             "personal data until it is shipped; register each (kind files, name it …spool)",
         )
+    yield from _silence(services, acting)
     try:
         yield from _rows_for_rebuild(services, acting)
         yield from _orphans(services, acting)
     except (LedgerError, VaultError, RegistryError) as error:
         yield unknown(f"{acting.tenant}: stores of the record", f"{type(error).__name__}: {error}")
+
+
+def _silence(services: Services, acting: Acting) -> Iterator[Finding]:
+    """Recorders that used to send heartbeats and do not now: what their agents do since may be missing."""
+    now, what = services.clock.now(), f"{acting.tenant}: recorders"
+    with services.database.transaction(acting.tenant_id, write=False) as session:
+        names = recorders_with_beats(session, acting.tenant_id)
+        heard = {name: beats(session, acting.tenant_id, name, since=now - _HEARD_SINCE, until=now) for name in names}
+    quiet = [one for name, times in heard.items() for one in silences(name, times, now=now) if one.until is None]
+    for one in quiet[:_SHOWN_RECORDERS]:
+        yield weak(
+            what,
+            f"{one.recorder} is silent since {one.since:%Y-%m-%d %H:%M:%S} UTC, its heartbeats came every "
+            f"{one.every.total_seconds():.0f} s: see whether its agent runs and its spool is shipped",
+        )
+    if len(quiet) > _SHOWN_RECORDERS:
+        yield weak(what, f"{len(quiet) - _SHOWN_RECORDERS} more are silent")
+    if names and not quiet:
+        yield fine(what, f"{len(names)} with heartbeats, none is silent")
 
 
 def _rows_for_rebuild(services: Services, acting: Acting) -> Iterator[Finding]:
