@@ -26,6 +26,7 @@ def hold() -> None:
 @click.option("--data-class", "data_classes", multiple=True, help="Everything of this class.")
 @click.option("--conversation", default=None, help="Everything of this conversation.")
 @click.option("--artifact", "artifacts", multiple=True, help="This copy.")
+@click.option("--entry", "entries", multiple=True, help="This entry of the record.")
 @remote
 def place(
     *,
@@ -36,6 +37,7 @@ def place(
     data_classes: tuple[str, ...],
     conversation: str | None,
     artifacts: tuple[str, ...],
+    entries: tuple[str, ...],
     data: Path,
     tenant: str | None,
     token: str | None,
@@ -48,10 +50,11 @@ def place(
         "data_classes": list(data_classes),
         "scope": None if conversation is None else {"conversation": conversation},
         "artifacts": list(artifacts),
+        "entries": list(entries),
     }
     selector = {key: value for key, value in wanted.items() if value}
     if not selector:
-        message = "a hold names what it keeps: --subject, --data-class, --conversation or --artifact"
+        message = "a hold names what it keeps: --subject, --data-class, --conversation, --artifact, --entry"
         raise CannotRun(message)
     body = {"name": name, "matter": matter, "reason": reason, "selector": selector}
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
