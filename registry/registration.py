@@ -17,9 +17,9 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlmodel import Session, col
@@ -119,9 +119,8 @@ def default_ends_at(data_class: DataClass, dates: Dates) -> datetime | None:
     return min(ends, default=None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Known:
-    """What a batch needs of an artifact that exists."""
+class _Known(NamedTuple):
+    """What a batch needs of an artifact that exists, as `_READ` brings it: a thousand a batch, most only for a set."""
 
     id: int
     given_id: str | None
@@ -130,20 +129,37 @@ class _Known:
     own_set_id: int
     status: str
     registered_by: str
-    expires_at: datetime | None
-    created_at: datetime
-    observed_at: datetime | None
-    last_activity_at: datetime | None
+    expires_us: int | None
+    created_us: int
+    observed_us: int | None
+    last_activity_us: int | None
     request_id: str | None
-    anonymised: bool
+    anonymised: bool | int
     digest: bytes | None
     source_type: str | None
     verification: str | None
-    place: tuple[str, bytes]
+    store: str
+    locator_hash: bytes
 
     @property
     def name(self) -> str:
         return self.given_id or artifact_name(self.id)
+
+    @property
+    def expires_at(self) -> datetime | None:
+        return bulk.moment(self.expires_us)
+
+    @property
+    def created_at(self) -> datetime:
+        return bulk.moment(self.created_us) or datetime.min.replace(tzinfo=UTC)
+
+    @property
+    def observed_at(self) -> datetime | None:
+        return bulk.moment(self.observed_us)
+
+    @property
+    def last_activity_at(self) -> datetime | None:
+        return bulk.moment(self.last_activity_us)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -178,7 +194,9 @@ def register(
     if len(items) > MAX_ITEMS:
         detail = f"{len(items)} items, expected at most {MAX_ITEMS}"
         raise InvalidDeclaration("batch", [Fault(pointer="/artifacts", detail=detail)])
-    return _Registration(session, vault, acting, now, ends_at=ends_at).run(items)
+    with bulk.without_collector():
+        # What the batch made is gone before the collector wakes up, so that it has nothing to walk.
+        return _Registration(session, vault, acting, now, ends_at=ends_at).run(items)
 
 
 class _Registration:
@@ -212,10 +230,6 @@ class _Registration:
         """Ends by class of items that bring no date of their own: the same for all of a batch."""
 
     def run(self, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        with bulk.without_collector():
-            return self._run(items)
-
-    def _run(self, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         hold_writer(self.session, self.tenant_id)
         self._parse(items)
         self._load()
@@ -304,8 +318,8 @@ class _Registration:
 
     def _keep(self, head: str, more: tuple[Any, ...], values: Sequence[Any], kind: str) -> None:
         for row in bulk.select_in(self.session, head, (self.tenant_id, *more), values, kind):
-            known = _known(row)
-            self.by_place[known.place] = self.by_id[known.id] = known
+            known = _Known._make(row)
+            self.by_place[known.store, known.locator_hash] = self.by_id[known.id] = known
             if known.given_id is not None:
                 self.by_given[known.given_id] = known
 
@@ -336,6 +350,10 @@ class _Registration:
             holder = self._named(item.given_id) if item.given_id is not None else None
             if holder is not None and holder not in {known and known.id, earlier and earlier.node}:
                 self._refuse(line, "id-conflict", "the id belongs to an artifact at another place", "/id")
+            elif holder is None and item.given_id is not None and OWN_ID.fullmatch(item.given_id):
+                # Who could give out an id of ours beforehand would stand in for whatever gets it later.
+                detail = "an id of this form is made by the service, and names nothing here yet"
+                self._refuse(line, "id-conflict", detail, "/id")
             elif known is not None and item.anonymised and not known.anonymised:
                 detail = "what is registered here has people; an anonymised output has a place of its own"
                 self._refuse(line, "conflict", detail, "/activity")
@@ -479,7 +497,7 @@ class _Registration:
     def _stops(self, line: _Line, item: Item) -> bool:
         """Whether the people of its sources do not reach the line's artifact."""
         if line.known is not None:
-            return line.known.anonymised
+            return bool(line.known.anonymised)
         maker = self.new_places[item.store, item.locator_hash].item
         return maker is not None and maker.anonymised
 
@@ -824,14 +842,6 @@ def _is_weaker(new: DataClass, former: DataClass) -> bool:
 def _overwrites(known: _Known, item: Item) -> bool:
     """Whether the same place of a memory now holds another value than the one registered."""
     return item.data_class.state == "memory" and known.digest is not None and item.digest not in (None, known.digest)
-
-
-def _known(row: tuple[Any, ...]) -> _Known:
-    values = dict(zip(_READ, row, strict=True))
-    for name in ("expires_at", "created_at", "observed_at", "last_activity_at"):
-        values[name] = bulk.moment(values[name])
-    place = (values.pop("store"), values.pop("locator_hash"))
-    return _Known(place=place, **{**values, "anonymised": bool(values["anonymised"])})
 
 
 @lru_cache(maxsize=256)

@@ -156,6 +156,9 @@ def test_an_id_is_used_for_one_place_only(house: Any) -> None:
     [own] = house.register([house.item(4)])
     [thief] = house.register([house.item(5, id=own["id"])])
     assert problem_of(thief) == "id-conflict"
+    # An id of the form that the service makes itself would stand in for whatever gets it later.
+    [early] = house.register([house.item(5, id="art_0cb2fa4374e55278")])
+    assert problem_of(early) == "id-conflict"
     [same] = house.register([house.item(4, id=own["id"])])
     assert (same["status"], same["id"]) == ("exists", own["id"])
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import threading
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -13,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlmodel import Session, select
 
-from registry import bulk
+from registry import bulk, ids
 from registry.models import Artifact, Subject, SubjectSet
 
 NAMES = (
@@ -92,6 +94,28 @@ def test_numbers_are_gathered_each_once_and_none_where_there_is_none(place: Any)
 def test_an_instant_comes_back_as_it_went(at: datetime) -> None:
     assert bulk.moment(bulk.instant(at)) == at
     assert bulk.moment(bulk.instant(None)) is None
+
+
+def test_ids_only_grow_and_two_processes_do_not_meet_in_a_millisecond(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[set[int]] = []
+    for process in (3, 4):
+        monkeypatch.setattr(ids, "_process", process)
+        monkeypatch.setattr(ids, "_last", 0)
+        row = [ids.new_id(AT + timedelta(milliseconds=n % 2)) for n in range(5_000)]
+        assert row == sorted(set(row))
+        assert all(one >= ids.first_id(AT) for one in row)
+        made.append(set(row))
+    assert made[0].isdisjoint(made[1])
+
+
+def test_a_forked_process_makes_ids_of_its_own() -> None:
+    code = (
+        "import os, sys; from registry import ids; before = ids._process; child = os.fork()\n"
+        "if child == 0: sys.exit(int(ids._process == before))\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    # One process in 4,096 draws the number of its parent.
+    assert 0 in {subprocess.run([sys.executable, "-c", code], check=False).returncode for _ in range(2)}
 
 
 def test_the_collector_runs_again_after_the_last_batch_whatever_happened_in_it() -> None:
