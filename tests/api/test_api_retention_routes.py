@@ -199,3 +199,34 @@ def test_roles_and_tenants_stay_apart(desk: Any) -> None:
         pass
     assert path.exists()
     assert desk.role("writer").post("/v1/events", json=body | {"name": "unheard.of"}).status_code == 403
+
+
+def test_a_consent_is_recorded_listed_withdrawn_and_ends_what_it_covered(desk: Any) -> None:
+    spec = {**CLASS, "retention": {"keep": "P0D", "from": "consent", "latest": "P3Y", "then": "erase"}}
+    assert desk.role("platform").put("/v1/data-classes/voice", json=spec).status_code in (200, 201)
+    who = "email:cora@example.org"
+    body = {"subject": who, "data_classes": ["voice"], "words": "notice of 4 May, version 3"}
+    answer = desk.role("writer").post("/v1/consents", json=body)
+    assert answer.status_code == 201, answer.text
+    given = answer.json()
+    assert "cora" not in answer.text
+    _, path, _ = put_file(desk, "voice", who)
+    assert run_to_end(desk)["counts"]["ends"] == 0
+    shown = desk.role("legal").post("/v1/consents:search", json={"subject": who})
+    assert shown.status_code == 200, shown.text
+    listed = shown.json()["items"]
+    assert [(one["id"], one["words"], one["withdrawn_at"]) for one in listed] == [(given["id"], body["words"], None)]
+    assert desk.role("writer").post("/v1/consents:search", json={"subject": who}).status_code == 403
+    withdrawn = desk.role("writer").post(f"/v1/consents/{given['id']}/withdraw", json={})
+    assert withdrawn.status_code == 200, withdrawn.text
+    assert withdrawn.json()["withdrawn_at"] is not None
+    assert desk.role("writer").post(f"/v1/consents/{given['id']}/withdraw", json={}).status_code == 409
+    assert desk.role("writer").post("/v1/consents/cns_none/withdraw", json={}).status_code == 404
+    assert path.exists()
+    assert run_to_end(desk)["counts"]["removed"] == 1
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("body", [{}, {"subject": "email:a@example.org"}, {"subject": "x", "words": "w", "more": 1}])
+def test_a_consent_without_its_facts_is_refused(desk: Any, body: dict[str, Any]) -> None:
+    assert desk.role("writer").post("/v1/consents", json=body).status_code == 422
