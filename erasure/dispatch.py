@@ -30,7 +30,7 @@ from erasure.models import CopyRow
 from erasure.parts import Parts
 from erasure.regenerate import ANEW
 from erasure.request import GONE, CopyState
-from erasure.work import captures_of, failed, is_ready, load_work, may_go, owners_of, report_fact
+from erasure.work import captures_of, failed, is_ready, joined, load_work, may_go, owners_of, report_fact
 from ledger.entry import Kind
 from registry import stores
 from registry.errors import RegistryError
@@ -307,7 +307,8 @@ class Dispatch:
         fact = report_fact(report, self._parts.instant(self._now))
         with self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner, lock=True)
-            work.put_facts(session, reclaim={**work.facts().get("reclaim", {}), name: fact})
+            known = work.facts().get("reclaim", {})
+            work.put_facts(session, reclaim={**known, name: joined(fact, known.get(name))})
             for copy in self._locked(session, [copy.copy_no for copy in gone]):
                 copy.residual_until = fact["residual_until"]
                 session.add(copy)

@@ -29,7 +29,7 @@ from erasure.models import ConnectorTask, CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
 from erasure.request import GONE, CopyState
 from erasure.sealed import Capture
-from erasure.work import Work, captures_of, failed, load_work, may_go, owners_of
+from erasure.work import Work, captures_of, failed, joined, load_work, may_go, owners_of
 from ledger.entry import Kind
 from registry.acting import Acting
 from registry.errors import OutsideTokenScope
@@ -299,7 +299,8 @@ def _take_reclaim(session: Session, work: Work, task: ConnectorTask, rows: Seque
         "evidence": evidence,
         "at": at.isoformat(),
     }
-    work.put_facts(session, reclaim={**work.facts().get("reclaim", {}), task.store: fact})
+    known = work.facts().get("reclaim", {})
+    work.put_facts(session, reclaim={**known, task.store: joined(fact, known.get(task.store))})
     for copy in rows:
         copy.residual_until = dated
         session.add(copy)

@@ -201,6 +201,16 @@ def report_fact(report: ReclaimReport, now: datetime) -> dict[str, Any]:
     }
 
 
+def joined(fact: dict[str, Any], earlier: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A reclaim's fact with what an earlier one of the same store showed and this one had no reason to treat again.
+
+    Only where both reached the files: after one that did not, nothing from before stands for the whole store.
+    """
+    if earlier is None or min(Level(earlier["level"]), Level(fact["level"])) < Level.L2:
+        return fact
+    return {**fact, "evidence": {**earlier["evidence"], **fact["evidence"]}}
+
+
 def report_of(fact: Mapping[str, Any] | None) -> ReclaimReport | None:
     """The report that was kept."""
     if fact is None:
