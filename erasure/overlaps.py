@@ -1,7 +1,8 @@
-"""What somebody who plans or approves an erasure has to know: the same person's requests that it would empty.
+"""What somebody who plans or approves a request has to know of the same person's others: an erasure empties an export.
 
 Guarantees: reads only, and stops nothing. Retention waits for an open export (`retention.decide`, step 5); an erasure
-that a person asked for does not, so whoever approves it is told which of their requests it takes the answer from.
+that a person asked for does not, so whoever approves it is told which of their requests it takes the answer from, and
+whoever makes the export, which erasure takes from it.
 """
 
 from __future__ import annotations
@@ -12,30 +13,48 @@ from sqlmodel import Session, col, select
 
 from erasure.models import RequestRow
 from erasure.plan import instant_text
-from erasure.request import DONE, OPEN, Right
+from erasure.request import DONE, OPEN, Right, State
 
 _EXPORTS = (Right.ACCESS, Right.PORTABILITY)
+_ERASING = (State.APPROVED, State.EXECUTING, State.VERIFYING)
 
 
 def warnings_of(session: Session, row: RequestRow) -> list[dict[str, Any]]:
-    """One line for each request for an export, of one of the persons of an open erasure, that was not answered yet."""
-    if row.right != Right.ERASURE or row.state not in OPEN or not row.subjects:
+    """One line for each other request of one of its persons that this open one takes from, or that takes from it."""
+    if row.state not in OPEN or not row.subjects:
         return []
-    people = set(row.subjects)
-    others = session.exec(
-        select(RequestRow)
-        .where(
-            RequestRow.tenant_id == row.tenant_id,
+    query = select(RequestRow).where(RequestRow.tenant_id == row.tenant_id)
+    if row.right == Right.ERASURE:
+        query = query.where(
             col(RequestRow.right).in_(_EXPORTS),
             col(RequestRow.state).in_(sorted(OPEN | DONE)),
             col(RequestRow.answered_at).is_(None),
         )
-        .order_by(col(RequestRow.due_at), col(RequestRow.request_id))
-    )
-    return [_line(other) for other in others if not people.isdisjoint(other.subjects)]
+    elif row.right in _EXPORTS:
+        query = query.where(RequestRow.right == Right.ERASURE, col(RequestRow.state).in_(_ERASING))
+    else:
+        return []
+    people = set(row.subjects)
+    others = session.exec(query.order_by(col(RequestRow.due_at), col(RequestRow.request_id)))
+    found = [other for other in others if not people.isdisjoint(other.subjects)]
+    return [_emptied(other) if row.right == Right.ERASURE else _emptying(other) for other in found]
 
 
-def _line(other: RequestRow) -> dict[str, Any]:
+def _emptying(other: RequestRow) -> dict[str, Any]:
+    return {
+        "code": "erasure_pending",
+        "request": other.request_id,
+        "right": other.right,
+        "state": other.state,
+        "due_at": instant_text(other.extended_until or other.due_at),
+        "detail": (
+            f"an erasure of the same person, {other.request_id}, is {other.state}: what it erases will be missing "
+            "from the package, which says so"
+        ),
+    }
+
+
+def _emptied(other: RequestRow) -> dict[str, Any]:
     due = other.extended_until or other.due_at
     stands = "its package is not noted as handed over" if other.state in DONE else f"it is {other.state}"
     return {

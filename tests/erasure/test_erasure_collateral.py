@@ -192,7 +192,8 @@ def test_approving_an_erasure_names_the_same_persons_open_request_for_access(wor
     assert access in approved["warnings"][0]["detail"]
     event = next(line for line in approved["history"] if line["event"] == "approved")
     assert event["detail"]["warned_of"] == [access]
-    assert "warnings" not in world.reader.get(world.acting(), access)
+    (other_way,) = world.reader.get(world.acting(), access)["warnings"]
+    assert (other_way["code"], other_way["request"]) == ("erasure_pending", erasure)
 
 
 def test_an_answered_access_request_and_one_of_somebody_else_are_not_warned_of(world: World) -> None:
