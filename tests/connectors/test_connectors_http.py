@@ -396,7 +396,7 @@ def test_anthropic_versions_that_stay_are_found_also_when_somebody_else_deleted_
         assert connector.verify([wanted], Level.L1, deadline=5)[0].level is Level.L1
 
 
-@pytest.mark.scenario("S25", "S26", "S27")
+@pytest.mark.scenario("S25", "S26")
 def test_langfuse_traces_are_accepted_for_days_and_dataset_items_are_things_of_their_own(bed: VendorBed) -> None:
     for n in range(5):
         bed.vendor.put("traces", f"t{n}", userId="mia" if n < 3 else "ben", input="17 Blackthorn Row")

@@ -419,7 +419,7 @@ def test_no_damage_to_any_byte_ends_a_scan_with_anything_but_findings(
     git(git_folder, "commit", "-q", "-m", "c")
     originals = {path: path.read_bytes() for path in sorted(tmp_path.rglob("*")) if path.is_file()}
     chance = random.Random(7)
-    for _ in range(400 if full_length else 25):
+    for _ in range(400 if full_length else 12):
         for _ in range(chance.choice([1, 4, 12])):
             path = chance.choice(list(originals))
             damaged = bytearray(originals[path])

@@ -10,6 +10,7 @@ import pytest
 
 from connectors.base import Connector, open_connector
 from registry.models import StoreRow
+from registry.stores import get_store
 from tests.connectors.http_vendor import KEY, OWN, Vendor, running
 
 SECRETS = {"file:key": KEY, "file:recipe": OWN}
@@ -82,9 +83,9 @@ def test_a_vendor_is_looked_at_now_and_then_and_not_all_the_time(world: Any, ven
     world.erase()
     world.now += timedelta(hours=24)
     before = vendor.count("GET", "/notes/n1")
-    for _ in range(30):
-        world.work(1)  # half an hour, minute by minute
-    assert vendor.count("GET", "/notes/n1") - before <= 2
+    for _ in range(10):
+        world.work(1)  # minute by minute; after a day it is looked once an hour
+    assert vendor.count("GET", "/notes/n1") - before <= 1
 
 
 @pytest.mark.scenario("S37", "A11")
@@ -95,3 +96,28 @@ def test_a_note_that_the_key_cannot_see_is_no_absence(world: Any, vendor: Vendor
     [copy] = copies(world, request)
     assert copy["state"] == "failed"
     assert "n1" in vendor.things["note"]
+
+
+@pytest.mark.scenario("S27")
+def test_a_dataset_item_that_was_made_from_a_trace_goes_with_it_and_before_it(world: Any, vendor: Vendor) -> None:
+    with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
+        url = get_store(session, world.tenant.tenant_id, "vendor").config["url"]
+    world.store("lf", "http", {"url": url, "recipe": "langfuse", "secret": "file:key", "scope": "p-1"})
+    vendor.put("traces", "t1", userId="ada@example.org", input="the wombat-93417")
+    vendor.put("dataset_items", "d1", input="the wombat-93417", sourceTraceId="t1")
+    vendor.put("dataset_items", "d2", input="of somebody else")
+    trace: dict[str, Any] = {"store": "lf", "locator": {"kind": "trace", "id": "t1"}}
+    world.register({"data_class": "note", "subjects": ["email:ada@example.org"], **trace})
+    item: dict[str, Any] = {"store": "lf", "locator": {"kind": "dataset_item", "id": "d1"}}
+    world.register({"data_class": "note", "sources": [trace], **item})
+
+    request = world.erase()
+
+    order = [path for method, path in vendor.requests if method == "DELETE" and path.startswith("/api/")]
+    assert order == ["/api/public/dataset-items/d1", "/api/public/traces/t1"]
+    assert world.state(request) == "verifying", "the trace is queued"
+    vendor.work()
+    world.now += timedelta(hours=2)
+    world.work()
+    assert world.state(request) == "completed"
+    assert (vendor.things["traces"], sorted(vendor.things["dataset_items"])) == ({}, ["d2"])

@@ -45,6 +45,7 @@ def approved(desk: Any, subject: str) -> str:
     return path
 
 
+@pytest.mark.scenario("S12")
 def test_what_a_scan_found_is_registered_and_a_request_erases_it(desk: Any, capsys: pytest.CaptureFixture[str]) -> None:
     path: Path = desk.running.settings.data.parent / "stores" / desk.tenant / "agent.db"
     path.parent.mkdir(parents=True)
@@ -74,6 +75,10 @@ def test_what_a_scan_found_is_registered_and_a_request_erases_it(desk: Any, caps
     assert cli.run(command) == 0
     again = json.loads(capsys.readouterr().out)["registered"]["artifacts"]
     assert again == {"exists": 7}, "registering again changes nothing"
+    say(db, saver, "t-forgotten", "cy", "nobody told the registry")
+    assert cli.run(command) == 0
+    unknown = json.loads(capsys.readouterr().out)["registered"]["artifacts"]
+    assert unknown == {"exists": 7, "created": 1}, "a thread that the registry did not know"
 
     request = approved(desk, "user:ada")
 
