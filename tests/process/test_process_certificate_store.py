@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from datetime import timedelta
 from typing import Any
 
@@ -32,6 +33,22 @@ pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 
 def stored(running: Any, desk: Any, request: str) -> list[str]:
     return list(running.services.locked.list(f"{log_of(desk)}/certificate/{request}/"))
+
+
+def test_an_erased_entry_answers_with_its_request_and_once_it_is_issued_with_the_certificate(
+    desk: Any, running: Any
+) -> None:
+    (entry,) = say(desk, "eve", "hello")
+    request = erase(desk, "eve")
+    asked = {"Accept": "application/json", "X-Purpose": "dispute;case=7"}
+    gone = desk.client("auditor")._transport.request("GET", f"/v1/record/entries/{entry}", None, asked)
+    answer = json.loads(gone.body)
+    assert (gone.status, answer["type"]) == (410, "/problems/erased")
+    assert answer["request"] == request
+    assert answer["erased_at"]
+    path = answer["certificate"]
+    body = desk.client("legal").send("GET", path, None, {"Accept": "application/json"}).body
+    assert json.loads(body)["certificate"]["request"] == request
 
 
 def test_an_issued_certificate_lies_under_the_lock_of_the_log_and_is_the_one_that_is_served(
