@@ -53,7 +53,8 @@ from registry.sets import Members, members
 from registry.subjects import fenced
 from vault.vault import Vault
 
-_MAX_NODES = 10_000
+_MAX_NODES = 100_000
+"""How far one walk goes; a page of it is never longer than its limit."""
 _GONE = ("erasing", "erased")
 
 
@@ -218,37 +219,71 @@ def _find_source(session: Session, tenant_id: int, source: Source) -> Parent | N
 
 
 def lineage(
-    session: Session, tenant_id: int, public_id: str, *, direction: str = "up", depth: int = 10, limit: int = 1000
+    session: Session,
+    tenant_id: int,
+    public_id: str,
+    *,
+    direction: str = "up",
+    depth: int = 10,
+    limit: int = 1000,
+    after: tuple[int, str, int] | None = None,
 ) -> dict[str, Any]:
     """The graph above (`up`: sources) or below (`down`: what was made from it), level by level. Source: API §4.
 
-    Raises: UnknownArtifact.
+    A page of it: the nodes after `after` in order of level and number, and the edges that lead to them from these or
+    earlier ones. `next` is where the following page starts; `truncated` says that there is more, by page, by depth or
+    beyond the most that is walked. Raises: UnknownArtifact.
     """
     root = Parent(ARTIFACT, find_artifact(session, tenant_id, public_id).id)
-    nodes, edges = [root], set[tuple[Parent, Parent]]()
-    seen, frontier, truncated = {root}, [root], False
-    limit = min(limit, _MAX_NODES)
+    levels, edges, deeper = _walk(session, tenant_id, root, direction, depth=depth, enough=(limit, after))
+    keys = {node: (level, node.kind, node.number) for node, level in levels.items()}
+    later = sorted(node for node in keys if after is None or keys[node] > after)
+    later.sort(key=keys.__getitem__)
+    page = later[:limit]
+    shown = set(page)
+    # An edge belongs to the page on which the second of its ends appears.
+    listed = {edge for edge in edges if max(edge, key=keys.__getitem__) in shown}
+    more = len(later) > limit
+    view = _graph_view(session, tenant_id, page, listed, truncated=deeper or more)
+    return {**view, "next": keys[page[-1]] if more and page else None}
+
+
+def _walk(
+    session: Session,
+    tenant_id: int,
+    root: Parent,
+    direction: str,
+    *,
+    depth: int,
+    enough: tuple[int, tuple[int, str, int] | None],
+) -> tuple[dict[Parent, int], set[tuple[Parent, Parent]], bool]:
+    """Each node with its level, the edges between them, and whether more lies deeper than was walked.
+
+    Whole levels, until there is more than the wanted page.
+    """
+    limit, after = enough
+    levels, edges, frontier = {root: 0}, set[tuple[Parent, Parent]](), [root]
     for level in range(depth + 1):
         numbers = [node.number for node in frontier if node.kind == ARTIFACT]
         step = _level(session, tenant_id, numbers, direction)
         if level == depth:
-            truncated = truncated or any(step.values())
-            break
+            return levels, edges, any(step.values())
         frontier = []
         for number in numbers:
+            here = Parent(ARTIFACT, number)
             for other in sorted(step.get(number, ())):
-                if other not in seen and len(seen) >= limit:
-                    truncated = True
-                    continue
-                here = Parent(ARTIFACT, number)
-                edges.add((other, here) if direction == "up" else (here, other))
-                if other not in seen:
-                    seen.add(other)
-                    nodes.append(other)
+                if other not in levels:
+                    if len(levels) >= _MAX_NODES:
+                        return levels, edges, True
+                    levels[other] = level + 1
                     frontier.append(other)
+                edges.add((other, here) if direction == "up" else (here, other))
+        beyond = sum(after is None or (at, node.kind, node.number) > after for node, at in levels.items())
         if not frontier:
             break
-    return _graph_view(session, tenant_id, nodes, edges, truncated=truncated)
+        if beyond > limit:
+            return levels, edges, True
+    return levels, edges, False
 
 
 def _level(session: Session, tenant_id: int, numbers: Sequence[int], direction: str) -> dict[int, set[Parent]]:
@@ -261,8 +296,10 @@ def _level(session: Session, tenant_id: int, numbers: Sequence[int], direction: 
 def _graph_view(
     session: Session, tenant_id: int, nodes: Sequence[Parent], edges: set[tuple[Parent, Parent]], *, truncated: bool
 ) -> dict[str, Any]:
-    names = parent_names(session, tenant_id, nodes)
-    rows = by_numbers(session, tenant_id, [node.number for node in nodes if node.kind == ARTIFACT])
+    ends = {node for edge in edges for node in edge}
+    names = parent_names(session, tenant_id, ends | set(nodes))
+    numbers = {node.number for node in ends | set(nodes) if node.kind == ARTIFACT}
+    rows = by_numbers(session, tenant_id, numbers)
     shown: list[dict[str, Any]] = []
     for node in nodes:
         if node.kind == ENTRY:

@@ -155,10 +155,22 @@ def get_lineage(
     direction: Literal["up", "down"] = "up",
     depth: Annotated[int, Query(ge=1, le=100)] = 10,
     limit: Limit = 1000,
+    cursor: Cursor = None,
 ) -> Row:
-    """What it was made from (`up`) or what was made from it (`down`)."""
+    """What it was made from (`up`) or what was made from it (`down`), level by level, by pages of nodes."""
+    after = read_cursor(cursor, int, str, int)
     with parts.database.transaction(acting.tenant_id, write=False) as session:
-        return artifacts.lineage(session, acting.tenant_id, artifact, direction=direction, depth=depth, limit=limit)
+        found = artifacts.lineage(
+            session,
+            acting.tenant_id,
+            artifact,
+            direction=direction,
+            depth=depth,
+            limit=limit,
+            after=None if after is None else (after[0], after[1], after[2]),
+        )
+    following = found.pop("next")
+    return {**found, "next_cursor": None if following is None else write_cursor(*following)}
 
 
 @router.get("/v1/artifacts/{artifact}/provenance", responses={200: {"content": {"application/json": {}}}})

@@ -117,6 +117,11 @@ def test_lineage_goes_both_ways_and_people_travel(desk: Any) -> None:
     assert {node["id"] for node in up["nodes"]} == {parent, child}
     down = writer.get(f"/v1/artifacts/{parent}/lineage?direction=down").json()
     assert {node["id"] for node in down["nodes"]} == {parent, child}
+    first = writer.get(f"/v1/artifacts/{child}/lineage?limit=1").json()
+    assert ([node["id"] for node in first["nodes"]], first["truncated"]) == ([child], True)
+    rest = writer.get(f"/v1/artifacts/{child}/lineage?limit=1&cursor={first['next_cursor']}").json()
+    assert ([node["id"] for node in rest["nodes"]], rest["next_cursor"]) == ([parent], None)
+    assert writer.get(f"/v1/artifacts/{child}/lineage?cursor=bm8").status_code == 422
     found = desk.role("legal").post("/v1/artifacts:search", json={"subject": "user:bo"}).json()["items"]
     assert {item["id"] for item in found} == {parent, child}
     assert writer.get(f"/v1/artifacts/{child}/provenance").status_code == 200

@@ -507,6 +507,36 @@ def test_lineage_goes_both_ways_is_bounded_and_says_when_it_stopped(house: Any) 
     assert (len(short["nodes"]), len(few["nodes"])) == (3, 3)
 
 
+def test_pages_of_a_lineage_join_to_the_whole_while_others_insert(house: Any) -> None:
+    """A wide and deep graph with diamonds: every node on one page, every edge on one page, whatever is added."""
+    width = 12
+    house.register([house.item(n) for n in range(1, width + 1)])
+    house.register(
+        [house.item(100 + n, subjects=None, sources=[place(n), place(n % width + 1)]) for n in range(1, width + 1)]
+    )
+    [top] = house.register([house.item(999, subjects=None, sources=[place(100 + n) for n in range(1, width + 1)])])
+    tenant = house.alice.tenant_id
+    with house.session() as session:
+        whole = artifacts.lineage(session, tenant, top["id"])
+        assert (len(whole["nodes"]), len(whole["edges"]), whole["next"]) == (1 + 2 * width, 3 * width, None)
+        nodes: list[str] = []
+        edges: list[tuple[str, str]] = []
+        after = None
+        for number in range(100):
+            page = artifacts.lineage(session, tenant, top["id"], limit=5, after=after)
+            assert len(page["nodes"]) <= 5
+            nodes += [node["id"] for node in page["nodes"]]
+            edges += [(edge["from"], edge["to"]) for edge in page["edges"]]
+            after = page["next"]
+            if after is None:
+                break
+            assert page["truncated"]
+            session.commit()
+            house.register([house.item(2000 + number, subjects=None, sources=[place(999)])])
+    assert (len(nodes), set(nodes)) == (1 + 2 * width, {node["id"] for node in whole["nodes"]})
+    assert sorted(edges) == sorted((edge["from"], edge["to"]) for edge in whole["edges"])
+
+
 def test_where_a_fact_came_from_is_answered_with_its_whole_chain(house: Any) -> None:
     entry(house, "user:ada")
     seen = house.now - timedelta(days=180)
