@@ -210,6 +210,9 @@ def test_a_small_collection_keeps_the_record_in_its_queue_and_ours_takes_it(bed:
     assert all(near(after[name][2], before[name][2]) for name in after)
     assert bed.near(text_of("ben-7")) == nearest
     assert nearest[0] == "ben-7"
+    assert all(name.startswith("ben") for name in bed.near(f"{text_of('mia-1')} qzx", 40))
+    with bed.notes() as notes:
+        assert notes.get(where_document={"$contains": "mia-"})["ids"] == []
 
 
 def vacuumed(bed: ChromaBed) -> None:
@@ -383,25 +386,29 @@ def test_a_collection_that_is_always_written_to_stays_at_l1_and_whole(
     assert sorted(bed.all()) == ["ben-0", "ben-1", *written]
 
 
-def test_a_copy_that_broke_off_is_removed_and_the_collection_is_whole(
-    bed: ChromaBed, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from connectors.chroma import _Rebuild
-
+def test_killed_before_the_copy_took_its_place_the_collection_is_whole_and_the_copy_goes(bed: ChromaBed) -> None:
     items, _ = fill(bed, 2)
     with bed.open() as connector:
         items = captured(connector, items)
-    with monkeypatch.context() as patch:
-        patch.setattr(_Rebuild, "_swap", lambda *_: (_ for _ in ()).throw(StoreUnreachable("chroma", "cut")))
-        with bed.open() as connector:
-            erase(connector, items[:1])
-            with pytest.raises(StoreUnreachable):
-                connector.reclaim(Level.L2, now=NOW, deadline=30)
+        erase(connector, items[:1])
+    program = (
+        f"{bed.source()}\nimport os, signal\nfrom datetime import datetime, UTC\n"
+        "from connectors import chroma\nfrom connectors.base import Item, Level\n"
+        f"item = Item(copy_id='c', locator={dict(items[0].locator)!r})\nnow = datetime.now(UTC)\n"
+        f"connector.erase([item], owner_identifiers=[{MIA!r}], now=now, deadline=30)\n"
+        "chroma._Rebuild._swap = lambda *given: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "connector.reclaim(Level.L2, now=now, deadline=30)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert killed.returncode == -9, killed.stderr
     # The copy still holds mia-1, which is erased only now.
     assert len(bed.run("SELECT 1 FROM collections WHERE name LIKE 'muniment-copy-%'")) == 1
+    assert sorted(bed.all()) == ["ben-0", "ben-1", "mia-1"]
+    bed.release()
     assert wiped(bed, items) == [(Level.L2, False)] * 2
     assert bed.run("SELECT name FROM collections") == [("notes",)]
     assert bed.hits(text_of("mia-1")) == 0
+    assert sorted(bed.all()) == ["ben-0", "ben-1"]
 
 
 def test_settings_metadata_and_lists_survive_the_copy(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
@@ -295,6 +296,20 @@ def test_a_file_of_an_unfinished_write_is_left_to_its_writer_and_reported(bed: L
     assert under_way.exists()
     with bed.open(read_only=True) as verifier:
         assert verifier.verify(items, Level.L2, deadline=30, reclaimed=report)[0].present is True
+
+
+def test_a_file_of_a_write_that_broke_off_long_ago_is_removed(bed: LanceBed) -> None:
+    items = bed.put_all({f"mia-{n}": text_of(f"mia-{n}") for n in range(5)})
+    table = bed.folder / "notes.lance"
+    (source,) = (table / "data").glob("*.lance")
+    broken = table / "data" / f"{'0' * 24}aa02abc4dcb8f5bd8893c96020.lance"
+    broken.write_bytes(source.read_bytes())
+    before = datetime.now(UTC) - timedelta(hours=2)
+    os.utime(broken, (before.timestamp(), before.timestamp()))
+    with bed.open() as connector:
+        items = captured(connector, items)
+    assert wiped(bed, items) == [(Level.L2, False)] * 5
+    assert not broken.exists()
 
 
 def test_a_writer_that_comes_in_between_loses_nothing(bed: LanceBed) -> None:
