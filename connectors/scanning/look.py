@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from connectors.base import Deadline
 
 OWNERS = (
-    "user_id", "userid", "user", "end_user_id", "enduser_id", "enduser.id", "user.id", "subject_id", "subject",
+    "user_id", "userid", "user", "end_user_id", "enduser_id", "enduser.id", "user.id", "subject_id", "langgraph_auth_user_id",
     "customer_id", "customer", "owner_id", "owner", "account_id", "member_id", "person_id", "patient_id",
     "applicant_id", "contact_id", "user_email", "email", "email_address", "phone",
 )  # fmt: skip
-"""Names of fields that say whose something is, most telling first."""
+"""Names of fields that say whose something is, most telling first. Not `subject`, which mails and tickets have too."""
 THREADS = ("thread_id", "conversation_id", "session_id", "conversation", "chat_id", "session", "stream")
 TIMES = (
     "created_at", "inserted_at", "created", "timestamp", "time", "ts", "start_time", "updated_at", "date", "at",
