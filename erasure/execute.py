@@ -150,12 +150,26 @@ class _Execution:
         keeping = Keeping(self._parts, self._tenant_id, self._owner, self._now)
         for start in range(0, len(wanted), _EVENT_CHUNK):
             chunk = [key_id for key_id in wanted[start : start + _EVENT_CHUNK] if key_id is not None]
-            keeping.close(chunk)
+            self._close(chunk)
             for _ in range(_KEEPING_ROUNDS):
                 faults = keeping.give(chunk)
                 self._give_up(faults)
                 if not self._destroy([key_id for key_id in chunk if key_id not in faults]):
                     break
+
+    def _close(self, key_ids: Sequence[str]) -> None:
+        """Keys that a limited request takes from under other conversations seal nothing new while that is going on.
+
+        A request about a whole person has closed the person; a sweep's keys are of months that are over.
+        """
+        with self._parts.transactions(self._tenant_id) as session:
+            work = load_work(session, self._tenant_id, self._owner, lock=True)
+            if not (isinstance(work.row, RequestRow) and is_limited(work.row)):
+                return
+            if self._parts.vault.mark_destroying(session, self._tenant_id, key_ids, request=self._owner):
+                at = self._parts.instant(self._now)
+                work.put_facts(session, key_fence=self._parts.raise_fence(session, at).as_json())
+        self._parts.vault.evict(key_ids)
 
     def _give_up(self, faults: Mapping[str, str]) -> None:
         """Keys under which a part that must stay cannot be kept: they stay, and say why."""

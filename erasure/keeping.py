@@ -1,7 +1,7 @@
 """Keys of their own for parts that stay when the data key that seals them goes, and the end of these keys.
 
 Before a data key goes, in order; the caller then says which key goes and lets it go (`erasure.execute`):
- 1. A key that a limited request takes from under other conversations is closed: nothing new is sealed under it.
+ 1. The executor closes a key that a limited request takes from under other conversations: it seals nothing new.
  2. The record is told how many parts get keys of their own, on which grounds. What was sealed before 1 is in the log
     by then, since the log takes one flush after the other.
  3. Derive the keys from what is stored, outside any transaction; keep them in the vault, page by page.
@@ -70,24 +70,13 @@ def staying(given: PlanInput, key_ids: Collection[str]) -> Staying:
 
 
 class Keeping:
-    """Steps 1 to 4 for one request or sweep."""
+    """Steps 2 to 4 for one request or sweep; the executor takes the first."""
 
     def __init__(self, parts: Parts, tenant_id: int, owner: str, now: datetime) -> None:
         self._parts = parts
         self._tenant_id = tenant_id
         self._owner = owner
         self._now = now
-
-    def close(self, key_ids: Sequence[str]) -> None:
-        """Step 1. A request about a whole person has closed the person; a sweep's keys are of months that are over."""
-        with self._parts.transactions(self._tenant_id) as session:
-            work = load_work(session, self._tenant_id, self._owner, lock=True)
-            if not (isinstance(work.row, RequestRow) and is_limited(work.row)):
-                return
-            if self._parts.vault.mark_destroying(session, self._tenant_id, key_ids, request=self._owner):
-                at = self._parts.instant(self._now)
-                work.put_facts(session, key_fence=self._parts.raise_fence(session, at).as_json())
-        self._parts.vault.evict(key_ids)
 
     def give(self, key_ids: Sequence[str]) -> dict[str, str]:
         """Steps 2 to 4. Returns the keys under which a part that must stay cannot be kept, and why."""

@@ -240,6 +240,7 @@ DOORS = {
     "reclaim": {"erasure/dispatch.py"},
     "delete_wrapped": {"erasure/execute.py", *REPLAY},
     "mark_destroying": {"erasure/execute.py", *REPLAY},
+    "drop_parts": {"erasure/execute.py", *REPLAY},
     "destroy_due_keks": {"erasure/execute.py", "erasure/worker.py"},
     "bury": {"erasure/execute.py", "erasure/revived.py", *REPLAY},
 }
