@@ -8,7 +8,7 @@ each) and prints, from rounds run in turn:
   bytes          of the tables and indexes of an artifact, one edge and its people.
 On SQLite times are processor times (all work is in this process), on PostgreSQL they are elapsed times.
 A round whose yardstick is over 1.5 times its own median is dropped.
-Run: `python -m bench.registry [--artifacts N] [--postgres]`; the issue's sizes need `--artifacts 1000000`.
+Run: `python -m bench.registry [--artifacts N] [--grow-to N] [--postgres]`; the sizes wanted are 1 and 10 million.
 """
 
 from __future__ import annotations
@@ -229,8 +229,8 @@ def ratios(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
     )
 
 
-def measure(bench: Bench, artifacts: int, rounds: int) -> dict[str, float]:
-    """Fill, measure, print; the ratios by name."""
+def measure(bench: Bench, artifacts: int, rounds: int, person: str = "wanted") -> dict[str, float]:
+    """Fill, measure, print; the ratios by name, and the seconds of a batch and of one search."""
     while bench.made < artifacts * 0.9:
         bench.register(bench.items(BATCH))
     pairs = []
@@ -239,16 +239,17 @@ def measure(bench: Bench, artifacts: int, rounds: int) -> dict[str, float]:
         ours = bench.register(items)
         pairs.append((bench.insert_plain(), ours))
     yard, ours, share = ratios(pairs)
+    batch_s = ours
     print(
         f"registration: plain INSERT {BATCH / yard:,.0f}/s, registered {BATCH / ours:,.0f}/s, "
         f"ratio {1 / share:.2f} (wanted ≥ 0.25)"
     )
-    bench.scatter("wanted", COPIES)
+    bench.scatter(person, COPIES)
     bench.settle()
     with bench.session() as session:
         roots = session.execute(
             sa.select(col(Artifact.id), col(Artifact.set_id)).where(
-                col(Artifact.given_id).like("art\\_wanted\\_0\\_%", escape="\\")
+                col(Artifact.given_id).like(f"art\\_{person}\\_0\\_%", escape="\\")
             )
         ).all()
         query = sa.text("SELECT subject_no FROM subject_set_member WHERE set_id = :set")
@@ -272,13 +273,14 @@ def measure(bench: Bench, artifacts: int, rounds: int) -> dict[str, float]:
     total = sum(sizes.values())
     listed = ", ".join(f"{name} {size:.0f}" for name, size in sizes.items())
     print(f"bytes an artifact: {total:.0f} ({listed}; wanted ≤ {360 if bench.database.on_sqlite else 620})")
-    return {"registration": 1 / share, "ids": found, "bytes": total}
+    return {"registration": 1 / share, "ids": found, "bytes": total, "batch_s": batch_s, "search_s": ours}
 
 
 def main() -> None:
     """Run on SQLite, or on the PostgreSQL that is named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--artifacts", type=int, default=100_000)
+    parser.add_argument("--grow-to", type=int, default=0, help="Measure again at this size, and compare.")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--postgres", action="store_true", help="On a PostgreSQL of its own instead of SQLite.")
     options = parser.parse_args()
@@ -286,17 +288,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="muniment-bench-") as name:
         folder = Path(name)
         if not options.postgres:
-            run(folder, f"sqlite:///{folder}/registry.db", options.artifacts, options.rounds)
+            run(folder, f"sqlite:///{folder}/registry.db", (options.artifacts, options.grow_to), options.rounds)
             return
         folder.chmod(0o755)  # PostgreSQL does not run as root, and must get at its files
         with postgres.running(folder / "server") as url:
-            run(folder, postgres.create_database(url, "bench"), options.artifacts, options.rounds)
+            run(folder, postgres.create_database(url, "bench"), (options.artifacts, options.grow_to), options.rounds)
 
 
-def run(folder: Path, url: str, artifacts: int, rounds: int) -> None:
-    """Measure on one database."""
+def run(folder: Path, url: str, sizes: tuple[int, int], rounds: int) -> None:
+    """Measure on one database, and once more when it has grown."""
     bench = Bench(folder, url)
-    measure(bench, artifacts, rounds)
+    small = measure(bench, sizes[0], rounds)
+    if sizes[1]:
+        large = measure(bench, sizes[1], rounds, "grown")
+        speed, time_ratio = small["batch_s"] / large["batch_s"], large["search_s"] / small["search_s"]
+        print(
+            f"{sizes[1]:,} against {sizes[0]:,}: registration {speed:.2f} of the speed (wanted ≥ 0.6 at 10 M against 1 M), "
+            f"ids {time_ratio:.2f} of the time (wanted ≤ 1.2)"
+        )
     bench.database.close()
 
 
