@@ -303,8 +303,8 @@ def run(folder: Path, url: str, sizes: tuple[int, int], rounds: int) -> None:
         large = measure(bench, sizes[1], rounds, "grown")
         speed, time_ratio = small["batch_s"] / large["batch_s"], large["search_s"] / small["search_s"]
         print(
-            f"{sizes[1]:,} against {sizes[0]:,}: registration {speed:.2f} of the speed (wanted ≥ 0.6 at 10 M against 1 M), "
-            f"ids {time_ratio:.2f} of the time (wanted ≤ 1.2)"
+            f"{sizes[1]:,} against {sizes[0]:,}: registration {speed:.2f} of the speed "
+            f"(wanted ≥ 0.6 at 10 M against 1 M), ids {time_ratio:.2f} of the time (wanted ≤ 1.2)"
         )
     bench.database.close()
 
