@@ -60,7 +60,7 @@ def scan_files(root: Path, paths: Sequence[Path], look: Look, label: str) -> Pla
     if not len(threads):
         place.threads = None
     if asked[4]:
-        place.notes.append(f"{asked[4]} files are shared by several people: of shared lines one person's can go alone")
+        place.notes.append(f"files that several people share: {asked[4]}; of shared lines one person's can go alone")
     if look.subject is not None:
         place.dry_run = DryRun(items=asked[0], shared=asked[1], mentions=asked[2], unread=asked[3])
     place.leaves.append("disk blocks, snapshots and backups of the file system; other copies of a file")

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from connectors.base import Deadline
 
 OWNERS = (
-    "user_id", "userid", "user", "end_user_id", "enduser_id", "enduser.id", "user.id", "subject_id", "langgraph_auth_user_id",
+    "user_id", "userid", "user", "end_user_id", "enduser_id", "enduser.id", "user.id", "subject_id",
+    "langgraph_auth_user_id",
     "customer_id", "customer", "owner_id", "owner", "account_id", "member_id", "person_id", "patient_id",
     "applicant_id", "contact_id", "user_email", "email", "email_address", "phone",
 )  # fmt: skip

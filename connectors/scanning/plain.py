@@ -136,9 +136,8 @@ def _what_we_would_do(scan: Scan) -> str:
             reached[level] = reached.get(level, 0) + 1
     parts = [f"{_n(count, 'place', 'places')} to {level}" for level, count in sorted(reached.items())]
     several = sum(place.several for place in scan.places)
-    said = f"Registered with Muniment, {' and '.join(parts)} could be erased with evidence" if parts else (
-        "Muniment could erase nothing here"
-    )  # fmt: skip
+    what = f"Once it is registered, Muniment could erase {' and '.join(parts)} with evidence"
+    said = what if parts else "Muniment could erase nothing here"
     if missed:
         said += f", {_n(missed, 'place', 'places')} would be printed as not covered"
     if several:
