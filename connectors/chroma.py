@@ -305,10 +305,13 @@ class _Rebuild:
             if folder.state(connection, place) != before or copied != before[-1]:  # 1
                 connection.execute("ROLLBACK")
                 return False
-            schema = connection.execute("SELECT schema_str FROM collections WHERE id = ?", (place.uid,)).fetchone()[0]
+            kept = connection.execute(
+                "SELECT schema_str, dimension FROM collections WHERE id = ?", (place.uid,)
+            ).fetchone()
             _remove(connection, place)  # 2
             connection.execute(
-                "UPDATE collections SET name = ?, schema_str = ? WHERE id = ?", (place.own, schema, copy.uid)
+                "UPDATE collections SET name = ?, schema_str = ?, dimension = ? WHERE id = ?",
+                (place.own, *kept, copy.uid),
             )  # 3
             connection.execute("COMMIT")
         return True

@@ -433,6 +433,22 @@ def test_settings_metadata_and_lists_survive_the_copy(tmp_path: Path) -> None:
     }
 
 
+def test_an_embedding_function_stays_named_and_an_emptied_collection_keeps_its_dimension(bed: ChromaBed) -> None:
+    with bed.client() as client:
+        other = client.create_collection("other")
+        other.add(ids=["a"], embeddings=[vector_of("a")], documents=["a text"], metadatas=[{"user_id": "mia"}])
+        before = client.get_collection("other").configuration_json
+    assert before["embedding_function"] == {"type": "known", "name": "default", "config": {}}
+    assert wiped(bed, [Item(copy_id="a", locator={"collection": "other", "id": "a"})]) == [(Level.L2, False)]
+    with bed.client() as client:
+        other = client.get_collection("other")
+        assert (other.configuration_json, other.count()) == (before, 0)
+        with pytest.raises(chromadb.errors.InvalidArgumentError):
+            other.add(ids=["b"], embeddings=[[1.0, 2.0]])
+        other.add(ids=["b"], embeddings=[vector_of("b")], documents=["b text"])
+        assert other.query(query_embeddings=[vector_of("b")], n_results=1)["ids"] == [["b"]]
+
+
 def test_owners_that_are_numbers_and_other_databases_are_reached(bed: ChromaBed) -> None:
     with bed.client() as client:
         client._admin_client.create_database("second")
