@@ -416,7 +416,7 @@ class HttpConnector(Connector):
         owner, canary = f"muniment-check-{uuid.uuid4().hex}", f"muniment canary {uuid.uuid4().hex}"
         request = thing.create.request
         values = {"owner": owner, "canary": canary}
-        answer = self._client.send(request.method, request.path, limit, body=filled(request.body, values))
+        answer = self._client.send(request.method, request.path, limit, body=filled(request.body, values), once=True)
         if not answer.is_success:
             raise Refused(f"the vendor refused to write a canary ({answer.status})")
         made = {field: text_of(dotted(answer.json(), place)) for field, place in thing.create.locator.items()}

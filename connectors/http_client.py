@@ -103,15 +103,22 @@ class HttpClient:
         return "HttpClient()"
 
     def send(
-        self, method: str, path: str, limit: Deadline, *, query: Mapping[str, str] | None = None, body: Any = None
+        self,
+        method: str,
+        path: str,
+        limit: Deadline,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        once: bool = False,
     ) -> Answer:
-        """Return the answer to one request, tried again where the vendor asks for patience.
+        """Return the answer to one request, tried again where the vendor asks for patience, unless only `once`.
 
         Raises: Timeout, StoreUnreachable (also for redirects and oversized answers), WrongCredentials.
         """
         target = self._prefix + path + (f"?{urlencode(query)}" if query else "")
         data = None if body is None else msgspec.json.encode(body)
-        for attempt in range(1, _ATTEMPTS):
+        for attempt in range(1, 1 if once else _ATTEMPTS):
             try:
                 answer = self._once(method, target, data, limit)
             except (OSError, http.client.HTTPException):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 import threading
 import time
 import uuid
@@ -304,16 +305,18 @@ class Quiet(ThreadingHTTPServer):
 
 
 @contextmanager
-def running() -> Iterator[tuple[str, Vendor]]:
-    """Yield the address of a vendor and its state."""
+def running(context: ssl.SSLContext | None = None) -> Iterator[tuple[str, Vendor]]:
+    """Yield the address of a vendor and its state; with a context it speaks TLS."""
     vendor = Vendor()
     handler = type("Bound", (Handler,), {"vendor": vendor})
     server = Quiet(("127.0.0.1", 0), handler)
     server.daemon_threads = True
+    if context is not None:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", vendor
+        yield f"http{'s' if context else ''}://127.0.0.1:{server.server_address[1]}", vendor
     finally:
         vendor.gate.set()
         server.shutdown()

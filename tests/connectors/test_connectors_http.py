@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
+from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from connectors.base import Connector, Deadline, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import (
@@ -295,6 +303,36 @@ def test_the_address_is_pinned_to_what_the_name_led_to_first(bed: VendorBed, mon
             connector.verify([note("mia-0")], Level.L1, deadline=5)
             connector.close()
     assert asked == ["localhost"]
+
+
+def self_signed(folder: Path) -> ssl.SSLContext:
+    """Return a server's context with a certificate that nobody vouches for."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    made = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+    made = made.serial_number(7).not_valid_before(NOW.replace(year=2020)).not_valid_after(NOW.replace(year=2090))
+    made = made.add_extension(x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False)
+    certificate = made.sign(key, hashes.SHA256())
+    pem = certificate.public_bytes(Encoding.PEM) + key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    (folder / "server.pem").write_bytes(pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.pem")
+    return context
+
+
+def test_a_certificate_that_nobody_vouches_for_gets_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("connectors.http_client._WAIT_SECONDS", 0.01)
+    context = self_signed(tmp_path)
+    with running(context) as (url, vendor):
+        vendor.put("note", "n1", text="x", meta={"person": "mia"})
+        config = {"url": url, "recipe": OWN, "secret": KEY}
+        with open_connector("http", config, secrets=str) as connector, pytest.raises(StoreUnreachable):
+            connector.verify([note("n1")], Level.L1, deadline=10)
+        assert vendor.requests == []
+        trusting = ssl.create_default_context(cafile=str(tmp_path / "server.pem"))
+        monkeypatch.setattr(ssl, "create_default_context", lambda: trusting)
+        with open_connector("http", config, secrets=str) as connector:
+            assert connector.verify([note("n1")], Level.L1, deadline=10)[0].present is True
 
 
 @pytest.mark.parametrize(
