@@ -54,7 +54,7 @@ SPAN = 20_000
 SPANS = 10
 AGAIN = timedelta(days=1)
 """After so long an artifact is looked at again: a new version may lie over the one that is held."""
-WALK, LIFTS = "holds", "lifts"
+WALK, LIFTS = expiry.HOLDS, "lifts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -42,6 +42,8 @@ IN_FLIGHT = timedelta(days=1)
 """How old an object must be before a batch that is to name it can be excluded: a call waits seconds, not hours."""
 AROUND = timedelta(minutes=30)
 """How far the clocks of two processes, and a flush and its entries, can lie apart."""
+HOLDS = "holds"
+"""The walk over the record by which legal holds are set and lifted."""
 LISTED = 20_000
 """How many names one call of `mark` lists at most."""
 _BATCHES_HELD = 4
@@ -365,6 +367,8 @@ class Expiry:
         key, size = f"{log.log_id}/{name}", 0
         try:
             info = self._locked.head(key)
+            if info.held:
+                self._look_at_holds(tenant_id, name)
             if info.locked_until is not None and info.locked_until > now:
                 self._wait(tenant_id, name, done, info.locked_until)
                 return
@@ -378,6 +382,15 @@ class Expiry:
         done.deleted += 1
         done.size += size
         self._note(tenant_id, name, dirty=False, deleted_at=now, size=size)
+
+    def _look_at_holds(self, tenant_id: int, name: str) -> None:
+        """A legal hold that no row knows, after a rebuild: note it, and have the holds gone through once more.
+
+        Whether it is one that is in force is found there; one that is not is lifted, and then the object can go.
+        """
+        with self._transactions(tenant_id) as session:
+            seen(session, tenant_id, HOLDS).place = ""
+        self._note(tenant_id, name, held=True)
 
     def _wait(self, tenant_id: int, name: str, done: Carried, until: datetime) -> None:
         """Longer locked than its name says, or kept by a legal hold: it comes again when that date is over."""

@@ -286,3 +286,20 @@ def test_a_bucket_without_object_lock_is_said_to_refuse_and_the_hold_holds_all_t
     assert house.sweep()["kept"] == {"hold": 1}
     assert blobs.state("0") == "OFF"
     blobs.s3.close()
+
+
+def test_a_hold_that_no_row_knows_of_is_found_by_the_pass_that_meets_it_and_lifted(locked: Any) -> None:
+    """After a rebuild nothing says which objects were held: one whose hold had ended would have stayed for ever."""
+    house = locked
+    [name] = said(house, "chat", "I live in Lima", "spoken")
+    settle(house)
+    house.services.locked.hold(f"{house.log_id}/{name}", on=True)
+    move(house, 2040, 9, 2)
+    house.sweep()
+    house.now += timedelta(hours=1)
+    run = house.sweep()
+    assert (run["payload_objects"]["planned"], run["payload_objects"]["deleted"]) == (1, 0)
+    assert settle(house) > 0
+    assert held(house) == set()
+    house.now += timedelta(days=1, hours=1)
+    assert house.sweep()["payload_objects"]["deleted"] == 1
