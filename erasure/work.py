@@ -32,7 +32,7 @@ from retention.models import SweepRow
 BACKOFF = timedelta(seconds=5)
 """The wait after a first failed attempt; it doubles with each further one."""
 BY_HAND = "by hand"
-COLLATERAL_UNSEEN = "about other persons too, which the approved plan did not show as erased: a second person decides"
+COLLATERAL_UNSEEN = "about other persons too, which the approved plan did not show as erased: somebody has to decide"
 PART = "entry"
 """The kind of copies that are one part of the record."""
 

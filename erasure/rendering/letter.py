@@ -165,7 +165,8 @@ def _no_match(facts: LetterFacts, words: Mapping[str, str], asked: str) -> list[
 def _answer(facts: LetterFacts, words: Mapping[str, str], asked: str) -> list[Block]:
     certificate = facts.certificate
     if certificate is None:
-        return [text(asked, words["ans_done"], *([_handed_over(facts, words)] if facts.has_export else []))]
+        done = words["ans_done_but" if facts.left_out else "ans_done"]
+        return [text(asked, done, *([_handed_over(facts, words)] if facts.has_export else []))]
     later = []
     if certificate["version"] == "interim" and facts.final_due is not None:
         later.append(words["ans_interim"].format(final=day_text(facts.final_due, facts.lang)))
@@ -220,7 +221,7 @@ def _more(facts: LetterFacts, words: Mapping[str, str]) -> list[dict[str, Any]]:
     failed = sorted(
         {
             words["failed_line"].format(
-                what=_what(copy["data_class"], facts, words), store=words.get(f"what_{copy['store']}", copy["store"])
+                what=_what(copy["data_class"], facts, words), store=_system(copy["store"], words)
             )
             for copy in broken
         }
@@ -253,10 +254,14 @@ def _what(data_class: str, facts: LetterFacts, words: Mapping[str, str]) -> str:
 
 
 def _stays(copy: Mapping[str, Any], one: Mapping[str, Any], facts: LetterFacts, words: Mapping[str, str]) -> str:
-    until = words["stays_no_end"] if one["until"] is None else until_text(one["until"], lang=facts.lang)
-    return words["stays_line"].format(
-        what=_what(copy["data_class"], facts, words), reason=_reason(copy, one, words), until=until
-    )
+    what, reason = _what(copy["data_class"], facts, words), _reason(copy, one, words)
+    if one["until"] is None:
+        return words["stays_line_open"].format(what=what, reason=reason)
+    return words["stays_line"].format(what=what, reason=reason, until=until_text(one["until"], lang=facts.lang))
+
+
+def _system(store: str, words: Mapping[str, str]) -> str:
+    return words.get(f"what_{store}") or words["what_system"].format(store=store)
 
 
 def _reason(copy: Mapping[str, Any], one: Mapping[str, Any], words: Mapping[str, str]) -> str:
@@ -285,7 +290,7 @@ def _residuals(lines: Sequence[Mapping[str, str]], lang: str, words: Mapping[str
     alike: dict[str, list[str]] = {}
     for store, windows in by_store.items():
         alike.setdefault(", ".join(windows), []).append(store)
-    names = {store: words.get(f"what_{store}", store) for store in by_store}
+    names = {store: _system(store, words) for store in by_store}
     return [f"{', '.join(names[store] for store in stores)}: {windows}" for windows, stores in alike.items()]
 
 

@@ -207,8 +207,8 @@ def _others(copies: Sequence[Mapping[str, Any]]) -> list[Block]:
     were = "was" if gone == 1 else "were"
     return [
         text(
-            f"{gone} of what is gone {were} also about other people. The plan that was approved showed them, or a "
-            "second person decided on them one by one."
+            f"{gone} of what is gone {were} also about other people. The plan that was approved showed them, or "
+            "somebody decided on them one by one."
         ),
         table([column(label, width, STATED) for label, width in names], rows),
     ]

@@ -44,16 +44,16 @@ VERDICTS = {
     "another actor than the one that erased it.",
     "completed_with_retained": "Complete but for what is kept. What may go is gone and was looked for; what stays is "
     "listed with its ground.",
-    "completed_with_exceptions": "Ended with exceptions. Not every copy could be erased; a second person accepted "
-    "that.",
+    "completed_with_exceptions": "Ended with exceptions. Not every copy could be erased; that was accepted "
+    "with a reason.",
 }
 SO_FAR = {
     "completed": "Interim: complete so far. Every copy that was found is gone to the level its class requires, and was "
     "looked for once by another actor than the one that erased it. The second look is still to come.",
     "completed_with_retained": "Interim: complete so far but for what is kept. What may go is gone and was looked for "
     "once; what stays is listed with its ground. The second look is still to come.",
-    "completed_with_exceptions": "Interim: ended with exceptions. Not every copy could be erased; a second person "
-    "accepted that. The second look at what is gone is still to come.",
+    "completed_with_exceptions": "Interim: ended with exceptions. Not every copy could be erased; that was "
+    "accepted with a reason. The second look at what is gone is still to come.",
 }
 STATES = {
     "erased_logical": "erased, not found by the store",
@@ -94,7 +94,7 @@ WINDOWS = {
 EVENTS = {
     "request.received": "the request was received",
     "request.planned": "the plan was frozen",
-    "request.approved": "a second person approved that plan",
+    "request.approved": "that plan was approved",
     "request.state": "copies were added to the plan",
     "fence.set": "new data about the person is refused from here on",
     "key.destroying": "keys are about to be destroyed",

@@ -251,7 +251,7 @@ def test_what_stays_and_what_failed_stand_on_paper_and_letter_with_ground_and_ap
     check(report, world.certificate_key, world.log_key)
     text = plain(letter(world, request, language="en"))
     assert "could not be erased, see below" in text
-    assert "- made up in odd" in text
+    assert "- made up (our system «odd»)" in text
     assert "tax law" in text
 
 
