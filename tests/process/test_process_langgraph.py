@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from langgraph.store.sqlite import SqliteStore
 from psycopg.rows import dict_row
 
 from tests.connectors.langgraph_beds import NoExtensions, agent, embed
+from tests.process.conftest import wait_for
 from tests.process.test_process_airline import erase
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
@@ -106,4 +108,62 @@ def test_a_persons_threads_and_memories_are_erased_to_l2_and_the_others_run_on(
     said = graph.invoke({"messages": [HumanMessage(content="and back")]}, {"configurable": {"thread_id": "t-bob"}})
     assert said["messages"][0].content == "a train to Leeds, please"
     assert store.get(("users", "bob"), "home").value["text"] == "a train to Leeds, please"
+    db.close()
+
+
+@pytest.mark.scenario("D10")
+def test_retention_takes_a_chain_of_checkpoints_whole_or_not_at_all(desk: Any, request: pytest.FixtureRequest) -> None:
+    """A date in the middle of a thread takes nothing of it: what ends is the thread, with its last word."""
+    desk.call("platform", "PUT", "/v1/data-classes/agent_state", {
+        "state": "checkpoint", "personal": True, "owner": "team", "description": "threads of an agent",
+        "legal_basis": "contract", "subject_types": ["user"], "erasure": {"on_request": "erase", "required": "L1"},
+        "retention": {"keep": "P1D", "from": "observed", "latest": "P1Y", "then": "erase"},
+    })  # fmt: skip
+    db, saver, _, url = opened(desk, request)
+    saver.setup()
+    graph = agent(saver)
+    for name in ("t-long", "t-other"):
+        for n in range(3):
+            graph.invoke({"messages": [HumanMessage(content=f"word {n}")]}, {"configurable": {"thread_id": name}})
+    desk.call("platform", "PUT", "/v1/stores/langgraph", {"kind": "langgraph", "config": {"url": url}})
+    now = desk.running.services.clock.now()
+
+    def chain(name: str) -> list[str]:
+        return [
+            one.config["configurable"]["checkpoint_id"] for one in saver.list({"configurable": {"thread_id": name}})
+        ]
+
+    def rows(name: str) -> int:
+        tables = ("checkpoints", "writes") if isinstance(db, sqlite3.Connection) else (
+            "checkpoints", "checkpoint_writes", "checkpoint_blobs",
+        )  # fmt: skip
+        mark = "?" if isinstance(db, sqlite3.Connection) else "%s"
+        found = 0
+        for table in tables:
+            row = db.execute(f"SELECT COUNT(*) AS n FROM {table} WHERE thread_id = {mark}", (name,)).fetchone()
+            found += row[0] if isinstance(row, tuple) else row["n"]
+        return found
+
+    def register(name: str, last_word: timedelta, **more: Any) -> str:
+        item = {"data_class": "agent_state", "store": "langgraph", "locator": {"thread_id": name, **more},
+                "subjects": [ADA], "observed_at": (now - last_word).isoformat()}  # fmt: skip
+        [made] = desk.client("writer").artifacts([item])
+        return str(made["status"])
+
+    assert register("t-long", timedelta(hours=23)) == "created"
+    assert register("t-other", timedelta(days=3)) == "created"
+    assert register("t-long", timedelta(days=3), checkpoint_id=chain("t-long")[-1]) == "rejected", (
+        "half a chain is no item"
+    )
+    before = chain("t-long"), rows("t-long")
+    assert len(before[0]) > 3
+    made = desk.call("legal", "POST", "/v1/retention/runs", {"dry_run": False})
+    if made["state"] == "awaiting_approval":
+        desk.call("legal2", "POST", f"/v1/retention/runs/{made['id']}/approve")
+    wait_for(lambda: rows("t-other") == 0)
+    assert chain("t-other") == []
+    assert saver.get_tuple({"configurable": {"thread_id": "t-other"}}) is None
+    assert (chain("t-long"), rows("t-long")) == before
+    said = graph.invoke({"messages": [HumanMessage(content="more")]}, {"configurable": {"thread_id": "t-long"}})
+    assert said["messages"][0].content == "word 0"
     db.close()
