@@ -171,6 +171,7 @@ _LONG_ON_SERVERS = frozenset(
     {
         "test_process_keeping_lost.py",
         "test_process_certificate_store.py",
+        "test_process_desk.py",
         "test_process_recorders.py",
         "test_process_rebuild.py",
         "test_process_restore.py",
