@@ -133,12 +133,12 @@ class Mem0Folder:
                     found[identity].links.append(place)
         with self.history(write=False) as connection:
             columns = [row[1] for row in connection.execute("PRAGMA table_info(history)")]
-            place = columns.index("memory_id")
+            named = columns.index("memory_id")
             for start in range(0, len(ids), 500):
                 part = list(ids[start : start + 500])
                 marks = ", ".join("?" * len(part))
                 for row in connection.execute(f"SELECT * FROM history WHERE memory_id IN ({marks})", part):
-                    found[row[place]].events.append(dict(zip(columns, row, strict=True)))
+                    found[row[named]].events.append(dict(zip(columns, row, strict=True)))
         return found
 
     def remembered(self) -> Iterator[str]:
