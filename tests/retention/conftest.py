@@ -164,7 +164,14 @@ class House:
         return self.sweeps.get(self.acting(), run["id"])
 
 
-_LONG_ON_POSTGRES = frozenset({"test_retention_payload.py", "test_retention_legal_holds.py"})
+_LONG_ON_POSTGRES = frozenset(
+    {
+        "test_retention_payload.py",
+        "test_retention_legal_holds.py",
+        "test_retention_held.py",
+        "test_retention_consent.py",
+    }
+)
 
 
 @pytest.hookimpl(tryfirst=True)
