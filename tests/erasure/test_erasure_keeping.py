@@ -410,7 +410,10 @@ def limited(world: World, conversation: str) -> str:
     return request
 
 
-def test_each_conversation_goes_by_itself_and_answers_with_its_own_request(world: World) -> None:
+def test_each_conversation_goes_by_itself_and_answers_with_its_own_request(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("erasure.keeping.PAGE", 2)  # the six parts outside come in pages
     entries = {name: [world.say_as(f"{name} {n}", stream=name) for n in range(3)] for name in ("one", "two", "three")}
     requests = {name: limited(world, name) for name in ("one", "two")}
     assert {world.state(request) for request in requests.values()} == {"completed"}

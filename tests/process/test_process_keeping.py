@@ -120,6 +120,7 @@ def everywhere(running: Any, needle: bytes) -> list[str]:
     return found
 
 
+@pytest.mark.scenario("E10")
 def test_one_of_ten_items_under_a_hold_keeps_exactly_that_item_readable(desk: Any, running: Any) -> None:
     entries = ten(desk)
     [key], _ = keys_in(running, desk)
@@ -130,7 +131,7 @@ def test_one_of_ten_items_under_a_hold_keeps_exactly_that_item_readable(desk: An
     assert everywhere(running, key.wrapped), "the search finds what is there"
     hold_id = hold(desk, scope={"conversation": "held"})
     erasure = request(desk)
-    until(desk, erasure, "completed_with_retained")
+    due = until(desk, erasure, "completed_with_retained")["due_at"]
 
     bodies = [body_of(desk, entry) for entry in entries]
     assert [number for number, body in enumerate(bodies) if isinstance(body, str)] == [3]
@@ -164,7 +165,7 @@ def test_one_of_ten_items_under_a_hold_keeps_exactly_that_item_readable(desk: An
     with pytest.raises(ApiProblem):
         desk.call("legal", "POST", f"/v1/holds/{hold_id}/release?preview=false")
     desk.call("legal2", "POST", f"/v1/holds/{hold_id}/release?preview=false")
-    until(desk, erasure, "completed")
+    assert until(desk, erasure, "completed")["due_at"] == due, "under its own date"
     problem = body_of(desk, entries[3])
     assert (problem["request"], problem["type"]) == (erasure, "/problems/erased")
     [_], [part] = keys_in(running, desk)
