@@ -63,9 +63,10 @@ _FENCED = (
     "WHERE tenant_id = ? AND state <> ? AND subject_no"
 )
 _BY_NAME = (
-    "SELECT name.lookup, person.incarnation, person.subject_no FROM subject_identifier name JOIN subject person "
-    "ON person.tenant_id = name.tenant_id AND person.subject_no = name.subject_no "
-    "WHERE name.tenant_id = ? AND name.lookup"
+    "SELECT subject_identifier.lookup, subject.incarnation, subject.subject_no FROM subject_identifier "
+    "CROSS JOIN subject WHERE subject.tenant_id = subject_identifier.tenant_id "
+    "AND subject.subject_no = subject_identifier.subject_no "
+    "AND subject_identifier.tenant_id = ? AND subject_identifier.lookup"
 )
 
 
