@@ -235,9 +235,18 @@ def path_of(template: str, values: Mapping[str, str]) -> str:
     return _HOLE.sub(lambda hole: quote(values[hole.group(1)], safe=""), template)
 
 
+class Values(dict[str, str]):
+    """The values of a locator as texts, and in `raw` as they were given: some vendors tell 5 from "5"."""
+
+    raw: Mapping[str, Any] = {}
+
+
 def filled(value: Any, values: Mapping[str, str]) -> Any:
-    """Return a query or body with its values filled in, as they are."""
+    """Return a query or body with its values filled in; where one stands alone, a number stays a number."""
     if isinstance(value, str):
+        alone = _HOLE.fullmatch(value)
+        if alone is not None and isinstance(values, Values) and isinstance(values.raw.get(alone.group(1)), int):
+            return values.raw[alone.group(1)]
         return _HOLE.sub(lambda hole: values[hole.group(1)], value)
     if isinstance(value, Mapping):
         return {name: filled(each, values) for name, each in value.items()}
@@ -258,7 +267,7 @@ def dotted(found: Any, path: str) -> Any:
     return found
 
 
-def values_of(recipe: Recipe, locator: Mapping[str, Any]) -> tuple[str, Thing, dict[str, str]]:
+def values_of(recipe: Recipe, locator: Mapping[str, Any]) -> tuple[str, Thing, Values]:
     """Return kind and values of a locator that names exactly one thing. Raises: BadLocator."""
     name = locator.get("kind")
     if not isinstance(name, str) or name not in recipe.kinds:
@@ -269,7 +278,9 @@ def values_of(recipe: Recipe, locator: Mapping[str, Any]) -> tuple[str, Thing, d
     values = {field: text_of(locator[field]) for field in thing.fields}
     if any(value is None for value in values.values()):
         raise BadLocator("a value is not a text or a number that can stand in a path")
-    return name, thing, {field: value for field, value in values.items() if value is not None}
+    given = Values({field: value for field, value in values.items() if value is not None})
+    given.raw = {field: locator[field] for field in thing.fields}
+    return name, thing, given
 
 
 def text_of(value: object) -> str | None:

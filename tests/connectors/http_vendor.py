@@ -98,13 +98,13 @@ class Handler(BaseHTTPRequestHandler):
         vendor.gate.wait(20)
         if self.misbehaves(path):
             return
-        if KEY not in self.headers.get("Authorization", "") + self.headers.get("x-api-key", ""):
+        if not any(KEY in self.headers.get(name, "") for name in ("Authorization", "x-api-key", "api-key")):
             basic = self.headers.get("Authorization", "").startswith("Basic ")
             if not basic:
                 self.answer(401, {"error": "no key"})
                 return
         with vendor.lock:
-            if not any(self.tried(api, path, query, body) for api in (own, openai, anthropic, langfuse, zep)):
+            if not any(self.tried(api, path, query, body) for api in _APIS):
                 self.answer(404, {"error": "no such path"})
 
     do_GET = do_DELETE = do_POST = handle_one  # noqa: N815 -- names that http.server calls
@@ -185,7 +185,7 @@ def own(self: Handler, vendor: Vendor, method: str, path: str, query: dict[str, 
         self.answer(200, {"data": [notes[name] for name in names[start : start + size]], "next": following})
     elif path == "/notes" and method == "POST":
         name = uuid.uuid4().hex
-        vendor.put("note", name, **body)
+        vendor.put("note", name, **({"text": body["text"]} if vendor.mode == "drops owners" else body))
         self.answer(201, notes[name])
     elif found := re.fullmatch(r"/notes/([^/]+)", path):
         one(self, vendor, method, "note", unquote(found.group(1)))
@@ -295,6 +295,41 @@ def zep(self: Handler, vendor: Vendor, method: str, path: str, query: dict[str, 
     else:
         return False
     return True
+
+
+def weaviate(self: Handler, vendor: Vendor, method: str, path: str, query: dict[str, str], body: Any) -> bool:
+    if found := re.fullmatch(r"/v1/objects/([^/]+)/([^/]+)", path):
+        one(self, vendor, method, f"{found.group(1)}/{query.get('tenant', '')}", found.group(2))
+    elif found := re.fullmatch(r"/v1/schema/([^/]+)/tenants/([^/]+)", path):
+        name = f"{found.group(1)}/{found.group(2)}"
+        self.answer(200 if name in vendor.things else 404, {"name": found.group(2)})
+    elif (found := re.fullmatch(r"/v1/schema/([^/]+)/tenants", path)) and method == "DELETE":
+        for tenant in body:
+            del vendor.things[f"{found.group(1)}/{tenant}"]
+        self.answer(200, {})
+    else:
+        return False
+    return True
+
+
+def qdrant(self: Handler, vendor: Vendor, method: str, path: str, query: dict[str, str], body: Any) -> bool:
+    points = vendor.things.setdefault("points", {})
+    if found := re.fullmatch(r"/collections/([^/]+)/points/delete", path):
+        for point in body["points"]:
+            if isinstance(point, str) and "-" not in point:
+                self.answer(400, {"status": {"error": "a text that is no UUID names no point"}})
+                return True
+            points.pop(str(point), None)
+        self.answer(200, {"result": {"status": "completed"}})
+    elif found := re.fullmatch(r"/collections/([^/]+)/points/([^/]+)", path):
+        known = points.get(found.group(2))
+        self.answer(404 if known is None else 200, {"result": known})
+    else:
+        return False
+    return True
+
+
+_APIS = (own, openai, anthropic, langfuse, zep, weaviate, qdrant)
 
 
 class Quiet(ThreadingHTTPServer):

@@ -361,7 +361,7 @@ def test_a_configuration_that_cannot_work_is_refused_by_name(bed: VendorBed, cha
 
 
 def test_every_shipped_recipe_is_sound_and_says_what_it_does_not_cover() -> None:
-    assert shipped() == ("anthropic", "langfuse", "openai", "zep")
+    assert shipped() == ("anthropic", "langfuse", "openai", "qdrant", "weaviate", "zep")
     for name in shipped():
         recipe = load(name)
         assert recipe.recipe == name
@@ -466,6 +466,64 @@ def test_zep_users_go_by_a_task_and_a_failed_task_is_a_failure(bed: VendorBed) -
         bed.vendor.work()
         assert connector.await_done(deadline=5)
         assert erase(connector, wanted[:1], BEN)[0].outcome is Outcome.ALREADY_ABSENT
+
+
+@pytest.mark.scenario("S33")
+def test_a_qdrant_server_is_erased_to_l1_and_the_vacuum_that_may_never_run_is_named(bed: VendorBed) -> None:
+    for name in ("5", "0a52e6b3-0a3c-4d8b-9c8e-0f1e2d3c4b5a"):
+        bed.vendor.put("points", name, payload={"user_id": "mia"})
+    locators: list[dict[str, Any]] = [{"id": 5}, {"id": "0a52e6b3-0a3c-4d8b-9c8e-0f1e2d3c4b5a"}]
+    items = [
+        Item(copy_id=str(n), locator={"kind": "point", "collection": "mem", **at}) for n, at in enumerate(locators)
+    ]
+    with vendor_store(bed, "qdrant", owner_field="result.payload.user_id") as connector:
+        assert {receipt.outcome for receipt in erase(connector, items)} == {Outcome.ERASED}
+        report = connector.reclaim(Level.L2, now=NOW, deadline=5)
+        findings = connector.verify(items, Level.L2, deadline=5, reclaimed=report)
+    assert bed.vendor.things["points"] == {}
+    assert (report.level, report.residual_until) == (Level.L1, "unknown")
+    assert "vacuum_min_vector_number" in report.detail
+    assert {(finding.level, finding.present) for finding in findings} == {(Level.L1, None)}
+
+
+@pytest.mark.scenario("S34")
+def test_weaviate_objects_are_erased_to_l1_with_a_warning_and_a_persons_tenant_goes_whole(bed: VendorBed) -> None:
+    bed.vendor.put("Note/", "o1", properties={"user_id": "mia"})
+    bed.vendor.put("Note/t-mia", "o2", properties={"user_id": "mia"})
+    bed.vendor.put("Note/t-ben", "o2", properties={"user_id": "ben"})
+    with vendor_store(bed, "weaviate", owner_field="properties.user_id") as connector:
+        one = {"class": "Note", "id": "o1"}
+        receipts = erase(
+            connector,
+            [
+                Item(copy_id="1", locator={"kind": "object", **one}),
+                Item(copy_id="2", locator={"kind": "tenant_object", "class": "Note", "tenant": "t-ben", "id": "o2"}),
+            ],
+        )
+        assert [receipt.outcome for receipt in receipts] == [Outcome.ERASED, Outcome.OWNER_MISMATCH]
+        assert "tombstones" in connector.reclaim(Level.L2, now=NOW, deadline=5).detail
+    assert "one tenant a person" in load("weaviate").about
+    with vendor_store(bed, "weaviate") as connector:
+        tenant = Item(copy_id="3", locator={"kind": "tenant", "class": "Note", "tenant": "t-mia"})
+        assert erase(connector, [tenant])[0].outcome is Outcome.ERASED
+    assert sorted(name for name in bed.vendor.things if name.startswith("Note/")) == ["Note/", "Note/t-ben"]
+
+
+@pytest.mark.scenario("S43")
+def test_a_vendor_that_drops_the_owner_is_found_by_a_canary_which_does_not_stay(bed: VendorBed) -> None:
+    with bed.open() as connector:
+        kept = connector.check(now=NOW, deadline=10)
+    bed.vendor.mode = "drops owners"
+    with bed.open() as connector:
+        dropped = connector.check(now=NOW, deadline=10)
+    assert (kept.can_erase, kept.findings) == (True, ())
+    assert (dropped.can_erase, dropped.level_reached) == (False, None)
+    assert "names another owner, or none" in dropped.findings[0]
+    assert bed.hits("muniment canary") == 0
+    fill(bed, 2)
+    with bed.open() as connector:
+        theirs = list(connector.discover(Selector(identifiers=("user:somebody_else",)), deadline=5))
+    assert theirs == [], "written as one person, asked for as another"
 
 
 def test_a_store_that_cannot_be_listed_says_which_ids_must_be_registered(bed: VendorBed) -> None:
