@@ -69,7 +69,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-BATCH = 200
+BATCH = 500
 _CANARIES = 64
 _METHOD = "VACUUM of the history and of every collection"
 _EVIDENCE = {"mem0": "vacuumed"}
@@ -307,7 +307,7 @@ class Mem0Connector(Connector):
         going = [name for name, (outcome, _) in answers.items() if outcome is Outcome.ERASED]
         ids = [name for name in going if not name.startswith(TURNS)]
         scopes = {name.removeprefix(TURNS) for name in going if name.startswith(TURNS)}
-        owned = {scope for scope in turns if self._is_owned(folder, scope, frozenset(ids), wanted)} if ids else set()
+        owned = self._owned(folder, {name: traces[name] for name in ids}, frozenset(turns), wanted)
         shared = set()
         for name in ids:
             scopes |= traces[name].scopes & owned
@@ -317,17 +317,22 @@ class Mem0Connector(Connector):
                 scopes |= {scope for scope in owned if member_of(scope, self._owner_field) in wanted}
         return _Work(traces=traces, turns=turns, wanted=ids, scopes=sorted(scopes), shared=frozenset(shared))
 
-    def _is_owned(self, folder: Mem0Folder, scope: str, ids: frozenset[str], wanted: frozenset[str]) -> bool:
-        """Tell whether a scope is one person's: it names the owner, or all of its memories do."""
-        if self._owner_field is None:
-            return all(
-                str(place.point.id) in ids for place in folder.memories() if scope_of(place.point.payload) == scope
-            )
-        named = member_of(scope, self._owner_field)
-        if named is not None:
-            return named in wanted
-        people = [self._owner(place.point) for place in folder.memories() if scope_of(place.point.payload) == scope]
-        return bool(people) and set(people) <= wanted
+    def _owned(
+        self, folder: Mem0Folder, traces: Mapping[str, Traces], filed: frozenset[str], wanted: frozenset[str]
+    ) -> set[str]:
+        """Return the scopes of turns that are one person's: they name the owner, or all of their memories do."""
+        asked = {scope for each in traces.values() for scope in each.scopes} & filed
+        named: dict[str, str | None] = {}
+        if self._owner_field is not None:
+            named = {scope: member_of(scope, self._owner_field) for scope in filed}
+        doubtful = {scope for scope in asked if named.get(scope) is None}
+        strangers = set()
+        for place in folder.memories() if doubtful else ():
+            scope = scope_of(place.point.payload)
+            is_hers = str(place.point.id) in traces if self._owner_field is None else self._owner(place.point) in wanted
+            if scope in doubtful and not is_hers:
+                strangers.add(scope)
+        return {scope for scope, owner in named.items() if owner in wanted} | (doubtful - strangers)
 
     def _judge(self, traces: Traces, wanted: frozenset[str]) -> Answer:
         if not traces:
