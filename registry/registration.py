@@ -784,6 +784,8 @@ class _Registration:
         seals = Seals(self.session, self.vault, self.tenant_id)
         row.digest, row.source_type, row.verification = item.digest, item.source_type, item.verification
         row.confidence, row.observed_at, row.confirmed_at = item.confidence, item.observed_at, None
+        if item.data_class.decay is not None:
+            row.ends_at = None  # It fades at another time now: the next pass dates it.
         row.sealed = seals.seal(row.holder_no, LABEL, str(row.id), item.details)
         after = memory_log.facts_of(row)
         change = memory_log.overwritten(before, after, self.acting.principal)

@@ -196,6 +196,7 @@ def _overwrite(
     item.digest = None if wanted.get("digest") is None else bytes.fromhex(wanted["digest"])
     item.source_type, item.verification = wanted.get("source_type"), wanted.get("verification")
     item.confidence, item.confirmed_at = wanted.get("confidence"), None
+    item.ends_at = None  # It may fade at another time now: the next pass dates it.
     observed = wanted.get("observed_at")
     item.observed_at = None if observed is None else datetime.fromisoformat(observed)
     session.add(item)

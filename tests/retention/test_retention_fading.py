@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from registry.acting import Acting
+from registry.artifacts import register
 from registry.declared import put_stream
 from registry.memories import confidence_at
 from retention.copies import copy_ends
@@ -128,4 +129,27 @@ def test_the_service_itself_notices_silent_sessions(house: Any) -> None:
     system = Acting.system(tenant_id=house.tenant_id, tenant="acme", log_id=house.log_id)
     house.sweeps.start(system, house.now)
     house.sweeps.run_due(house.tenant_id, house.now)
+    assert house.rows() == set()
+
+
+def test_a_memory_that_is_overwritten_with_less_confidence_fades_by_the_new_one(house: Any) -> None:
+    memory_class(house)
+    said = {
+        "data_class": "fact", "store": "app", "locator": {"table": "note", "key": {"id": "a"}},
+        "subjects": ["email:ada@example.org"], "purposes": ["support"], "source_type": "explicit_user_statement",
+    }  # fmt: skip
+    house.note("a", "fact", observed_at=house.now.isoformat(), confidence=0.8, digest="1" * 64, **{
+        name: value for name, value in said.items() if name in ("purposes", "source_type")
+    })  # fmt: skip
+    house.sweep()
+    house.now += 10 * DAY
+    again = {**said, "observed_at": house.now.isoformat(), "confidence": 0.4, "digest": "2" * 64}
+    with house.transaction() as session:
+        [result] = register(session, house.services.vault, house.acting(), [again], house.now)
+    assert result["status"] in ("exists", "updated", "changed", "known"), result
+    house.now += 99 * DAY
+    house.sweep()
+    assert house.rows() == {"a"}
+    house.now += 2 * DAY
+    house.sweep()
     assert house.rows() == set()
