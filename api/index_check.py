@@ -8,17 +8,16 @@ batch that it named is skipped here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
 from typing import Any
-from uuid import UUID
 
 import msgspec
 import sqlalchemy as sa
-from sqlmodel import Session, col
+from sqlmodel import Session
 
 from audit.findings import MAX_FINDINGS, Findings, Report, Verdict, worst
 from audit.reader import Reader
@@ -26,14 +25,20 @@ from ledger.batches import PREFIX, decode_batch
 from ledger.errors import LedgerError, MalformedBatch, ObjectMissing
 from ledger.head import index_key
 from ledger.index import IndexLine, decode_lines
-from ledger.models import EntryRow, PartRef
+from ledger.models import microseconds
 
 Sessions = Callable[[int], AbstractContextManager[Session]]
 _ADVICE = "the record stands; muniment rebuild makes the index anew"
-_COLUMNS = (
-    "idx", "entry_id", "batch_first", "stream_no", "position", "kind", "data_class", "class_version", "run_no",
-    "set_id", "at", "received", "digest", "noncanonical",
-)  # fmt: skip
+# The first ones repeat the header, the others come from the line.
+_OF_HEADER = ("idx", "entry_id", "batch_first", "position", "kind", "data_class", "at", "received")
+_OF_LINE = ("stream_no", "run_no", "set_id", "class_version", "digest", "noncanonical")
+_COLUMNS = (*_OF_HEADER, *_OF_LINE)
+# As they are stored, without any conversion: what is not of a column's type differs like any other value.
+_ROWS = sa.text(f"SELECT {', '.join(_COLUMNS)} FROM entry WHERE tenant_id = :t AND idx >= :first AND idx < :end")  # noqa: S608 (names of ours)
+_REFS = sa.text(
+    "SELECT idx, part, key_id FROM part_ref WHERE tenant_id = :t AND idx >= :first AND idx < :end "
+    "ORDER BY idx, part, key_id"
+)
 
 
 class _Header(msgspec.Struct, frozen=True, rename={"data_class": "class"}):
@@ -69,21 +74,13 @@ def check_index(
         if batch.end > size:
             break
         lines = _lines(hot, prefix + index_key(batch.first, sha256(data).digest()), headers, batch.first, found)
+        span = {"t": tenant_id, "first": batch.first, "end": batch.end}
         with sessions(tenant_id) as session:
-            rows = _rows(session, tenant_id, batch.first, batch.end, found)
-            refs = _refs(session, tenant_id, batch.first, batch.end)
-        for number, header in enumerate(headers):
-            idx = batch.first + number
-            line = None if lines is None else lines[number]
-            row = rows.get(idx)
-            if row is None:
-                detail = f"no index row names this entry; {_ADVICE}"
-                found.add(Verdict.MISSING, detail, object="entry", entry=header.id, index=idx)
-            elif row:
-                wrong = _wrong(row, refs.get(idx, ()), header, line, batch.first)
-                if wrong:
-                    detail = f"the index says another {', '.join(wrong)} than the record; {_ADVICE}"
-                    found.add(Verdict.ALTERED, detail, object="entry", entry=header.id, index=idx)
+            rows = {row[0]: row for row in map(tuple, session.connection().execute(_ROWS, span).all())}
+            refs = list(map(tuple, session.connection().execute(_REFS, span).all()))
+        astray = set() if lines is None else _astray(refs, lines, batch.first)
+        for want, header in zip(_expected(headers, lines, batch.first), headers, strict=True):
+            _compare(want, rows.get(want[0]), header.id, want[0] in astray, found)
     return _joined(report, found)
 
 
@@ -113,73 +110,52 @@ def _lines(
     return lines
 
 
-def _rows(session: Session, tenant_id: int, first: int, end: int, found: Findings) -> dict[int, Mapping[str, Any]]:
-    query = sa.select(*(getattr(EntryRow, name) for name in _COLUMNS)).where(
-        col(EntryRow.tenant_id) == tenant_id, col(EntryRow.idx) >= first, col(EntryRow.idx) < end
-    )
-    try:
-        return {int(row["idx"]): dict(row) for row in session.execute(query).mappings()}
-    except (ValueError, TypeError):
-        # One row holds what is none of its type: find out which one.
-        return dict(_one_by_one(session, query, first, end, found))
+def _expected(
+    headers: Sequence[_Header], lines: Sequence[IndexLine] | None, first: int
+) -> Iterator[tuple[Any, ...]]:  # fmt: skip
+    """Yield what each row should hold, without the columns of the line where there is none."""
+    for number, header in enumerate(headers):
+        whole: tuple[Any, ...] = (
+            first + number,
+            bytes.fromhex(header.id.replace("-", "")),
+            first,
+            header.position,
+            header.kind,
+            header.data_class,
+            microseconds(datetime.fromisoformat(header.at)),
+            microseconds(datetime.fromisoformat(header.received)),
+        )
+        if lines is not None:
+            line = lines[number]
+            whole += (line.stream_no, line.run_no, line.set_id, line.class_version, line.digest, line.noncanonical)
+        yield whole
 
 
-def _one_by_one(
-    session: Session, query: sa.Select[Any], first: int, end: int, found: Findings
-) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    for idx in range(first, end):
-        try:
-            for row in session.execute(query.where(col(EntryRow.idx) == idx)).mappings():
-                yield idx, dict(row)
-        except (ValueError, TypeError):
-            found.add(
-                Verdict.ALTERED, f"a column of the index row is not of its type; {_ADVICE}", object="entry", index=idx
-            )
-            yield idx, {}
+def _astray(refs: Sequence[tuple[Any, ...]], lines: Sequence[IndexLine], first: int) -> set[int]:
+    """The entries whose parts stand under other keys than their lines say."""
+    wanted = [
+        (first + number, part, key_id)
+        for number, line in enumerate(lines)
+        for part, ids in enumerate(line.key_ids)
+        for key_id in sorted(ids)
+    ]
+    return set() if refs == wanted else {idx for idx, _, _ in set(refs) ^ set(wanted)}
 
 
-def _refs(session: Session, tenant_id: int, first: int, end: int) -> dict[int, list[tuple[int, str]]]:
-    query = sa.select(col(PartRef.idx), col(PartRef.part), col(PartRef.key_id)).where(
-        col(PartRef.tenant_id) == tenant_id, col(PartRef.idx) >= first, col(PartRef.idx) < end
-    )
-    made: dict[int, list[tuple[int, str]]] = {}
-    for idx, part, key_id in session.execute(query):
-        made.setdefault(idx, []).append((part, key_id))
-    return made
-
-
-def _wrong(
-    row: Mapping[str, Any], refs: Sequence[tuple[int, str]], header: _Header, line: IndexLine | None, first: int
-) -> list[str]:
-    """The columns of a row that do not say what the record says."""
-    expected: dict[str, Any] = {
-        "entry_id": UUID(header.id).bytes,
-        "batch_first": first,
-        "position": header.position,
-        "kind": header.kind,
-        "data_class": header.data_class,
-        "at": datetime.fromisoformat(header.at),
-        "received": datetime.fromisoformat(header.received),
-    }
-    if line is not None:
-        expected |= {
-            "stream_no": line.stream_no,
-            "run_no": line.run_no,
-            "set_id": line.set_id,
-            "class_version": line.class_version,
-            "digest": line.digest,
-            "noncanonical": line.noncanonical,
-        }
-    wrong = [name for name, value in expected.items() if not _same(row[name], value)]
-    if line is not None and sorted(refs) != sorted(
-        (number, key_id) for number, ids in enumerate(line.key_ids) for key_id in ids
-    ):
-        wrong.append("keys of its parts")
-    return wrong
-
-
-def _same(stored: object, expected: object) -> bool:
-    return bool(stored == expected) and isinstance(stored, bytes) == isinstance(expected, bytes)
+def _compare(
+    want: tuple[Any, ...], row: tuple[Any, ...] | None, entry_id: str, keys_astray: bool, found: Findings  # noqa: FBT001
+) -> None:  # fmt: skip
+    if row is None:
+        detail = f"no index row names this entry; {_ADVICE}"
+        found.add(Verdict.MISSING, detail, object="entry", entry=entry_id, index=want[0])
+        return
+    here = row[: len(want)]
+    if here == want and not keys_astray:
+        return
+    wrong = [name for name, value, expected in zip(_COLUMNS, here, want, strict=False) if value != expected]
+    told = ", ".join([*wrong, *(["keys of its parts"] if keys_astray else [])])
+    detail = f"the index says another {told} than the record; {_ADVICE}"
+    found.add(Verdict.ALTERED, detail, object="entry", entry=entry_id, index=want[0])
 
 
 def _joined(report: Report, found: Findings) -> Report:

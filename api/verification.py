@@ -263,8 +263,12 @@ def verify_log(
     sessions: Sessions | None,
     progress: Callable[[int], None] | None = None,
     helping: Helping | None = None,
+    index: bool = False,
 ) -> Report:
-    """Returns what one log comes to; `keys` may be any keys the log had, its rotations are followed. Raises BadPin."""
+    """Returns what one log comes to, and with `index` what the database's index of it does.
+
+    `keys` may be any keys the log had, its rotations are followed. Raises BadPin.
+    """
     keys = [pin for key in keys for pin in _followed(bucket, log, key)]
     states = None if sessions is None or log.tenant_id is None else part_states(sessions, log.tenant_id)
     report = verify(
@@ -277,7 +281,7 @@ def verify_log(
         progress=progress,
         helping=helping,
     )
-    if sessions is None or log.tenant_id is None or options.sample is not None or options.stream is not None:
+    if not index or sessions is None or log.tenant_id is None:
         return report
     return check_index(report, sessions=sessions, tenant_id=log.tenant_id, size=log.size, bucket=bucket, hot=hot)
 

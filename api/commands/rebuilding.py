@@ -209,6 +209,7 @@ def _verify(chosen: Settings, bucket: Reader, hot: Reader, made: list[Rebuilt]) 
                     options=Options(known_size=one.entries),
                     sessions=sessions,
                     progress=_moves(bar),
+                    index=True,
                 )
             done.append(Verified(log=log, report=report))
     return done

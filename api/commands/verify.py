@@ -14,7 +14,9 @@ from api.commands.options import CannotRun, copied_key, local
 
 
 @click.command("verify")
-@click.option("--all", "everything", is_flag=True, help="All tenants, every byte; this is what happens anyway.")
+@click.option(
+    "--all", "everything", is_flag=True, help="All tenants, every byte, and the database's index beside them."
+)
 @click.option(
     "--sample", type=click.IntRange(min=1), default=None, help="Look into the content of so many entries only."
 )
@@ -56,6 +58,7 @@ def verify_command(
     return verify_folder(
         data,
         tenant,
+        everything=everything,
         sample=sample,
         stream=stream,
         key=key,

@@ -33,6 +33,7 @@ from audit.verify import UNANCHORED, Options
 from ledger.errors import LedgerError
 
 _OWN_KEY = "the key was taken from the service's own key folder; pin it yourself with --key"
+_NO_INDEX = "the database's index was not compared with the record; --all does"
 _SHOWN = 20
 
 
@@ -41,6 +42,7 @@ class _Asked:
     key: str | None
     since: bytes | None
     witnesses: tuple[str, ...]
+    everything: bool
     sample: int | None
     stream: str | None
     processes: int | None
@@ -50,6 +52,7 @@ def verify_folder(
     data: Path,
     tenant: str | None,
     *,
+    everything: bool,
     sample: int | None,
     stream: str | None,
     key: str | None,
@@ -62,7 +65,15 @@ def verify_folder(
     """Checks the logs of a folder, or proves what a check would notice; returns the exit code. Raises: CannotRun."""
     chosen = settings_module.load(data)
     pinned = (*witnesses, *witnesses_of(chosen))
-    asked = _Asked(key=key, since=_note(since), witnesses=pinned, sample=sample, stream=stream, processes=processes)
+    asked = _Asked(
+        key=key,
+        since=_note(since),
+        witnesses=pinned,
+        everything=everything,
+        sample=sample,
+        stream=stream,
+        processes=processes,
+    )
     try:
         bucket, hot = stores_of(chosen)
         with read_only(chosen) as sessions:
@@ -96,7 +107,10 @@ class _Work:
                     sessions=self._sessions,
                     progress=_moves(bar),
                     helping=helping_with(self._settings, log, self._asked.processes),
+                    index=self._asked.everything,
                 )
+            if not self._asked.everything and self._sessions is not None and report.verdict is Verdict.SOUND:
+                report = replace(report, notes=(*report.notes, _NO_INDEX))
             if self._asked.key is None and report.verdict is Verdict.SOUND:
                 report = replace(report, notes=(*report.notes, _OWN_KEY))
             done.append(Verified(log=log, report=report))

@@ -50,8 +50,9 @@ class Auditor:
         bucket, hot = stores_of(self.settings)
         with read_only(self.settings) as sessions:
             (log,) = logs_of(self.settings, sessions, bucket)
+            options = Options(known_size=log.size)
             return verify_log(
-                log, bucket=bucket, hot=hot, keys=[self.key], options=Options(known_size=log.size), sessions=sessions
+                log, bucket=bucket, hot=hot, keys=[self.key], options=options, sessions=sessions, index=True
             )
 
 
@@ -171,6 +172,17 @@ def test_a_changed_byte_in_any_index_row_is_noticed_and_named_by_its_entry(writt
             report.findings[:3],
         )
     assert auditor.look().verdict is Verdict.SOUND
+
+
+def test_the_command_compares_the_index_with_all_and_says_when_it_did_not(written: Kept) -> None:
+    with written.services.database.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE entry SET kind = 'note' WHERE idx = 7"))
+    code, found = written.verify()
+    assert (code, found["verdict"]) == (0, "sound")
+    assert any("--all does" in note for log in found["logs"] for note in log["notes"])
+    code, found = written.verify("--all")
+    assert (code, found["verdict"]) == (1, "altered")
+    assert [(one["verdict"], one["index"]) for one in found["findings"]] == [("altered", 7)]
 
 
 def test_index_rows_and_lines_that_are_gone_or_another_s_are_named(written: Kept) -> None:
