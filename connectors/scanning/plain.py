@@ -223,7 +223,7 @@ def _dry_run(scan: Scan) -> Iterator[str]:
 
 def _size(number: int) -> str:
     if number < _KILO:
-        return f"{number} bytes"
+        return _n(number, "byte", "bytes")
     value = number / _KILO
     for unit in ("KB", "MB"):
         if value < _KILO:

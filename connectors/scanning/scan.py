@@ -36,6 +36,7 @@ PREFIXES = ("file", "files", "chroma", "lance", "lancedb", "qdrant", "git", "sql
 _MOST_FILES = 200_000
 _BESIDE = ("-wal", "-shm", "-journal")
 _QUIET = frozenset({".git", "__pycache__", ".venv", "node_modules"})
+_PROGRAMS = ".venv, node_modules, __pycache__"
 
 
 class TargetUnknown(ConnectorError):
@@ -136,6 +137,9 @@ class _Seen:
     gits: list[Path] = field(default_factory=list)
     segments: set[Path] = field(default_factory=set)
     unlisted: int = 0
+    quiet: int = 0
+    """Folders of programs, which are not looked into."""
+    is_cut: bool = False
     all_files: int = 0
 
 
@@ -149,6 +153,10 @@ def _path(root: Path, look: Look, found: Scan) -> None:
         top = root
     if seen.unlisted:
         found.unread.append(f"{seen.unlisted} folders could not be listed")
+    if seen.is_cut:
+        found.unread.append("the time limit was reached while folders were listed")
+    if seen.quiet:
+        found.notes.append(f"folders of programs that were not looked into ({_PROGRAMS}): {seen.quiet}")
     if seen.all_files > _MOST_FILES:
         found.unread.append(f"more than {_MOST_FILES} files: the others were not looked at")
     for path in seen.databases:
@@ -197,13 +205,14 @@ def _walk(root: Path, seen: _Seen, look: Look) -> None:
         skipped = {each.name for each in tables} | _QUIET
         if chroma.FILE in names:
             skipped |= {each for each in folders if (folder / each / "data_level0.bin").exists()}
+        seen.quiet += sum(each in _QUIET and each != ".git" for each in folders)
         folders[:] = [each for each in folders if each not in skipped]
         for each in sorted(names):
             seen.all_files += 1
             if seen.all_files <= _MOST_FILES:
                 _sort(folder / each, seen)
         if look.limit.is_over():
-            seen.unlisted += 1
+            seen.is_cut = True
             return
 
 

@@ -505,6 +505,16 @@ def test_a_file_that_is_written_to_while_it_is_read_is_said_to_be(tmp_path: Path
     assert [note for place in found.places for note in place.notes if "written to while it was read" in note]
 
 
+def test_folders_of_programs_are_passed_over_and_that_is_said(tmp_path: Path) -> None:
+    for name in (".venv", "node_modules"):
+        (tmp_path / name).mkdir()
+        app(tmp_path / name / "app.db")
+    (tmp_path / "note.md").write_text("x")
+    found = look(tmp_path)
+    assert [place.what for place in found.places] == ["files"]
+    assert [note for note in found.notes if note.endswith(": 2")]
+
+
 def test_every_form_of_an_address_leads_to_the_same_file(threads: Any) -> None:
     bed, _, _ = threads
     for target in (bed.url, f"file:{bed.path}", f"file://{bed.path}", str(bed.path), f"sqlite:{bed.path}"):
