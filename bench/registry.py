@@ -6,9 +6,10 @@ each) and prints, from rounds run in turn:
                  into a table with the same indexes, and against the same rows with edges and sets;
   ids            finding the ids of a person's 1,000 scattered copies against a recursive CTE from their roots;
   bytes          of the tables and indexes of an artifact, one edge and its people.
-On SQLite times are processor times (all work is in this process), on PostgreSQL they are elapsed times.
+On SQLite times are processor times (all work is in this process), on PostgreSQL they are elapsed times, or with
+`--processor` those of this process and of the server's together, which other load on the machine leaves alone.
 A round whose yardstick is over 1.5 times its own median is dropped.
-Run: `python -m bench.registry [--artifacts N] [--grow-to N] [--postgres]`; the sizes wanted are 1 and 10 million.
+Run: `python -m bench.registry [--artifacts N] [--grow-to N] [--postgres [--processor]]`; wanted are 1 and 10 million.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ Clock = Callable[[], float]
 class Bench:
     """One registry with one tenant."""
 
-    def __init__(self, folder: Path, url: str) -> None:
+    def __init__(self, folder: Path, url: str, *, processor: bool = False) -> None:
         self.folder = folder
         self.database = Database(url)
         self.vault = Vault(
@@ -80,6 +81,10 @@ class Bench:
         self.random = random.Random(7)
         # In SQLite all work is this process's, so that its processor time leaves other load on the machine out.
         self.clock: Clock = time.process_time if self.database.on_sqlite else time.perf_counter
+        if processor and not self.database.on_sqlite:
+            with self.database.engine.connect() as connection:
+                backend = connection.scalar(sa.text("SELECT pg_backend_pid()"))
+            self.clock = lambda: time.process_time() + run_time(backend)
         self.made = 0
         self.recent: dict[int, str] = {}
         self.older: dict[int, str] = {}
@@ -208,6 +213,11 @@ class Bench:
         return {name: sizes[name] / count for name in tables}
 
 
+def run_time(process: int) -> float:
+    """The seconds that a process has had a processor. Source: Linux, Documentation/scheduler/sched-stats.rst."""
+    return int(Path(f"/proc/{process}/schedstat").read_text().split()[0]) / 1e9
+
+
 def timed(clock: Clock, call: Callable[[], int], expected: int) -> float:
     """The seconds of a call that must find that many."""
     started = clock()
@@ -282,22 +292,24 @@ def main() -> None:
     parser.add_argument("--artifacts", type=int, default=100_000)
     parser.add_argument("--grow-to", type=int, default=0, help="Measure again at this size, and compare.")
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--processor", action="store_true", help="On PostgreSQL processor times, of both processes.")
     parser.add_argument("--postgres", action="store_true", help="On a PostgreSQL of its own instead of SQLite.")
     options = parser.parse_args()
+    sizes = (options.artifacts, options.grow_to)
     print(f"{options.artifacts:,} artifacts on {'PostgreSQL' if options.postgres else 'SQLite'}")
     with tempfile.TemporaryDirectory(prefix="muniment-bench-") as name:
         folder = Path(name)
         if not options.postgres:
-            run(folder, f"sqlite:///{folder}/registry.db", (options.artifacts, options.grow_to), options.rounds)
+            run(folder, f"sqlite:///{folder}/registry.db", sizes, options.rounds)
             return
         folder.chmod(0o755)  # PostgreSQL does not run as root, and must get at its files
         with postgres.running(folder / "server") as url:
-            run(folder, postgres.create_database(url, "bench"), (options.artifacts, options.grow_to), options.rounds)
+            run(folder, postgres.create_database(url, "bench"), sizes, options.rounds, processor=options.processor)
 
 
-def run(folder: Path, url: str, sizes: tuple[int, int], rounds: int) -> None:
+def run(folder: Path, url: str, sizes: tuple[int, int], rounds: int, *, processor: bool = False) -> None:
     """Measure on one database, and once more when it has grown."""
-    bench = Bench(folder, url)
+    bench = Bench(folder, url, processor=processor)
     small = measure(bench, sizes[0], rounds)
     if sizes[1]:
         large = measure(bench, sizes[1], rounds, "grown")

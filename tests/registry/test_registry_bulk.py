@@ -15,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlmodel import Session, select
 
-from registry import bulk, ids
+from registry import artifacts, bulk, ids, subjects
+from registry.identifiers import parse_subject
 from registry.models import Artifact, Subject, SubjectSet
 
 NAMES = (
@@ -157,3 +158,33 @@ def test_a_session_of_another_kind_of_statement_stays_usable(place: Any) -> None
         bulk.insert(session, SubjectSet, ("tenant_id", "set_id", "digest", "size"), [(1, 1, b"x", 1)])
         session.rollback()
         assert session.exec(select(SubjectSet).where(SubjectSet.tenant_id == 1)).all() == []
+
+
+def test_the_ids_of_a_person_are_those_of_all_their_merged_names(place: Any) -> None:
+    source = {"store": "app", "locator": {"table": "memories", "key": {"id": 1}}}
+    made = place.register(
+        [
+            place.item(1, subjects=["user:ada"]),
+            place.item(2, subjects=["email:ada@example.org", "user:bea"]),
+            place.item(3, subjects=None, sources=[source]),
+            place.item(4, subjects=["user:bea"]),
+            place.item(5, subjects=["user:ada", "email:ada@example.org"]),
+        ]
+    )
+    tenant = place.alice.tenant_id
+    with place.session() as session:
+        names = [parse_subject(text) for text in ("user:ada", "email:ada@example.org", "user:bea")]
+        ada, mail, bea = subjects.resolve(session, place.vault, place.alice, names, place.now)
+        assert len(artifacts.ids_of(session, tenant, [ada])) == 3
+        for number in (ada, mail):
+            session.get_one(Subject, (tenant, number)).person_no = ada
+        session.flush()
+        whole = [int(made[n]["id"][4:], 16) for n in (0, 1, 2, 4)]
+        for asked in ([ada], [mail], [ada, mail]):
+            assert artifacts.ids_of(session, tenant, asked) == sorted(whole)
+            assert [row.id for row in artifacts.artifacts_of(session, tenant, asked)] == sorted(whole)
+        assert len(artifacts.ids_of(session, tenant, [bea])) == 2
+        artifacts.bury(session, tenant, whole[:1], "req_1", place.now)
+        assert artifacts.ids_of(session, tenant, [ada]) == sorted(whole[1:])
+        assert artifacts.ids_of(session, tenant, []) == []
+        session.rollback()
