@@ -119,6 +119,8 @@ def refresh_keys(session: Session, tenant_id: int, schedules: Mapping[str, Sched
     for name, schedule in sorted(schedules.items()):
         if waits(schedule.rules.starts):
             more |= _walk_months(session, tenant_id, name, schedules, now)
+        else:
+            _forget_class(session, tenant_id, name)
     return _walk_events(session, tenant_id, schedules, now) or more
 
 
@@ -139,7 +141,10 @@ def renew_keys_of(session: Session, tenant_id: int, people: Collection[int], sch
 
 
 def mark_children(session: Session, tenant_id: int, now: datetime) -> int:
-    """Have artifacts looked at that were made from entries whose content ended since the last look; how many."""
+    """Have artifacts looked at that were made from entries whose content ended since the last look; how many.
+
+    Hints of the keys that went are dropped with them.
+    """
     walk = walk_of(session, tenant_id, "children")
     since = _BEGINNING if walk.at is None else min(walk.at, now) - OVERLAP
     indexes = _ended_entries(session, tenant_id, since)
@@ -303,6 +308,19 @@ def _walk_months(session: Session, tenant_id: int, name: str, schedules: Mapping
     return len(rows) == BATCH
 
 
+def _forget_class(session: Session, tenant_id: int, name: str) -> None:
+    """Drop the hints of a class whose clock waited once and runs by itself now: its keys are found by month."""
+    walk = session.get(WalkRow, (tenant_id, f"months:{name}"))
+    if walk is None:
+        return
+    mine = sa.select(col(DataKey.key_id)).where(col(DataKey.tenant_id) == tenant_id, col(DataKey.data_class) == name)
+    session.connection().execute(
+        sa.delete(KeyHintRow).where(col(KeyHintRow.tenant_id) == tenant_id, col(KeyHintRow.key_id).in_(mine))
+    )
+    session.delete(walk)
+    session.flush()
+
+
 def _walk_events(session: Session, tenant_id: int, schedules: Mapping[str, Schedule], now: datetime) -> bool:
     """Work out the keys that events recorded since the last look concern, some conversations at a time."""
     names = sorted({one.event for one in schedules.values() if one.event is not None})
@@ -409,6 +427,9 @@ def _ended_entries(session: Session, tenant_id: int, since: datetime) -> set[int
     for some in chunks(sorted(session.scalars(keys))):
         query = sa.select(col(PartRef.idx)).where(col(PartRef.tenant_id) == tenant_id, col(PartRef.key_id).in_(some))
         found.update(session.scalars(query))
+        session.connection().execute(
+            sa.delete(KeyHintRow).where(col(KeyHintRow.tenant_id) == tenant_id, col(KeyHintRow.key_id).in_(some))
+        )
     own = sa.select(col(PartKey.idx)).where(col(PartKey.tenant_id) == tenant_id, col(PartKey.destroyed_at) > since)
     found.update(session.scalars(own))
     return found

@@ -14,6 +14,7 @@ from registry.declared import put_stream
 from registry.errors import InvalidDeclaration
 from retention.consenting import consents_about, record_consent, withdraw_consent
 from retention.errors import NotKnown, NotOpen
+from retention.models import KeyHintRow
 from vault.models import DataKey, KeyState
 
 ADA = "email:ada@example.org"
@@ -390,3 +391,36 @@ def test_an_entry_that_a_hold_keeps_keeps_what_was_made_from_it(told: Any) -> No
         house.sweep()
         house.now += timedelta(hours=1)
     assert house.rows() == set()
+
+
+def hints(house: Any) -> int:
+    with house.transaction(write=False) as session:
+        return len(session.exec(select(KeyHintRow)).all())
+
+
+def test_a_class_that_stops_waiting_is_found_by_month_again_and_leaves_no_hints(voice: Any) -> None:
+    house = voice
+    house.say("one", "mine", "case")
+    house.now = datetime(2040, 7, 2, tzinfo=UTC)
+    house.sweep()
+    assert hints(house) == 1
+    house.plain("case", state="record", retention={"keep": "P1M", "from": "created", "then": "erase"})
+    house.now = datetime(2040, 7, 30, tzinfo=UTC)
+    house.sweep()
+    assert hints(house) == 0
+    assert len(live(house, "case")) == 1
+    house.now = datetime(2040, 8, 1, tzinfo=UTC)
+    house.sweep()
+    assert live(house, "case") == set()
+
+
+def test_the_hint_of_a_key_goes_with_the_key(voice: Any) -> None:
+    house = voice
+    house.say("one", "mine", "case")
+    house.event("case.closed", conversation="one")
+    house.now = datetime(2040, 8, 2, tzinfo=UTC)
+    house.sweep()
+    assert live(house, "case") == set()
+    house.now += timedelta(hours=1)
+    house.sweep()
+    assert hints(house) == 0
