@@ -282,16 +282,9 @@ class Mem0Connector(Connector):
             return answers
         with folder.history(write=True) as connection:
             folder.forget(connection, work.wanted, work.scopes)  # 2
-        going = frozenset(work.wanted)
-        entities = {
-            (id(link.store), link.collection, link.point.id): link for name in going for link in traces[name].links
-        }
-        for link in entities.values():
-            folder.unlink(link, going)  # 3
-        for name in work.wanted:
-            for place in traces[name].points:
-                owners = None if self._owner_field is None else wanted
-                place.store.delete(place.collection, [place.point.id], owners)  # 4
+        folder.unlink((link for name in work.wanted for link in traces[name].links), frozenset(work.wanted))  # 3
+        points = (place for name in work.wanted for place in traces[name].points)
+        folder.delete(points, None if self._owner_field is None else wanted)  # 4
         again, left = folder.traces(work.wanted), folder.turns()  # 5
         for name, (outcome, detail) in list(answers.items()):
             if outcome is Outcome.ERASED and (again.get(name) or name.removeprefix(TURNS) in left):

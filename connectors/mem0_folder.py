@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from connectors.base import Deadline
-    from connectors.vector_store import Point
+    from connectors.vector_store import Point, PointId
 
 TURNS = "messages/"
 """How a locator names the raw turns of a scope instead of a memory: `messages/user_id=mia`."""
@@ -167,13 +167,29 @@ class Mem0Folder:
         connection.execute("COMMIT")
 
     @staticmethod
-    def unlink(place: Place, ids: frozenset[str]) -> None:
-        """Take ids out of an entity; it goes with its last one."""
-        left = [each for each in links_of(place.point) if each not in ids]
-        if left:
-            place.store.change_payload(place.collection, place.point.id, {**place.point.payload, _LINKS: left})
-        else:
-            place.store.delete(place.collection, [place.point.id], None)
+    def unlink(entities: Iterable[Place], ids: frozenset[str]) -> None:
+        """Take ids out of entities; one goes with its last link."""
+        for store, collection, places in _grouped(entities):
+            left = {place.point.id: [each for each in links_of(place.point) if each not in ids] for place in places}
+            kept = [place.point for place in places if left[place.point.id]]
+            store.change_payloads(collection, {point.id: {**point.payload, _LINKS: left[point.id]} for point in kept})
+            store.delete(collection, [identity for identity, links in left.items() if not links], None)
+
+    @staticmethod
+    def delete(points: Iterable[Place], owners: frozenset[str] | None) -> None:
+        """Delete points, where `owners` is given only such that name one of them."""
+        for store, collection, places in _grouped(points):
+            store.delete(collection, [place.point.id for place in places], owners)
+
+
+def _grouped(places: Iterable[Place]) -> Iterator[tuple[Points, str, list[Place]]]:
+    """Yield the places of each collection, each once."""
+    found: defaultdict[tuple[int, str], dict[PointId, Place]] = defaultdict(dict)
+    for place in places:
+        found[id(place.store), place.collection][place.point.id] = place
+    for (_, collection), members in found.items():
+        several = list(members.values())
+        yield several[0].store, collection, several
 
 
 def links_of(entity: Point) -> list[str]:

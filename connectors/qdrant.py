@@ -208,15 +208,20 @@ class Points(Places):
                     connection.executemany("DELETE FROM points WHERE rowid = ?", [(number,) for number in numbers])
             connection.execute("COMMIT")
 
-    def change_payload(self, collection: str, identity: PointId, payload: Mapping[str, Any]) -> None:
-        """Give a point another payload and leave the rest of it as it is. Raises: StoreUnreachable."""
+    def change_payloads(self, collection: str, changes: Mapping[PointId, Mapping[str, Any]]) -> None:
+        """Give points other payloads and leave the rest of them as it is, all or none. Raises: StoreUnreachable."""
         with self._opened(collection, write=True) as connection:
             connection.execute("BEGIN IMMEDIATE")
-            for number in self._rows(connection, [identity]).get(identity, []):
-                blob = connection.execute("SELECT point FROM points WHERE rowid = ?", (number,)).fetchone()[0]
-                read, state = _state(blob)
-                state["payload"] = dict(payload)
-                connection.execute("UPDATE points SET point = ? WHERE rowid = ?", (write_pickle(read), number))
+            for identity, numbers in self._rows(connection, list(changes)).items():
+                for number in numbers:
+                    blob = connection.execute("SELECT point FROM points WHERE rowid = ?", (number,)).fetchone()[0]
+                    try:
+                        read, state = _state(blob)
+                        state["payload"] = dict(changes[identity])
+                        written = write_pickle(read)
+                    except (ValueError, KeyError, TypeError, AttributeError):
+                        raise StoreUnreachable("qdrant", "a row holds a point that cannot be written back") from None
+                    connection.execute("UPDATE points SET point = ? WHERE rowid = ?", (written, number))
             connection.execute("COMMIT")
 
     def _rows(self, connection: sqlite3.Connection, ids: Sequence[PointId]) -> dict[PointId, list[int]]:
