@@ -70,9 +70,9 @@ def write(path: Path, shape: str, size: int) -> None:
                 " PRIMARY KEY (thread_id, checkpoint_ns, checkpoint_id))"
             )
             db.execute(
-                "CREATE TABLE writes (thread_id TEXT NOT NULL, checkpoint_ns TEXT NOT NULL DEFAULT '', checkpoint_id TEXT"
-                " NOT NULL, task_id TEXT NOT NULL, idx INTEGER NOT NULL, channel TEXT NOT NULL, type TEXT, value BLOB,"
-                " PRIMARY KEY (thread_id, checkpoint_ns, checkpoint_id, task_id, idx))"
+                "CREATE TABLE writes (thread_id TEXT NOT NULL, checkpoint_ns TEXT NOT NULL DEFAULT '',"
+                " checkpoint_id TEXT NOT NULL, task_id TEXT NOT NULL, idx INTEGER NOT NULL, channel TEXT NOT NULL,"
+                " type TEXT, value BLOB, PRIMARY KEY (thread_id, checkpoint_ns, checkpoint_id, task_id, idx))"
             )
             insert, rows = "INSERT INTO checkpoints VALUES (?, ?, ?, ?, ?, ?, ?)", _checkpoints(size)
         db.execute("BEGIN")
@@ -96,7 +96,8 @@ def one(path: str) -> dict[str, float]:
     started, worked = time.perf_counter(), time.process_time()
     found = scan(path, now=datetime.now(UTC), deadline=3600)
     took = {"elapsed": time.perf_counter() - started, "worked": time.process_time() - worked}
-    assert not found.could_not_read(), found.could_not_read()
+    if found.could_not_read():
+        raise SystemExit("; ".join(found.could_not_read()))
     return {
         **took,
         "rows": sum(place.rows for place in found.places),
