@@ -8,11 +8,28 @@ from typing import Any
 import pytest
 
 from ledger.errors import LockNotEnforced, ObjectLocked
-from ledger.s3 import SAMPLE, S3Store
-from tests.ledger.test_ledger_s3 import BUCKET, Interfering, client, network, pauses, store, until
+from ledger.s3 import SAMPLE, S3Store, s3_client
+from tests.ledger.test_ledger_s3 import Interfering, until
 
-__all__ = ["client", "network", "pauses", "store"]
 pytestmark = pytest.mark.s3
+BUCKET = "versions-locked"
+
+
+@pytest.fixture(scope="module")
+def client(s3_service: Any) -> Any:
+    made = s3_client(
+        endpoint_url=s3_service.endpoint,
+        region="us-east-1",
+        access_key=s3_service.access_key,
+        secret_key=s3_service.secret_key,
+    )
+    made.create_bucket(Bucket=BUCKET, ObjectLockEnabledForBucket=True)
+    return made
+
+
+@pytest.fixture
+def store(client: Any) -> S3Store:
+    return S3Store(client, BUCKET, secrets.token_hex(6))
 
 
 @pytest.mark.scenario("L26")
