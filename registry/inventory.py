@@ -17,7 +17,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from connectors.base import built_kinds
+from connectors.base import why_not_built
 from ledger.models import EntryRow, LogStream
 from registry import classes, stores
 from registry.classes import UNASSIGNED
@@ -211,7 +211,7 @@ def _judge(data_class: DataClass, placed: Mapping[str, StoreRow], found: _Seen) 
 
 def _has_eraser(store: StoreRow) -> bool:
     return store.config.get("enabled") is not False and (
-        store.kind in built_kinds() or store.kind == _ERASED_IN_PROCESS
+        store.kind == _ERASED_IN_PROCESS or why_not_built(store.kind, store.config) is None
     )
 
 

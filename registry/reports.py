@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from connectors.base import built_kinds
+from connectors.base import why_not_built
 from registry import classes, stores
 from registry.classes import UNASSIGNED
 from registry.cones import RECONCILER, pending
@@ -153,8 +153,8 @@ def _store(row: StoreRow, counts: Mapping[tuple[str, str], int], level_of: Level
     because = None
     if row.config.get("enabled") is False:
         because = "the store is disabled"
-    elif row.kind not in built_kinds() and row.kind != _AGENT:
-        because = f"stores of kind {row.kind} are not built in this version"
+    elif row.kind != _AGENT:
+        because = why_not_built(row.kind, row.config)
     level = None if because is not None else level_of(row)
     if because is None and level is None:
         because = "its connector cannot be opened now"

@@ -51,8 +51,9 @@ def test_an_inventory_in_order_has_no_gap(house: Any) -> None:
 def test_gaps_are_found_in_the_rows_themselves(house: Any) -> None:
     own_every_class(house)
     with house.session() as session:
-        vectors = {"kind": "qdrant", "config": {"path": f"{house.folder}/q"}, "provider_retention": "P3Y"}
-        put_store(session, house.alice, "vectors", vectors, house.now, check_target=house.targets.check)
+        # A kind that is driven in its file, and not behind an address.
+        vectors = {"kind": "qdrant", "config": {"url": "http://127.0.0.1:6333"}, "provider_retention": "P3Y"}
+        put_store(session, house.alice, "vectors", vectors, house.now, check_target=lambda *_: None)
         declared.put_stream(session, house.vault, house.alice, {"stream": "c1", "data_class": "transcript"}, house.now)
         session.commit()
     house.register(
