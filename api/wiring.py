@@ -361,7 +361,8 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
     vault = Vault(keks, clock=clock.now)
     locked, hot = _object_store(settings, clock), _hot_store(settings, clock)
     lease = Lease(owner=random_hex(), sessions=database.shared)
-    log = Log(_log_parts(settings, database, keks, locked, hot), lease, stages=not database.on_sqlite)
+    timeline = Timeline(database.transaction)
+    log = Log(_log_parts(settings, timeline, keks, locked, hot), lease, stages=not database.on_sqlite)
     journal = Journal(vault=vault, transactions=database.transaction, hot=hot, tables=all_tables)
     services = Services(
         settings=settings,
@@ -383,7 +384,7 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
         secrets=Secrets(settings.secrets_folder, environment_secret),
         targets=_targets(settings),
         jobs=Jobs(database, clock, telemetry),
-        timeline=Timeline(database.transaction),
+        timeline=timeline,
     )
     _register_jobs(services)
     return services
@@ -420,10 +421,10 @@ def _lock_end(settings: Settings) -> Callable[[datetime], datetime]:
 
 
 def _log_parts(
-    settings: Settings, database: Database, keks: KekStore, locked: ObjectStore, hot: HotStore
+    settings: Settings, timeline: Timeline, keks: KekStore, locked: ObjectStore, hot: HotStore
 ) -> LogParts:  # fmt: skip
     return LogParts(
-        transactions=database.transaction,
+        transactions=timeline.noticing,
         locked=locked,
         hot=hot,
         signer=lambda origin: signer_of(keks, origin),

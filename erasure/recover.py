@@ -114,6 +114,9 @@ def heal(recovery: Recovery, tenant: Tenant, now: datetime) -> Healed | None:
             healed.lost.append(f"what the erasure {case.request} was limited to: file it again")
         elif alive:
             opened.append(case.request)
+    if parts.certificates is not None:
+        # What was issued stands: a certificate of the work done again is a newer one, which names the one before.
+        parts.certificates.restore(tenant.tenant_id, tenant.log_id, now)
     for request_id in opened:  # 4
         healed.requests[request_id] = carry_out(parts, tenant, request_id, now)
     recovery.hot.delete(note)  # 5

@@ -45,6 +45,20 @@ class Timeline:
         self._sound = False
 
     @contextmanager
+    def noticing(self, tenant_id: int, *, write: bool = True) -> Iterator[Session]:
+        """Yield a plain transaction, for the log, which finds out by itself; what it finds is known here at once.
+
+        Otherwise the log would take its own batches in again and nothing would be left by which anybody else could see
+        that decisions are missing. Raises: what the caller's block raises.
+        """
+        try:
+            with self._transactions(tenant_id, write=write) as session:
+                yield session
+        except DatabaseWentBack:
+            self.doubt()
+            raise
+
+    @contextmanager
     def transaction(self, tenant_id: int, *, write: bool = True) -> Iterator[Session]:
         """Yield a transaction of a tenant on a database that did not go back. Raises: DatabaseWentBack."""
         # Read before the transaction begins: whatever was known by now is committed, so the transaction must see it.
