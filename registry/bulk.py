@@ -64,8 +64,11 @@ def select_in(
     session.flush()
     db = session.connection()
     if db.dialect.name == "postgresql":
-        query = f"{head.replace('?', '%s')} = ANY(%s::{kind}[])"
-        yield from db.exec_driver_sql(query, (*known, list(values))).fetchall()
+        query = head.replace("?", "%s")
+        if len(values) == 1:  # one value is planned once, a list anew each time
+            yield from db.exec_driver_sql(f"{query} = %s::{kind}", (*known, values[0])).fetchall()
+        else:
+            yield from db.exec_driver_sql(f"{query} = ANY(%s::{kind}[])", (*known, list(values))).fetchall()
         return
     for start in range(0, len(values), _MOST):
         some = values[start : start + _MOST]
@@ -75,17 +78,17 @@ def select_in(
 
 def gather(
     session: Session, column: str, rest: str, known: Sequence[Any], values: Sequence[Any], *, kind: str
-) -> frozenset[int]:
-    """The numbers in a column of a query, of which `rest` is what follows FROM, as for `select_in`.
+) -> list[int]:
+    """The numbers in a column of a query, each once, as they are found; `rest` is what follows FROM, as `select_in`.
 
     PostgreSQL sends them as one value, 8 bytes each: a thousand rows of one number cost more to send than to find.
     """
     if session.get_bind().dialect.name != "postgresql":
         query = f"SELECT {column} FROM {rest}"  # noqa: S608 - texts of ours
-        return frozenset(number for (number,) in select_in(session, query, known, values, kind))
+        return list(dict.fromkeys(number for (number,) in select_in(session, query, known, values, kind)))
     query = f"SELECT string_agg(int8send({column}), '') FROM {rest}"  # noqa: S608 - as above
     packed = b"".join(data for (data,) in select_in(session, query, known, values, kind) if data is not None)
-    return frozenset(struct.unpack(f">{len(packed) // 8}q", packed))
+    return list(dict.fromkeys(struct.unpack(f">{len(packed) // 8}q", packed)))
 
 
 def instant(at: datetime | None) -> int | None:

@@ -87,7 +87,8 @@ def test_numbers_are_gathered_each_once_and_none_where_there_is_none(place: Any)
             ("set_id", [3], set()), ("set_id", [], set()),
         ):  # fmt: skip
             where = "subject_set WHERE tenant_id = ? AND size"
-            assert bulk.gather(session, column, where, (tenant,), values, kind="int4") == found
+            got = bulk.gather(session, column, where, (tenant,), values, kind="int4")
+            assert (len(got), set(got)) == (len(found), found)
         session.rollback()
 
 
