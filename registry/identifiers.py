@@ -46,9 +46,9 @@ def parse_subject(text: object) -> Identifier:
         raise MalformedSubject("the type is not [a-z][a-z0-9_]* of at most 32 characters")
     if not 1 <= len(value) <= VALUE_LIMIT:
         raise MalformedSubject(f"the value has {len(value)} characters, expected 1 to {VALUE_LIMIT}")
-    for sign in value:
-        if sign in "*%":
-            raise MalformedSubject("the value contains * or %, which would read as a pattern")
+    if "*" in value or "%" in value:
+        raise MalformedSubject("the value contains * or %, which would read as a pattern")
+    for sign in () if value.isascii() and value.isprintable() else value:
         if unicodedata.category(sign) in {"Cc", "Cs", "Cf", "Zl", "Zp"}:
             raise MalformedSubject("the value contains control or invisible characters")
     if not value.strip():
