@@ -2,7 +2,8 @@
 
 Guarantees: the table's bytes are the certificate; the object is written once, under the lock, after the table has it,
 and read back before the row counts as stored. A crash or a store that is away leaves a row without `stored_at`, which
-the next pass takes up. Certificates name nobody, so nothing in them has to end earlier. Not here: what they say.
+the next pass takes up. Its name carries its digest: a database that was restored issues a request's certificate anew,
+and both stay. Certificates name nobody, so nothing in them has to end earlier. Not here: what they say.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
+from hashlib import sha256
 
 from sqlmodel import col, select
 
@@ -23,7 +25,7 @@ from ledger.head import Transactions
 from ledger.objects import ObjectStore
 
 PREFIX = "certificate/"
-_NAME = re.compile(r"certificate/([A-Za-z0-9_-]{1,40})/([0-9]{4,})-(interim|final)\.json")
+_NAME = re.compile(r"certificate/([A-Za-z0-9_-]{1,40})/([0-9]{4,})-(interim|final)-[0-9a-f]{16}\.json")
 
 
 class CertificateDiffers(ErasureError):
@@ -59,7 +61,8 @@ class CertificateStore:
         with self.transactions(tenant_id, write=False) as session:
             rows = list(session.exec(select(CertificateRow).where(due).order_by(col(CertificateRow.issued_at))))
         for row in rows:
-            key = f"{log_id}/{PREFIX}{row.request_id}/{row.number:04d}-{row.version}.json"
+            digest = sha256(row.body).hexdigest()[:16]
+            key = f"{log_id}/{PREFIX}{row.request_id}/{row.number:04d}-{row.version}-{digest}.json"
             with suppress(ObjectExists):  # after a crash, or by another process: the bytes decide
                 self.locked.put(key, row.body, lock_until=self.lock_end(now))
             if self.locked.get(key) != row.body:
@@ -71,34 +74,46 @@ class CertificateStore:
         return len(rows)
 
     def restore(self, tenant_id: int, log_id: str, now: datetime) -> Restored:
-        """Bring back the certificates of requests that the tables know; names those of other requests."""
-        count, strange = 0, []
+        """Bring back the certificates of requests that the tables know; names those of other requests.
+
+        Of two with one number the younger comes back; the other stays where it is.
+        """
+        strange: list[str] = []
+        newest: dict[tuple[str, str, int], CertificateRow] = {}
         for key in self.locked.list(f"{log_id}/{PREFIX}"):
             name = key.removeprefix(f"{log_id}/")
-            found = _NAME.fullmatch(name)
-            if found is None:
+            row = self._row_of(tenant_id, name, self.locked.get(key), now)
+            if row is None:
                 strange.append(name)
                 continue
-            request_id, number, version = found[1], int(found[2]), found[3]
-            body = self.locked.get(key)
+            place = (row.request_id, row.version, row.number)
+            if place not in newest or newest[place].issued_at < row.issued_at:
+                newest[place] = row
+        count = 0
+        for (request_id, version, number), row in newest.items():
             with self.transactions(tenant_id) as session:
-                if session.get(RequestRow, (tenant_id, request_id)) is None or not _is_of(body, request_id, version):
-                    strange.append(name)
-                    continue
                 if session.get(CertificateRow, (tenant_id, request_id, version, number)) is None:
-                    said = json.loads(body)["certificate"]
-                    row = CertificateRow(
-                        tenant_id=tenant_id,
-                        request_id=request_id,
-                        version=version,
-                        number=number,
-                        body=body,
-                        issued_at=datetime.fromisoformat(said["issued_at"]),
-                        stored_at=now,
-                    )
                     session.add(row)
                     count += 1
         return Restored(count=count, strange=strange)
+
+    def _row_of(self, tenant_id: int, name: str, body: bytes, now: datetime) -> CertificateRow | None:
+        """The row of a stored certificate; None for what is none, or of a request that nobody knows."""
+        found = _NAME.fullmatch(name)
+        if found is None or not _is_of(body, found[1], found[3]):
+            return None
+        with self.transactions(tenant_id, write=False) as session:
+            if session.get(RequestRow, (tenant_id, found[1])) is None:
+                return None
+        return CertificateRow(
+            tenant_id=tenant_id,
+            request_id=found[1],
+            version=found[3],
+            number=int(found[2]),
+            body=body,
+            issued_at=datetime.fromisoformat(json.loads(body)["certificate"]["issued_at"]),
+            stored_at=now,
+        )
 
 
 def _is_of(body: bytes, request_id: str, version: str) -> bool:

@@ -21,6 +21,7 @@ from sqlmodel import Session, col, select
 
 from erasure import certificate, history
 from erasure.certificate import LogEvidence, Proof
+from erasure.certificate_store import CertificateDiffers
 from erasure.confirm import INDEPENDENCE
 from erasure.footprint import ENDED
 from erasure.history import fact_of, ref_of
@@ -94,7 +95,7 @@ def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, versi
         _keep(session, parts, row, body, now=now, version=version, state=state, number=draft.number)
     if parts.certificates is not None:
         # It is issued already: a store that is away must not undo that, and the next pass writes it.
-        with suppress(LedgerError):
+        with suppress(LedgerError, CertificateDiffers):
             parts.certificates.store_due(tenant.tenant_id, tenant.log_id, now)
     return body
 
