@@ -296,9 +296,16 @@ def test_nothing_held_restricted_or_without_a_rule_is_ever_destroyed(
         assert rules is not None
         assert not any(hold.subjects & item.subjects or item.item_id in hold.artifacts for hold in holds)
         for restriction in restrictions:
-            assert restriction.subject not in item.subjects or any(
-                claim.right == "erasure" and restriction.subject in claim.subjects and claim.at > restriction.since
-                for claim in claims
+            within = (restriction.data_classes is None or item.data_class in restriction.data_classes) and (
+                restriction.scopes is None or bool(restriction.scopes & item.scopes)
+            )
+            assert (
+                restriction.subject not in item.subjects
+                or not within
+                or any(
+                    claim.right == "erasure" and restriction.subject in claim.subjects and claim.at > restriction.since
+                    for claim in claims
+                )
             )
     if found.until is not None and found.rule in {"floor", "exemption"}:
         assert found.until > NOW
