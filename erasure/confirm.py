@@ -231,7 +231,7 @@ class _Confirmation:
                 final = self._parts.vault.final_at(session, self._tenant_id, keys, names)
                 copy.key_state = "destroyed" if final is None else "final"
                 copy.verified_at = self._parts.instant(self._now, copy.finished_at)
-                copy.verified_how = "a vault that holds nothing could not open it"
+                copy.verified_how = "a reader that holds no key and must fetch each anew could not open it"
                 good.append(copy)
             self._announce(session, good)
         return len(good), sent_back

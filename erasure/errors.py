@@ -92,7 +92,7 @@ class SeparateDuties(ErasureError):
     hint = "a second person does this, or the operator sets approval to single"
 
     def __init__(self, step: str, other: str) -> None:
-        super().__init__(f"who did {other} cannot do {step}")
+        super().__init__(f"the person of the step {other} may not also do the step {step}")
         self.step = step
         self.other = other
 
