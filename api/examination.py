@@ -108,7 +108,7 @@ def _look_at_keys(chosen: Settings, keys: Path) -> Iterator[Finding]:
     if not keys.is_dir():
         yield wrong("keys", f"{keys} is missing: bring it back from its own backup; without it nothing opens")
         return
-    opened = [path for path in (keys, *keys.rglob("*")) if path.stat().st_mode & _OPEN_TO_OTHERS]
+    opened = [path for path in (keys, *keys.rglob("*")) if _is_open(path)]
     if opened:
         more = "" if len(opened) == 1 else f" and {len(opened) - 1} more"
         yield wrong("keys", f"{opened[0]}{more} open to others: chmod -R go= {keys}")
@@ -125,6 +125,13 @@ def _look_at_keys(chosen: Settings, keys: Path) -> Iterator[Finding]:
             )
         else:
             yield fine("keys beside data", "on another device than the data")
+
+
+def _is_open(path: Path) -> bool:
+    try:
+        return bool(path.stat().st_mode & _OPEN_TO_OTHERS)
+    except FileNotFoundError:
+        return False  # a draft of the serving process, which has its final name by now
 
 
 def _local_places(chosen: Settings) -> list[Path]:

@@ -298,12 +298,24 @@ def hits_in(places: list[Path], texts: list[str]) -> dict[str, int]:
     needles, limit = Needles([text.encode() for text in texts]), Deadline("scan", _SCAN_SECONDS)
     found: Counter[str] = Counter()
     for place in places:
-        for path in [place] if place.is_file() else sorted(place.rglob("*")):
-            if path.is_file():
-                with path.open("rb") as file:
-                    for (number, _), count in needles.count(file, limit).items():
-                        found[texts[number]] += count
+        found += _hits_below(place, texts, needles, limit)
     return dict(found)
+
+
+def _hits_below(place: Path, texts: list[str], needles: Needles, limit: Deadline) -> Counter[str]:
+    """Count in one place, anew when a file went while it was read: the service goes on while we look."""
+    while True:
+        limit.check()
+        found: Counter[str] = Counter()
+        try:
+            for path in [place] if place.is_file() else sorted(place.rglob("*")):
+                if path.is_file():
+                    with path.open("rb") as file:
+                        for (number, _), count in needles.count(file, limit).items():
+                            found[texts[number]] += count
+        except FileNotFoundError:
+            continue
+        return found
 
 
 def _told(counts: Mapping[str, int]) -> str:
