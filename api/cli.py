@@ -85,6 +85,10 @@ def run(arguments: list[str] | None = None) -> int:
         result: Any = muniment.main(args=arguments, prog_name="muniment", standalone_mode=False)
     except click.exceptions.Abort:
         return _say("stopped", 2)
+    except click.exceptions.NoArgsIsHelpError as error:
+        # Asked for nothing: what there is to ask for, as `--help` shows it.
+        error.show()
+        return error.exit_code
     except click.ClickException as error:
         return _say(_mistake(error), 2)
     except click.exceptions.Exit as stop:

@@ -7,6 +7,7 @@ Guarantees: a command that talks to the server finds it by `--url` or by the dat
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any, TypeVar
 
 import click
 
+from muniment.errors import BadAddress, BadToken, TransportError
 from muniment.registry import Client
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -25,7 +27,16 @@ data_option = click.option(
 tenant_option = click.option("--tenant", default=None, help="The tenant; must be the token's.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 
-
+_ANSWER_S = 120.0
+_NO_ANSWER = {
+    "ConnectionRefusedError": "nothing listens there",
+    "FileNotFoundError": "no such socket",
+    "gaierror": "no such host",
+    "TimeoutError": f"silent for {_ANSWER_S:.0f} s",
+    "ConnectionResetError": "it broke the connection off",
+    "RemoteDisconnected": "it broke the connection off",
+}
+"""The reasons of a TransportError in words."""
 _UNSEEN = dict.fromkeys((0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF))
 """Soft hyphen, zero-width characters and byte order mark, which pages put between others for their line breaks."""
 
@@ -55,18 +66,40 @@ def remote(command: Command) -> Command:
 
 @contextmanager
 def client_of(*, data: Path, url: str | None, token: str | None, tenant: str | None = None) -> Iterator[Client]:
-    """Yields a client of the running server. Raises CannotRun, ServerNotRunning, FolderMissing, ApiProblem."""
+    """Yields a client of the running server, and says where it was looked for when none answers.
+
+    Raises: CannotRun, ServerNotRunning, FolderMissing, ApiProblem.
+    """
     if not token:
         message = "no token: pass --token or set MUNIMENT_TOKEN (muniment init printed them)"
         raise CannotRun(message)
     address = url or _announced(data)
-    with Client(address, token, timeout=120.0) as client:
+    with _explained(address), Client(address, token, timeout=_ANSWER_S) as client:
         if tenant is not None:
             mine = client.request("GET", "/v1/tokens/self")["tenant"]
             if mine != tenant:
                 message = f"the token belongs to tenant {mine}, not {tenant}"
                 raise CannotRun(message)
         yield client
+
+
+@contextmanager
+def _explained(address: str) -> Iterator[None]:
+    """Says what to do about an address, a token or a server that cannot be used. Raises CannotRun for them."""
+    try:
+        yield
+    except BadAddress as error:
+        message = f"{error}: pass another with --url or set MUNIMENT_URL"
+        raise CannotRun(message) from error
+    except BadToken as error:
+        message = f"{error}: pass it with --token or set MUNIMENT_TOKEN"
+        raise CannotRun(message) from error
+    except TransportError as error:
+        # Without a name and password that somebody may have put before the host.
+        place = re.sub(r"//[^/]*@", "//", address)
+        why = _NO_ANSWER.get(error.reason, f"no answer that can be read, {error.reason}")
+        message = f"no server answers at {place} ({why}): start it with muniment serve, or name its address with --url"
+        raise CannotRun(message) from error
 
 
 def _announced(data: Path) -> str:

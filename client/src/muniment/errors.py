@@ -53,6 +53,22 @@ class BadRecord(MunimentError):
         self.fault = fault
 
 
+class BadAddress(MunimentError, ValueError):
+    """The server's address cannot be one; nothing was sent."""
+
+    def __init__(self) -> None:
+        """Say what an address looks like. What was given is not repeated: it may hold a password."""
+        super().__init__("the server's address must be http://host[:port], https://host[:port] or unix:/path")
+
+
+class BadToken(MunimentError, ValueError):
+    """The token holds what no token holds, such as a line break; nothing was sent."""
+
+    def __init__(self) -> None:
+        """Say so, without the token."""
+        super().__init__("the token holds a line break, a space or another sign that no token has; copy it again")
+
+
 class TransportError(MunimentError):
     """No answer came back: refused, reset, timed out, or not HTTP."""
 

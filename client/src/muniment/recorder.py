@@ -139,7 +139,7 @@ class Recorder:
         `data_class` and `agent` are used where `record` names none; `heartbeat_class` is the class, without
         personal data, of the entries about the recorder itself; `on_receipt` is called in the shipping thread.
 
-        Raises: SpoolLocked where another recorder has the folder, OSError, ValueError for a bad address.
+        Raises: SpoolLocked where another recorder has the folder, OSError, BadAddress, BadToken.
         """
         seconds = heartbeat.total_seconds() if isinstance(heartbeat, timedelta) else heartbeat
         self._options = _Options(

@@ -35,7 +35,7 @@ class Client:
     """One server under one token; not for several threads at once."""
 
     def __init__(self, url: str, token: str | None, *, timeout: float = 30.0) -> None:
-        """Take the base address and a bearer token. Raises: ValueError for an address that is not http(s)."""
+        """Take the base address and a bearer token. Raises: BadAddress, BadToken."""
         self._transport = Transport(url, token, timeout_seconds=timeout)
 
     def send(

@@ -8,18 +8,22 @@ several threads at once.
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from muniment.errors import TransportError
+from muniment.errors import BadAddress, BadToken, TransportError
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Mapping
     from http.client import HTTPConnection, HTTPResponse
+    from urllib.parse import SplitResult
 
 _MAX_ANSWER_BYTES = 64 << 20
+_VISIBLE = re.compile(r"[!-~]+")
+"""Signs that can stand in a line of a request: printable ASCII without a space. Source: RFC 9112 §3, RFC 6750 §2.1."""
 _REOPEN_REQUESTS = 100
 _REOPEN_SECONDS = 60.0
 _IDLE_SECONDS = 2.0
@@ -54,24 +58,39 @@ def retry_after_seconds(value: str | None, now: float) -> float | None:
     return None
 
 
+def _parts_of(url: str) -> tuple[SplitResult, int | None]:
+    """Return an address in its parts, and its port. Raises: BadAddress."""
+    from urllib.parse import urlsplit
+
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise BadAddress from None
+    if parts.scheme == "unix" and parts.path and not parts.netloc:
+        return parts, None
+    # Line breaks are looked for in what was given: the library takes them out of the parts.
+    fits = _VISIBLE.fullmatch(url) and parts.scheme in {"http", "https"} and parts.hostname and port != 0
+    if not fits or parts.query or parts.fragment:
+        raise BadAddress
+    return parts, port
+
+
 class Transport:
     """Sends requests to one server under one token."""
 
     def __init__(self, url: str, token: str | None, *, timeout_seconds: float = 30.0) -> None:
         """Take the server's base address: `http://127.0.0.1:8080`, or `unix:/path` for a socket of this machine.
 
-        Raises: ValueError for an address that is none of them.
+        Raises: BadAddress and BadToken, both also ValueError, for what can be no address and no token.
         """
-        from urllib.parse import urlsplit
-
-        parts = urlsplit(url)
-        self._socket = parts.path if parts.scheme == "unix" and not parts.netloc else None
-        if not self._socket and (parts.scheme not in {"http", "https"} or not parts.hostname):
-            message = "the server's address must be http://host[:port], https://host[:port] or unix:/path"
-            raise ValueError(message)
+        parts, port = _parts_of(url)
+        if token is not None and not _VISIBLE.fullmatch(token):
+            raise BadToken
+        self._socket = parts.path if parts.scheme == "unix" else None
         self._secure = parts.scheme == "https"
         self._host = parts.hostname or "localhost"
-        self._port = None if self._socket else parts.port
+        self._port = port
         self._prefix = "" if self._socket else parts.path.rstrip("/")
         self._token = token
         self._timeout = timeout_seconds
