@@ -1,8 +1,10 @@
 """The schema comes up from nothing and from every revision, on both databases, and equals the models."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -12,7 +14,7 @@ from alembic.migration import MigrationContext
 from api import migrate
 from api.database import APP_ROLE, AUTH_ROLE, Database, NestedTransaction
 from infra.migrations.schema import METADATA, SHARED
-from infra.migrations.write_first import TARGET, source, tenant_columns
+from infra.migrations.write_next import VERSIONS, source, tenant_columns
 from registry.models import KindRow, Tenant, Token
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -72,13 +74,62 @@ def test_a_revision_that_fails_leaves_what_it_found(empty: Database) -> None:
     assert sa.inspect(empty.engine).get_table_names() == ["tombstone"]
 
 
-def test_the_first_revision_is_what_the_models_say() -> None:
-    namespace: dict[str, object] = {}
-    exec(compile(source(), "0001", "exec"), namespace)  # noqa: S102 - our own generated text
-    written: dict[str, object] = {}
-    exec(compile(TARGET.read_text(encoding="utf-8"), "0001", "exec"), written)  # noqa: S102 - as above
-    assert written["TENANTED"] == namespace["TENANTED"] == tenant_columns()
-    assert written["SHARED"] == SHARED
+REVISIONS = {
+    "0001_first.py": "90c87768820ac2477ce0e87e895f959c920164b5cd9fb63d78d19ad427895b07",
+    "0002_parts_payload_consents.py": "5f8b730aa148678c2c24218259a92ac04f49f32bd5f5baf7b2017ce7d7f4b753",
+}
+"""What was merged once is history: databases stand at it. A change of the models is a new revision."""
+
+
+def test_revisions_are_never_written_again() -> None:
+    found = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in VERSIONS.glob("0*.py")}
+    assert found == REVISIONS
+
+
+def test_the_revisions_together_guard_every_table_of_the_models() -> None:
+    tenanted: dict[str, str] = {}
+    shared: set[str] = set()
+    for file in sorted(VERSIONS.glob("0*.py")):
+        written: dict[str, Any] = {}
+        exec(compile(file.read_text(encoding="utf-8"), file.name, "exec"), written)  # noqa: S102 - our own text
+        tenanted |= written["TENANTED"]
+        shared |= set(written["SHARED"])
+    assert tenanted == tenant_columns()
+    assert shared == set(SHARED)
+
+
+def test_a_draft_of_the_next_revision_says_what_the_models_have_more(empty: Database) -> None:
+    migrate.upgrade(empty, "0001")
+    with empty.engine.connect() as connection:
+        drafted = source(connection, "0002", "0001", "Drafted")
+    written: dict[str, Any] = {}
+    exec(compile(drafted, "0002", "exec"), written)  # noqa: S102 - our own text
+    assert {"payload_object", "consent"} <= written["TENANTED"].keys()
+    assert "artifact" not in written["TENANTED"]
+
+
+def test_rows_of_an_older_revision_stay_and_mean_the_same(empty: Database) -> None:
+    migrate.upgrade(empty, "0001")
+    place = bytes(range(32))
+    with empty.engine.begin() as connection:
+        found = sa.MetaData()
+        for name in ("hold", "tombstone"):
+            table = sa.Table(name, found, autoload_with=connection)
+            row = {column.name: _some(column, place) for column in table.columns}
+            connection.execute(sa.insert(table), [row])
+    migrate.upgrade(empty)
+    with empty.engine.connect() as connection:
+        assert connection.execute(sa.text("SELECT locator_hash FROM tombstone")).scalar() == place[:16]
+        entries = connection.execute(sa.text("SELECT entries FROM hold")).scalar()
+    assert entries in ("[]", [])
+
+
+def _some(column: sa.Column[Any], place: bytes) -> object:
+    if column.name == "locator_hash":
+        return place
+    if isinstance(column.type, sa.JSON):
+        return []
+    return {int: 1, str: "x", bytes: b"x", bool: False, datetime: NOW}[column.type.python_type]
 
 
 def test_every_table_is_a_tenants_or_named_as_shared() -> None:

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 
 from erasure.models import ConnectorTask
 from infra.migrations.schema import METADATA
-from infra.migrations.write_first import tenant_columns
+from infra.migrations.write_next import tenant_columns
 from muniment.errors import ApiProblem
 from muniment.registry import Client
 from registry.classes import STARTER_CLASSES

@@ -17,9 +17,7 @@ TENANTED = {
     "action": "tenant_id",
     "artifact": "tenant_id",
     "certificate": "tenant_id",
-    "claimed_source": "tenant_id",
     "connector_task": "tenant_id",
-    "consent": "tenant_id",
     "content_finding": "tenant_id",
     "copy": "tenant_id",
     "data_class": "tenant_id",
@@ -28,7 +26,6 @@ TENANTED = {
     "entry": "tenant_id",
     "hold": "tenant_id",
     "idempotency": "tenant_id",
-    "key_hint": "tenant_id",
     "kind": "tenant_id",
     "limited_fence": "tenant_id",
     "log_state": "tenant_id",
@@ -38,8 +35,6 @@ TENANTED = {
     "memory_change": "tenant_id",
     "outbox": "tenant_id",
     "part_ref": "tenant_id",
-    "payload_object": "tenant_id",
-    "payload_walk": "tenant_id",
     "pending_cone": "tenant_id",
     "recorder": "tenant_id",
     "recorder_beat": "tenant_id",
@@ -51,14 +46,12 @@ TENANTED = {
     "restriction": "tenant_id",
     "retention_event": "tenant_id",
     "retention_hint": "tenant_id",
-    "retention_walk": "tenant_id",
     "run": "tenant_id",
     "scope_key": "tenant_id",
     "scope_review": "tenant_id",
     "scope_review_item": "tenant_id",
     "staged": "tenant_id",
     "store": "tenant_id",
-    "store_hold": "tenant_id",
     "stream": "tenant_id",
     "subject": "tenant_id",
     "subject_identifier": "tenant_id",
@@ -102,28 +95,28 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         "artifact",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
         sa.Column("id", sa.BigInteger(), nullable=False),
+        sa.Column("given_id", sa.String(length=64), nullable=True),
+        sa.Column("data_class", sa.String(length=64), nullable=False),
+        sa.Column("class_version", sa.Integer(), nullable=False),
+        sa.Column("store", sa.String(length=64), nullable=False),
+        sa.Column("locator_hash", sa.LargeBinary(), nullable=False),
+        sa.Column("sealed", sa.LargeBinary(), nullable=True),
         sa.Column("holder_no", sa.BigInteger(), nullable=False),
         sa.Column("set_id", sa.BigInteger(), nullable=False),
         sa.Column("own_set_id", sa.BigInteger(), nullable=False),
+        sa.Column("status", sa.String(length=16), nullable=False),
+        sa.Column("anonymised", sa.Boolean(), nullable=False),
+        sa.Column("activity", sa.JSON(), nullable=True),
+        sa.Column("source_type", sa.String(length=64), nullable=True),
+        sa.Column("verification", sa.String(length=64), nullable=True),
+        sa.Column("confidence", sa.Float(), nullable=True),
+        sa.Column("digest", sa.LargeBinary(), nullable=True),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("observed_at", sa.BigInteger(), nullable=True),
         sa.Column("last_activity_at", sa.BigInteger(), nullable=True),
         sa.Column("confirmed_at", sa.BigInteger(), nullable=True),
         sa.Column("expires_at", sa.BigInteger(), nullable=True),
         sa.Column("ends_at", sa.BigInteger(), nullable=True),
-        sa.Column("confidence", sa.Float(), nullable=True),
-        sa.Column("class_version", sa.Integer(), nullable=False),
-        sa.Column("anonymised", sa.Boolean(), nullable=False),
-        sa.Column("given_id", sa.String(length=64), nullable=True),
-        sa.Column("data_class", sa.String(length=64), nullable=False),
-        sa.Column("store", sa.String(length=64), nullable=False),
-        sa.Column("locator_hash", sa.LargeBinary(), nullable=False),
-        sa.Column("sealed", sa.LargeBinary(), nullable=True),
-        sa.Column("status", sa.String(length=16), nullable=False),
-        sa.Column("activity", sa.JSON(), nullable=True),
-        sa.Column("source_type", sa.String(length=64), nullable=True),
-        sa.Column("verification", sa.String(length=64), nullable=True),
-        sa.Column("digest", sa.LargeBinary(), nullable=True),
         sa.Column("registered_by", sa.String(length=32), nullable=False),
         sa.Column("request_id", sa.String(length=40), nullable=True),
         sa.PrimaryKeyConstraint("tenant_id", "id"),
@@ -155,18 +148,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("number", sa.Integer(), nullable=False),
         sa.Column("body", sa.LargeBinary(), nullable=False),
         sa.Column("issued_at", sa.BigInteger(), nullable=False),
-        sa.Column("stored_at", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("tenant_id", "request_id", "version", "number"),
-    )
-    op.create_table(
-        "claimed_source",
-        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
-        sa.Column("child", sa.BigInteger(), nullable=False),
-        sa.Column("parent_kind", sa.String(length=1), nullable=False),
-        sa.Column("parent", sa.BigInteger(), nullable=False),
-        sa.Column("token_id", sa.String(length=32), nullable=False),
-        sa.Column("at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("tenant_id", "child", "parent_kind", "parent"),
     )
     op.create_table(
         "connector_task",
@@ -190,21 +172,6 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
     )
     op.create_index("ix_connector_task_open", "connector_task", ["tenant_id", "done_at", "store"], unique=False)
     op.create_index("ix_connector_task_owner", "connector_task", ["tenant_id", "owner"], unique=False)
-    op.create_table(
-        "consent",
-        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
-        sa.Column("consent_id", sa.String(length=40), nullable=False),
-        sa.Column("subject_no", sa.BigInteger(), nullable=False),
-        sa.Column("data_classes", sa.JSON(), nullable=False),
-        sa.Column("scopes", sa.JSON(), nullable=False),
-        sa.Column("given_at", sa.BigInteger(), nullable=False),
-        sa.Column("until", sa.BigInteger(), nullable=True),
-        sa.Column("withdrawn_at", sa.BigInteger(), nullable=True),
-        sa.Column("sealed", sa.LargeBinary(), nullable=True),
-        sa.Column("recorded_at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("tenant_id", "consent_id"),
-    )
-    op.create_index("ix_consent_subject", "consent", ["tenant_id", "subject_no"], unique=False)
     op.create_table(
         "content_finding",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
@@ -272,7 +239,6 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("parent_kind", sa.String(length=1), nullable=False),
         sa.Column("parent", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "child", "parent_kind", "parent"),
-        sqlite_with_rowid=False,
     )
     op.create_index("ix_derivation_parent", "derivation", ["tenant_id", "parent_kind", "parent", "child"], unique=False)
     op.create_table(
@@ -325,7 +291,6 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("data_classes", sa.JSON(), nullable=False),
         sa.Column("scopes", sa.JSON(), nullable=False),
         sa.Column("artifacts", sa.JSON(), nullable=False),
-        sa.Column("entries", sa.JSON(), nullable=False),
         sa.Column("created_by", sa.String(length=128), nullable=False),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.Column("released_by", sa.String(length=128), nullable=True),
@@ -343,14 +308,6 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.PrimaryKeyConstraint("tenant_id", "lookup"),
     )
     op.create_index("ix_idempotency_age", "idempotency", ["tenant_id", "created_at"], unique=False)
-    op.create_table(
-        "key_hint",
-        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
-        sa.Column("key_id", sa.String(length=32), nullable=False),
-        sa.Column("ends_at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("tenant_id", "key_id"),
-    )
-    op.create_index("ix_key_hint_ends", "key_hint", ["tenant_id", "ends_at", "key_id"], unique=False)
     op.create_table(
         "kind",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
@@ -484,54 +441,6 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
     )
     op.create_index("ix_part_ref_key", "part_ref", ["tenant_id", "key_id", "idx", "part"], unique=False)
     op.create_table(
-        "payload_object",
-        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
-        sa.Column("name", sa.String(length=64), nullable=False),
-        sa.Column("batch_first", sa.BigInteger(), nullable=False),
-        sa.Column("until", sa.BigInteger(), nullable=True),
-        sa.Column("dirty", sa.Boolean(), nullable=False),
-        sa.Column("owner", sa.String(length=40), nullable=True),
-        sa.Column("held", sa.Boolean(), nullable=False),
-        sa.Column("size", sa.BigInteger(), nullable=True),
-        sa.Column("deleted_at", sa.BigInteger(), nullable=True),
-        sa.PrimaryKeyConstraint("tenant_id", "name", "batch_first"),
-        sqlite_with_rowid=False,
-    )
-    op.create_index("ix_payload_batch", "payload_object", ["tenant_id", "batch_first"], unique=False)
-    op.create_index(
-        "ix_payload_dirty",
-        "payload_object",
-        ["tenant_id", "batch_first", "name"],
-        unique=False,
-        sqlite_where=sa.text("dirty"),
-        postgresql_where=sa.text("dirty"),
-    )
-    op.create_index(
-        "ix_payload_held",
-        "payload_object",
-        ["tenant_id", "until"],
-        unique=False,
-        sqlite_where=sa.text("held"),
-        postgresql_where=sa.text("held"),
-    )
-    op.create_index(
-        "ix_payload_owner",
-        "payload_object",
-        ["tenant_id", "owner"],
-        unique=False,
-        sqlite_where=sa.text("owner IS NOT NULL"),
-        postgresql_where=sa.text("owner IS NOT NULL"),
-    )
-    op.create_table(
-        "payload_walk",
-        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
-        sa.Column("what", sa.String(length=16), nullable=False),
-        sa.Column("place", sa.String(length=64), nullable=False),
-        sa.Column("at", sa.BigInteger(), nullable=True),
-        sa.Column("ended", sa.Boolean(), nullable=False),
-        sa.PrimaryKeyConstraint("tenant_id", "what"),
-    )
-    op.create_table(
         "pending_cone",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
         sa.Column("id", sa.BigInteger(), nullable=False),
@@ -570,10 +479,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("wanted", sa.JSON(), nullable=False),
         sa.Column("token_id", sa.String(length=32), nullable=False),
         sa.Column("at", sa.BigInteger(), nullable=False),
-        sa.Column("decision", sa.String(length=16), nullable=True),
-        sa.Column("decided_by", sa.String(length=128), nullable=True),
         sa.Column("decided_at", sa.BigInteger(), nullable=True),
-        sa.Column("sealed", sa.LargeBinary(), nullable=True),
         sa.PrimaryKeyConstraint("tenant_id", "id"),
     )
     op.create_index("ix_review_artifact", "registration_review", ["tenant_id", "artifact_id"], unique=False)
@@ -668,14 +574,6 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.PrimaryKeyConstraint("tenant_id", "data_class"),
     )
     op.create_table(
-        "retention_walk",
-        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
-        sa.Column("what", sa.String(length=80), nullable=False),
-        sa.Column("place", sa.String(length=64), nullable=False),
-        sa.Column("at", sa.BigInteger(), nullable=True),
-        sa.PrimaryKeyConstraint("tenant_id", "what"),
-    )
-    op.create_table(
         "run",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
         sa.Column("run_no", sa.BigInteger(), nullable=False),
@@ -697,7 +595,6 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("kind", sa.String(length=1), nullable=False),
         sa.Column("item", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "lookup", "kind", "item"),
-        sqlite_with_rowid=False,
     )
     op.create_index("ix_scope_item", "scope_key", ["tenant_id", "kind", "item", "lookup"], unique=False)
     op.create_table(
@@ -750,18 +647,6 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.PrimaryKeyConstraint("tenant_id", "name", "version"),
     )
     op.create_table(
-        "store_hold",
-        sa.Column("tenant_id", sa.BigInteger(), nullable=False),
-        sa.Column("artifact_id", sa.BigInteger(), nullable=False),
-        sa.Column("store", sa.String(length=64), nullable=False),
-        sa.Column("state", sa.String(length=16), nullable=False),
-        sa.Column("versions", sa.JSON(), nullable=False),
-        sa.Column("detail", sa.String(length=256), nullable=False),
-        sa.Column("at", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("tenant_id", "artifact_id"),
-    )
-    op.create_index("ix_store_hold_at", "store_hold", ["tenant_id", "at"], unique=False)
-    op.create_table(
         "stream",
         sa.Column("tenant_id", sa.BigInteger(), nullable=False),
         sa.Column("stream_no", sa.BigInteger(), nullable=False),
@@ -782,7 +667,6 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.UniqueConstraint("tenant_id", "lookup"),
         sa.UniqueConstraint("tenant_id", "stream_id"),
     )
-    op.create_index("ix_stream_activity", "stream", ["tenant_id", "data_class", "last_activity_at"], unique=False)
     op.create_index(
         "ix_stream_machine",
         "stream",
@@ -859,7 +743,6 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("subject_no", sa.BigInteger(), nullable=False),
         sa.Column("set_id", sa.BigInteger(), nullable=False),
         sa.PrimaryKeyConstraint("tenant_id", "subject_no", "set_id"),
-        sqlite_with_rowid=False,
     )
     op.create_index("ix_set_member_set", "subject_set_member", ["tenant_id", "set_id", "subject_no"], unique=False)
     op.create_table(
@@ -947,9 +830,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.PrimaryKeyConstraint("tenant_id", "key_id"),
         sa.UniqueConstraint("tenant_id", "subject_id", "data_class", "month", "scope", name="uq_vault_data_key_spec"),
     )
-    op.create_index("ix_vault_data_key_destroyed", "vault_data_key", ["tenant_id", "destroyed_at"], unique=False)
     op.create_index("ix_vault_data_key_group", "vault_data_key", ["tenant_id", "group_no", "epoch"], unique=False)
-    op.create_index("ix_vault_data_key_month", "vault_data_key", ["tenant_id", "data_class", "month"], unique=False)
     op.create_table(
         "vault_key_fence",
         sa.Column("tenant_id", sa.BigInteger(), autoincrement=False, nullable=False),
@@ -972,8 +853,6 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("tenant_id", sa.BigInteger(), autoincrement=False, nullable=False),
         sa.Column("entry_id", sa.String(length=36), nullable=False),
         sa.Column("part", sa.Integer(), autoincrement=False, nullable=False),
-        sa.Column("idx", sa.BigInteger(), nullable=False),
-        sa.Column("key_id", sa.String(length=32), nullable=False),
         sa.Column("group_no", sa.Integer(), nullable=False),
         sa.Column("epoch", sa.Integer(), nullable=False),
         sa.Column("wrapped", sa.LargeBinary(), nullable=True),
@@ -985,10 +864,8 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement a table
         sa.Column("request", sa.String(length=64), nullable=True),
         sa.PrimaryKeyConstraint("tenant_id", "entry_id", "part"),
     )
-    op.create_index("ix_vault_part_key_data_key", "vault_part_key", ["tenant_id", "key_id", "state"], unique=False)
-    op.create_index("ix_vault_part_key_destroyed", "vault_part_key", ["tenant_id", "destroyed_at"], unique=False)
     op.create_index("ix_vault_part_key_group", "vault_part_key", ["tenant_id", "group_no", "epoch"], unique=False)
-    op.create_index("ix_vault_part_key_idx", "vault_part_key", ["tenant_id", "idx", "part"], unique=False)
+    op.create_index("ix_vault_part_key_until", "vault_part_key", ["tenant_id", "until"], unique=False)
     op.create_table(
         "vault_process",
         sa.Column("process_id", sa.String(length=32), nullable=False),
