@@ -74,15 +74,17 @@ class IllegalMove(ErasureError):
 
 
 class StalePlan(ErasureError):
-    """The plan changed since the caller saw it."""
+    """The plan changed since the caller saw it; `changed` says what it does not cover, by class, store and rule."""
 
     problem = "stale-plan"
-    hint = "read the plan again and approve the hash it has now"
 
-    def __init__(self, expected: str | None, got: str) -> None:
-        super().__init__(f"expected plan {expected}, got {got}")
+    def __init__(self, expected: str | None, got: str, changed: Sequence[str] = ()) -> None:
+        told = f"the plan no longer covers what is there: {', '.join(changed)}"
+        super().__init__(told if changed else f"expected plan {expected}, got {got}")
+        self.hint = "plan it again" if expected is None else "read the plan again and approve the hash it has now"
         self.expected = expected
         self.got = got
+        self.changed = tuple(changed)
 
 
 class SeparateDuties(ErasureError):

@@ -75,6 +75,14 @@ def events_of(session: Session, tenant_id: int, request_id: str) -> list[Request
     )
 
 
+def outdated(session: Session, row: RequestRow) -> tuple[str, ...]:
+    """What a plan no longer covered when it was to be approved; nothing where the last plan was not sent back."""
+    if row.plan_hash is not None or row.state != State.PLANNED:
+        return ()
+    back = [event for event in events_of(session, row.tenant_id, row.request_id) if event.event == "plan_outdated"]
+    return tuple(back[-1].detail["new"]) if back else ()
+
+
 def copies_of(
     session: Session, tenant_id: int, owner: str, *states: str, kind: str | None = None, data_class: str | None = None
 ) -> list[CopyRow]:

@@ -9,14 +9,15 @@ Approving, in order:
  1. check the state, the hash and that the approver neither created the request nor checked its identity;
  2. put fence and approval into the record (binding);
  3. in one transaction: set the fence, select once more, add what is new of the same class, store and rule as a logged
-    addendum, and take effect. Anything else lifts the fence and returns the request to its desk.
+    addendum, and take effect. Anything else lifts the fence and returns the request to its desk: that is committed,
+    then refused as `StalePlan`, and refused again the same way until the request was planned anew.
 
 A crash between record and transaction leaves an event without effect; the same call again makes a new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -104,7 +105,7 @@ class Planner:
         """The request approved and fenced. Raises: StalePlan, SeparateDuties, IllegalMove."""
         with self._parts.transactions(acting.tenant_id, write=False) as session:  # 1
             row = history.load(session, acting.tenant_id, request_id)
-            move(State(row.state), Move.APPROVE, self._approval(row, acting, plan_hash, now))
+            move(State(row.state), Move.APPROVE, self._approval(session, row, acting, plan_hash, now))
             right = row.right
             ids = subjects.opaque_ids(session, acting.tenant_id, row.subjects)
         if right != Right.ERASURE:
@@ -121,32 +122,45 @@ class Planner:
         entry_id = self._parts.record.event(acting.tenant_id, Kind.REQUEST_APPROVED, approval, now)
         with self._parts.transactions(acting.tenant_id) as session:  # 3
             row = history.load(session, acting.tenant_id, request_id, lock=True)
-            state = move(State(row.state), Move.APPROVE, self._approval(row, acting, plan_hash, now))
+            state = move(State(row.state), Move.APPROVE, self._approval(session, row, acting, plan_hash, now))
             check_unambiguous(session, acting.tenant_id, row.subjects)
             if expand(session, acting.tenant_id, row.subjects) != frozenset(row.subjects):
                 raise IllegalMove(row.state, Move.APPROVE, "people were merged since; plan again")
             set_fence(session, row, now)
             added, strange = self._look_again(session, row, now)
             if strange:
-                return self._send_back(session, row, acting, strange, now)
-            row.state = state
-            row.fence_at = now
-            line = {"by": acting.principal, "at": instant_text(now), "plan_hash": plan_hash, "entry": entry_id}
-            row.approvals = [*row.approvals, line]
-            row.details = {
-                **row.details,
-                "fence_entry": fence_entry,
-                "approved_entry": entry_id,
-                "approval": self._parts.approval,
-            }
-            session.add(row)
-            detail = {"state": row.state, "plan_hash": plan_hash, "addendum": len(added)}
-            if told := [line["request"] for line in warnings_of(session, row)]:
-                detail["warned_of"] = told
-            history.add_event(
-                session, row, event="approved", actor=acting.principal, now=now, detail=detail, entry_id=entry_id
-            )
-            return history.view_of(session, row)
+                self._send_back(session, row, acting, strange, now)
+            else:
+                row.fence_at = now
+                facts = {"fence_entry": fence_entry, "approved_entry": entry_id, "approval": self._parts.approval}
+                told = {"addendum": len(added)} | _warned(session, row)
+                self._take_effect(session, row, state=state, acting=acting, facts=facts, told=told, now=now)
+            view = history.view_of(session, row)
+        if strange:  # refused only now: what sent it back is committed
+            raise StalePlan(None, plan_hash, strange)
+        return view
+
+    def _take_effect(
+        self,
+        session: Session,
+        row: RequestRow,
+        *,
+        state: State,
+        acting: Acting,
+        facts: Mapping[str, Any],
+        told: Mapping[str, Any],
+        now: datetime,
+    ) -> None:
+        row.state = state
+        entry_id = facts["approved_entry"]
+        line = {"by": acting.principal, "at": instant_text(now), "plan_hash": row.plan_hash, "entry": entry_id}
+        row.approvals = [*row.approvals, line]
+        row.details = {**row.details, **facts}
+        session.add(row)
+        detail = {"state": row.state, "plan_hash": row.plan_hash, **told}
+        history.add_event(
+            session, row, event="approved", actor=acting.principal, now=now, detail=detail, entry_id=entry_id
+        )
 
     def _approve_answer(self, acting: Acting, request_id: str, plan_hash: str, now: datetime) -> dict[str, Any]:
         """Approve what destroys nothing: no fence stands before a person who asks for their data."""
@@ -155,15 +169,9 @@ class Planner:
         entry_id = self._parts.record.event(acting.tenant_id, Kind.REQUEST_APPROVED, body, now)
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
-            row.state = move(State(row.state), Move.APPROVE, self._approval(row, acting, plan_hash, now))
-            line = {"by": acting.principal, "at": instant_text(now), "plan_hash": plan_hash, "entry": entry_id}
-            row.approvals = [*row.approvals, line]
-            row.details = {**row.details, "approved_entry": entry_id}
-            session.add(row)
-            detail = {"state": row.state, "plan_hash": plan_hash}
-            history.add_event(
-                session, row, event="approved", actor=acting.principal, now=now, detail=detail, entry_id=entry_id
-            )
+            state = move(State(row.state), Move.APPROVE, self._approval(session, row, acting, plan_hash, now))
+            facts = {"approved_entry": entry_id}
+            self._take_effect(session, row, state=state, acting=acting, facts=facts, told={}, now=now)
             return history.view_of(session, row)
 
     def _select(self, acting: Acting, request_id: str, now: datetime) -> _Selected | None:
@@ -233,7 +241,7 @@ class Planner:
 
     def _send_back(
         self, session: Session, row: RequestRow, acting: Acting, strange: Sequence[str], now: datetime
-    ) -> dict[str, Any]:
+    ) -> None:
         lift_fence(session, row)
         body = {"request": row.request_id, "because": "the plan no longer covers what is there"}
         entry_id = self._parts.record.announce(session, row.tenant_id, Kind.FENCE_LIFTED, body, now)
@@ -243,7 +251,6 @@ class Planner:
         history.add_event(
             session, row, event="plan_outdated", actor=acting.principal, now=now, detail=detail, entry_id=entry_id
         )
-        return history.view_of(session, row)
 
     def _end_without_match(self, acting: Acting, request_id: str, given: PlanInput, now: datetime) -> dict[str, Any]:
         with self._parts.transactions(acting.tenant_id) as session:
@@ -266,14 +273,19 @@ class Planner:
             )  # fmt: skip
             return history.view_of(session, row)
 
-    def _approval(self, row: RequestRow, acting: Acting, plan_hash: str, now: datetime) -> Facts:
+    def _approval(self, session: Session, row: RequestRow, acting: Acting, plan_hash: str, now: datetime) -> Facts:
         if row.plan_hash is None:
-            raise StalePlan(None, plan_hash)
+            raise StalePlan(None, plan_hash, history.outdated(session, row))
         return facts_of(row, acting.principal, now, approval=self._parts.approval, given_hash=plan_hash)
 
     def _desk_view(self, acting: Acting, request_id: str) -> dict[str, Any]:
         with self._parts.transactions(acting.tenant_id, write=False) as session:
             return history.view_of(session, history.load(session, acting.tenant_id, request_id))
+
+
+def _warned(session: Session, row: RequestRow) -> dict[str, Any]:
+    told = [line["request"] for line in warnings_of(session, row)]
+    return {"warned_of": told} if told else {}
 
 
 def wanted_of(copies: Sequence[PlanCopy]) -> list[Wanted]:

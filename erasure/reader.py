@@ -11,7 +11,7 @@ from typing import Any
 from sqlmodel import col, select
 
 from erasure import history
-from erasure.errors import IllegalMove, ReportNotReady, UnknownRequest
+from erasure.errors import IllegalMove, ReportNotReady, StalePlan, UnknownRequest
 from erasure.models import CertificateRow, CopyRow, RequestRow, RequestSubject
 from erasure.overlaps import warnings_of
 from erasure.parts import Parts
@@ -72,9 +72,11 @@ class Reader:
             return [history.view_of(session, history.load(session, acting.tenant_id, name)) for name in found]
 
     def plan_view(self, acting: Acting, request_id: str) -> dict[str, Any]:
-        """The plan as the contract shows it. Raises: IllegalMove while there is none."""
+        """The plan as the contract shows it. Raises: IllegalMove while there is none, StalePlan once sent back."""
         with self._parts.transactions(acting.tenant_id, write=False) as session:
             row = history.load(session, acting.tenant_id, request_id)
+            if changed := history.outdated(session, row):
+                raise StalePlan(None, "", changed)
             if row.plan_hash is None:
                 raise IllegalMove(row.state, "show a plan", "it was not planned yet")
             copies = [history.copy_view(copy) for copy in history.copies_of(session, acting.tenant_id, request_id)]

@@ -1,6 +1,7 @@
 """`muniment approve`: another person says yes to exactly the plan that is shown.
 
 What an erasure takes from others is named, and has to be accepted by name: by `--accept-collateral` or in the terminal.
+A plan that no longer covers what is there is refused with the step that comes next.
 """
 
 from __future__ import annotations
@@ -10,9 +11,12 @@ from pathlib import Path
 
 import click
 
+from api.commands.failures import explain
 from api.commands.options import CannotRun, client_of, remote, show
 from api.commands.requests import path_of
 from api.commands.watching import collateral_lines, exit_code, next_of, plan_lines, watch_request
+from muniment.errors import ApiProblem
+from muniment.registry import Client
 
 
 @click.command("approve")
@@ -36,18 +40,29 @@ def approve(
     """Approves a planned request as another person than its creator."""
     path = path_of(request_id)
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
-        right = client.request("GET", path)["right"]
-        plan = client.request("GET", f"{path}/plan")
-        for line in plan_lines(plan, right=right):
-            click.echo(line, err=as_json)
-        told = collateral_lines(plan, right=right)
-        if told and not accept_collateral:
-            _ask(told)
-        client.request("POST", f"{path}/approve", {"plan_hash": plan_hash or plan["hash"]})
+        try:
+            _approve(client, path, plan_hash, accept_collateral=accept_collateral, as_json=as_json)
+        except ApiProblem as problem:
+            if problem.type != "/problems/stale-plan":
+                raise
+            click.echo(f"muniment: {explain(problem)[0]}\nnext: muniment request plan {request_id}", err=True)
+            return 1
         state = watch_request(client, request_id) if watch else client.request("GET", path)
     lines = [f"request {request_id}: {state['state']}", *(next_of(state) if watch else [])]
     show(state, as_json=as_json, lines=lines)
     return exit_code(state, watched=watch)
+
+
+def _approve(client: Client, path: str, plan_hash: str | None, *, accept_collateral: bool, as_json: bool) -> None:
+    """Show the plan and say yes to it. Raises: CannotRun, ApiProblem."""
+    right = client.request("GET", path)["right"]
+    plan = client.request("GET", f"{path}/plan")
+    for line in plan_lines(plan, right=right):
+        click.echo(line, err=as_json)
+    told = collateral_lines(plan, right=right)
+    if told and not accept_collateral:
+        _ask(told)
+    client.request("POST", f"{path}/approve", {"plan_hash": plan_hash or plan["hash"]})
 
 
 def _ask(told: list[str]) -> None:

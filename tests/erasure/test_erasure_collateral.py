@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from erasure.errors import SeparateDuties
+from erasure.errors import SeparateDuties, StalePlan
 from erasure.handout import open_export
 from erasure.letters import Asked, write
 from erasure.rendering.letter import plain
@@ -135,10 +135,16 @@ def test_what_becomes_joint_between_plan_and_approval_goes_back_to_the_desk(worl
     request = world.ask()
     world.plan(request)
     world.file("both.txt", "ada and bob", subjects=(ADA, BOB))
-    assert world.approve(request)["state"] == "planned"
+    with pytest.raises(StalePlan, match="others too"):
+        world.approve(request)
+    assert world.state(request) == "planned"
     event = world.reader.get(world.acting(), request)["history"][-1]
     assert event["event"] == "plan_outdated"
     assert any("others too" in line for line in event["detail"]["new"])
+    with pytest.raises(StalePlan, match="others too"):
+        world.planner.approve(world.acting("carol"), request, "0" * 64, world.now)
+    with pytest.raises(StalePlan, match="others too"):
+        world.reader.plan_view(world.acting(), request)
     world.plan(request)
     assert world.approve(request)["state"] == "approved"
 

@@ -379,7 +379,9 @@ def test_an_addition_between_plan_and_fence_is_logged_and_another_kind_sends_the
     other = world.ask("user:bob_7")
     world.plan(other)
     world.file("bob.txt", "Summary: Bob sails in the harbour", subjects=("user:bob_7",))
-    view = world.approve(other)
+    with pytest.raises(StalePlan, match="summary in cvs"):
+        world.approve(other)
+    view = world.reader.get(world.acting(), other)
     assert (view["state"], view["plan_hash"]) == ("planned", None)
 
 

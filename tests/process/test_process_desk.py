@@ -179,6 +179,31 @@ def test_approving_names_the_open_request_for_access_that_it_empties(office: Off
     assert access in out
 
 
+def test_a_plan_that_no_longer_covers_what_is_there_is_refused_until_it_is_planned_again(office: Office) -> None:
+    office.note("n1", ADA)
+    request = office.json("legal", "request", "erase", "--subject", ADA, "--identity", "login")["id"]
+    path = f"/v1/requests/{request}"
+    read = {"plan_hash": office.desk.call("legal2", "GET", f"{path}/plan")["hash"]}
+    office.note("n2", ADA, BOB)
+    client = office.desk.client("legal2")
+    for _ in range(2):
+        with pytest.raises(ApiProblem) as refused:
+            client.request("POST", f"{path}/approve", read)
+        assert (refused.value.status, refused.value.type) == (409, "/problems/stale-plan")
+        assert "note in notes: about others too" in refused.value.detail
+        assert refused.value.detail.endswith("plan it again")
+    state = office.desk.call("legal", "GET", path)
+    assert (state["state"], state["plan_hash"], state["history"][-1]["event"]) == ("planned", None, "plan_outdated")
+    code, _, err = office.types("legal2", "approve", request)
+    assert code == 1
+    assert "about others too" in err
+    assert err.splitlines()[-1] == f"next: muniment request plan {request}"
+    code, out, _ = office.types("legal", "request", "plan", request)
+    assert code == 0, out
+    code, out, err = office.types("legal2", "approve", request, "--accept-collateral")
+    assert code == 0, err
+
+
 def test_a_run_that_waits_is_approved_and_reviews_are_listed_from_a_terminal(office: Office) -> None:
     run_id = office.json("legal", "retention", "run")["id"]
     code, _, err = office.types("legal2", "retention", "approve", run_id)
