@@ -42,12 +42,13 @@ class Kept:
     """What an eraser keeps for itself: the folders of its state and record, and whether its own check of them passes.
 
     `sound` and `notices` are None where nobody checked: its check of the record after the erasure, and of a copy of it
-    in which one byte was changed.
+    in which one byte of each kind of object was changed in turn. `missed` are the kinds in which it was not noticed.
     """
 
     folders: tuple[Path, ...]
     sound: bool | None = None
     notices: bool | None = None
+    missed: tuple[str, ...] = ()
     note: str = ""
 
 

@@ -126,9 +126,11 @@ class Muniment:
         sound = _verify(data, self._key) == 0
         changed = data.with_name("changed")
         shutil.copytree(data, changed)
-        notices = _change_a_byte(changed) and _verify(changed, self._key) == 1
+        codes = {name: _verify(changed, self._key) for name in _with_a_byte_changed(changed)}
         shutil.rmtree(changed)
-        return Kept(folders=(data.parent,), sound=sound, notices=notices)
+        missed = tuple(sorted(name for name, code in codes.items() if code != 1))
+        note = f"a changed byte noticed in {sorted(codes.keys() - set(missed))}, not in {list(missed)}"
+        return Kept(folders=(data.parent,), sound=sound, notices=bool(codes) and not missed, missed=missed, note=note)
 
 
 def _say(service: _Service, person: Person) -> None:
@@ -198,16 +200,21 @@ def _look(service: _Service, place: Place, notes: list[str]) -> dict[str, str]:
         if address.startswith(("postgresql://", "redis://")):
             url = address.replace("postgresql://", "postgresql+psycopg://")
             command += ["--address-ref", _secret(service, name, url)]
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = cli.run(command)
         try:
             told = json.loads(out.getvalue())["registered"]
         except (json.JSONDecodeError, KeyError):
-            notes.append(f"scan ended with {code}")
+            notes.append(f"scan ended with {code}: {out.getvalue()[-300:]} {err.getvalue()[-300:]}")
             continue
         owners |= {store["name"]: place.name for store in told["stores"]}
-        notes += told["skipped"]
+        notes += [*told["skipped"], *told["noted"]]
+        notes += [f"{count} rejected: {reason}" for reason, count in told["problems"].items()]
+        if told["stores"] and not told["artifacts"]:
+            notes.append("the scan registered the store and no item of it")
+        if told["not_registered_names_nobody"]:
+            notes.append(f"{told['not_registered_names_nobody']} things name nobody to the scan")
     return owners
 
 
@@ -229,7 +236,7 @@ def _request(service: _Service, person: Person) -> list[dict[str, Any]]:
         if states != seen:
             seen, changed = states, time.monotonic()
         idle = time.monotonic() - changed
-        moving = {"pending", "running"} & set(states)
+        moving = {"pending", "running", "erased_logical"} & set(states)
         if state.startswith(("completed", "partially")) or not moving or idle > STUCK or time.monotonic() > end:
             return copies
         time.sleep(0.5)
@@ -248,7 +255,8 @@ def _copies(service: _Service, path: str) -> Iterator[dict[str, Any]]:
 def _claim(place: Place, copies: Sequence[Mapping[str, Any]], owners: Mapping[str, str], notes: Sequence[str]) -> Claim:
     ours = [copy for copy in copies if owners.get(copy.get("store") or "") == place.name]
     waiting = [copy for copy in ours if copy["state"] == "awaiting_human"]
-    joint = "waits for a human" if waiting else "erased" if _joint_erased(place, ours) else "nothing said"
+    unsaid = next((note for note in notes if "name nobody" in note), "nothing said")
+    joint = "waits for a human" if waiting else "erased" if _joint_erased(place, ours) else unsaid
     alone = [copy for copy in ours if copy["state"] != "awaiting_human"]
     if not alone:
         return Claim(outcome="not_covered", joint=joint, note="; ".join(notes) or "no copy in the plan")
@@ -273,20 +281,24 @@ def _joint_erased(place: Place, copies: Sequence[Mapping[str, Any]]) -> bool:
 
 def _verify(data: Path, key: str) -> int:
     done = subprocess.run(
-        [sys.executable, "-m", "api.cli", "verify", "--data", str(data), "--key", key, "--json"],
+        [sys.executable, "-m", "api.cli", "verify", "--all", "--data", str(data), "--key", key, "--json"],
         capture_output=True, check=False, cwd=Path(__file__).resolve().parents[2],
     )  # fmt: skip
     return done.returncode
 
 
-def _change_a_byte(data: Path) -> bool:
-    """Changes one byte in the middle of the largest object of the record; whether there was one."""
-    objects = [path for path in (data / "objects").rglob("*") if path.is_file() and path.stat().st_size > 64]
-    if not objects:
-        return False
-    path = max(objects, key=lambda each: each.stat().st_size)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
-    path.chmod(0o600)
-    path.write_bytes(content)
-    return True
+def _with_a_byte_changed(data: Path) -> Iterator[str]:
+    """Yields each kind of object that the record has, while one byte in the middle of its largest one is changed."""
+    kinds: dict[str, Path] = {}
+    for path in sorted((data / "objects").glob("*/*/**/*"), key=lambda each: each.stat().st_size):
+        parts = path.relative_to(data / "objects").parts
+        if path.is_file() and not parts[0].startswith("."):
+            kinds[parts[1]] = path
+    for kind, path in sorted(kinds.items()):
+        content = path.read_bytes()
+        path.chmod(0o600)
+        path.write_bytes(
+            content[: len(content) // 2] + bytes([content[len(content) // 2] ^ 1]) + content[len(content) // 2 + 1 :]
+        )
+        yield kind
+        path.write_bytes(content)
