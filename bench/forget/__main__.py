@@ -57,7 +57,8 @@ def as_json(run: Run) -> dict[str, Any]:
             for result in run.results
         ],
         "record": None if run.record is None else {
-            "sound": run.record.kept.sound, "notices_a_changed_byte": run.record.kept.notices, "missed": list(run.record.kept.missed),
+            "sound": run.record.kept.sound, "notices_a_changed_byte": run.record.kept.notices,
+            "missed": list(run.record.kept.missed),
             "note": run.record.kept.note, "hits": list(run.record.hits),
         },
         "notes": list(run.notes),
