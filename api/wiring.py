@@ -161,7 +161,7 @@ class Services:
             keep_groups=self.journal.snapshot_groups,
             keep_part_rows=self.journal.snapshot_parts,
             part_keys=self._part_keys,
-            cleared=self.watch.cleared,
+            behind=self.watch.behind,
             anchored=lambda log_id: told(self.anchoring.states(log_id)),
             read=self._read_entries,
             append=self.record.append,
@@ -301,11 +301,13 @@ class Services:
     def start(self, *, sole: bool, roles: frozenset[str] = frozenset({"api", "worker", "scheduler"})) -> None:
         """Takes the lease if nobody has it and starts the threads of `roles`.
 
-        `sole` says that the data folder's lock is held: with SQLite in it, that lock is the lease.
+        `sole` says that the data folder's lock is held: with SQLite in it, that lock is the lease, and no other
+        process lives that could hold a key.
         """
         self.check_stores()
-        self.watch.start()
-        if self.lease.take(self.clock.now(), force=sole and self.database.on_sqlite):
+        sole = sole and self.database.on_sqlite
+        self.watch.start(sole=sole)
+        if self.lease.take(self.clock.now(), force=sole):
             self.heal_first()
         if "scheduler" in roles and not self.database.on_sqlite:
             self.clerk.start()

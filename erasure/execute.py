@@ -333,8 +333,14 @@ class _Execution:
 
     def _caches_cleared(self) -> bool:
         with self._parts.transactions(self._tenant_id, write=False) as session:
-            fence = load_work(session, self._tenant_id, self._owner).facts().get("key_fence")
-        return fence is None or self._parts.cleared(Fence.of_json(fence))
+            facts = load_work(session, self._tenant_id, self._owner).facts()
+        behind = self._parts.behind(Fence.of_json(facts["key_fence"])) if "key_fence" in facts else 0
+        if behind != facts.get(history.PROCESSES, 0):
+            # Whoever asks is told what the request waits for.
+            with self._parts.transactions(self._tenant_id) as session:
+                work = load_work(session, self._tenant_id, self._owner, lock=True)
+                work.put_facts(session, **{history.PROCESSES: behind})
+        return behind == 0
 
     def _note(self, session: Session, row: RequestRow, event: str) -> None:
         session.add(row)

@@ -23,6 +23,8 @@ from registry.cones import pending_about
 from retention.decide import Because
 
 INSERT_CHUNK = 1_000
+PROCESSES = "processes"
+"""The fact, and the member of `waiting_for`, that counts processes which may still hold a destroyed key."""
 
 
 def load(session: Session, tenant_id: int, request_id: str, *, lock: bool = False) -> RequestRow:
@@ -276,6 +278,8 @@ def view_of(session: Session, row: RequestRow) -> dict[str, Any]:
         cones := pending_about(session, row.tenant_id, row.subjects)
     ):
         view["waiting_for"]["propagation"] = cones
+    if row.state == State.EXECUTING and (behind := row.details.get(PROCESSES)):
+        view["waiting_for"][PROCESSES] = behind
     if found := warnings_of(session, row):
         view["warnings"] = found
     if "statement" in row.details:

@@ -138,8 +138,8 @@ class Parts:
 
     anchored: Callable[[str], str] = lambda _log_id: UNANCHORED
     """Which parties outside the operator's reach have seen the log of that id, in words (`ledger.anchors`)."""
-    cleared: Callable[[Fence], bool] = lambda _fence: True
-    """Whether no live process can hold a key from before that destruction (`vault.watch`); asked again until it is."""
+    behind: Callable[[Fence], int] = lambda _fence: 0
+    """How many processes may hold a key from before that destruction (`vault.watch`); asked again until none does."""
     raise_fence: Callable[[Session, datetime], Fence] = raise_fence
     """Counts a destruction in its own transaction, so that every process empties its caches."""
 

@@ -7,7 +7,8 @@ goes on when every live process has written the new number.
 Guarantees: a process whose row has the number holds no key from before it: what was read before the caches were emptied
 is not put into them after (`vault.cache`), and after the commit the rows have nothing to read. A process that does not
 answer is waited for until two cache bounds after the destruction, since by then its caches have run out by themselves;
-one that cannot reach the database empties them at once. Does not wait itself: `cleared` is asked again.
+one that cannot reach the database empties them at once. Does not wait itself: `behind` is asked again, and says for how
+many it waits. Who starts and knows that it is the only process waits for none that was killed.
 """
 
 from __future__ import annotations
@@ -124,18 +125,27 @@ class Watch:
 
     def cleared(self, fence: Fence) -> bool:
         """Whether no live process can hold a key from before `fence`; this process's own caches are emptied first."""
+        return self.behind(fence) == 0
+
+    def behind(self, fence: Fence) -> int:
+        """How many processes may still hold a key from before `fence`; this process's own caches are emptied first."""
         self.beat()
         with self._sessions(write=False) as session:
             now = _clock(session, self._clock())
-            behind = select(KeyProcess.process_id).where(
-                col(KeyProcess.applied) < fence.counter, KeyProcess.process_id != self._process_id
+            others = sa.select(sa.func.count()).where(
+                col(KeyProcess.applied) < fence.counter, col(KeyProcess.process_id) != self._process_id
             )
-            if session.exec(behind.limit(1)).first() is None:
-                return True
-        return now >= fence.at + BOUNDS * self._bound
+            count = int(session.execute(others).scalar_one())
+        return 0 if now >= fence.at + BOUNDS * self._bound else count
 
-    def start(self) -> None:
-        """Beat now, so that no key is held before the row is there, and then once a second in a thread."""
+    def start(self, *, sole: bool = False) -> None:
+        """Beat now, so that no key is held before the row is there, and then once a second in a thread.
+
+        `sole` says that no other process lives: rows are then left by processes that were killed, and go at once.
+        """
+        if sole:
+            with self._sessions(write=True) as session:
+                session.execute(sa.delete(KeyProcess).where(col(KeyProcess.process_id) != self._process_id))
         self.beat()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="muniment-watch", daemon=True)

@@ -34,6 +34,8 @@ _OPEN_COPIES = frozenset({"pending", "running", "awaiting_external", "awaiting_h
 _POLL_S = 0.3
 _SAY_S = 15.0
 """How often a wait that goes on for one thing is named again."""
+_WAITS = {"processes": "of the service's processes to let go of destroyed keys"}
+"""What a request can wait for beside copies, in words."""
 _RULES = {
     "hold": "a legal hold",
     "restriction": "a restriction of processing",
@@ -96,7 +98,7 @@ def waiting_for(state: Mapping[str, Any]) -> str:
     }
     if state["state"] in words:
         return f"{state['state']}: {words[state['state']]}"
-    waits = ", ".join(f"{n} {name}" for name, n in (state.get("waiting_for") or {}).items())
+    waits = ", ".join(f"{n} {_WAITS.get(name, name)}" for name, n in (state.get("waiting_for") or {}).items())
     return f"{state['state']}: waits for {waits or 'the worker'}"
 
 

@@ -106,6 +106,33 @@ def test_a_process_that_ended_is_not_waited_for(world: World) -> None:
     assert one.watch.cleared(_destroy(one, key_id))
 
 
+def test_the_processes_that_are_waited_for_are_counted(any_world: World) -> None:
+    one, two, three = (Process(any_world, name) for name in ("one", "two", "three"))
+    for process in (one, two, three):
+        process.watch.beat()
+    fence = _destroy(one, _made(one))
+    assert one.watch.behind(fence) == 2
+    two.watch.beat()
+    assert one.watch.behind(fence) == 1
+    three.watch.beat()
+    assert one.watch.behind(fence) == 0
+
+
+def test_who_starts_as_the_only_process_does_not_wait_for_the_killed(world: World) -> None:
+    killed = Process(world, "killed")
+    killed.watch.beat()
+    alone, beside = Process(world, "alone"), Process(world, "beside")
+    beside.watch.beat()
+    fence = _destroy(beside, _made(beside))
+    assert beside.watch.behind(fence) == 1, "who may have others beside it waits"
+    alone.watch.start(sole=True)
+    assert alone.watch.behind(fence) == 0
+    with world.transaction() as session:
+        again = raise_fence(session, world.clock())
+    assert alone.watch.cleared(again)
+    alone.watch.stop()
+
+
 def _fenced(process: Process, key_id: str) -> str:
     _destroy(process, key_id)
     return key_id
