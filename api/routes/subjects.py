@@ -5,7 +5,8 @@ Guarantees: people are named in bodies only; no answer repeats a name or gives o
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from fastapi import Depends
 from pydantic import BaseModel, ConfigDict, Field
@@ -16,7 +17,9 @@ from api.requests import Body, Instant, make_router
 from registry import artifacts, classes, subjects
 from registry.acting import Acting
 from registry.identifiers import parse_subject, parse_subjects
-from retention.copies import copy_ends
+from registry.models import Artifact
+from retention.copies import CopyEnd, copy_ends
+from retention.record_copies import BEGINNING, RecordCopy, record_copies, record_counts
 
 router = make_router("subjects")
 Subjects = Annotated[list[str], Field(min_length=1, max_length=100, examples=[["email:ada@example.org"]])]
@@ -40,7 +43,7 @@ class NewStart(Body):
 
 
 class Count(BaseModel):
-    """How many live items of one class in one store."""
+    """How many live items of one class in one store; in the store `vault` those of the record: keys, not entries."""
 
     data_class: str
     store: str
@@ -55,10 +58,13 @@ class Counts(BaseModel):
 
 
 class Copy(BaseModel):
-    """One copy: where, what, until when and what ends it."""
+    """One copy: where, what, until when and what ends it. One of `artifact`, `key` and `entry` names it."""
 
-    artifact: str
-    store: str
+    artifact: str | None = Field(None, description="A registered copy.")
+    key: str | None = Field(None, description="A month's key of the record: with it everything sealed under it ends.")
+    entry: str | None = Field(None, description="A part of the record with a key of its own: `entry id/part`.")
+    entries: int | None = Field(None, description="Of how many entries of the record the key opens something.")
+    store: str = Field(description="`vault` for the record, as plans name it.")
     data_class: str
     status: str
     ends_at: Instant | None
@@ -90,37 +96,62 @@ def lookup(body: People, acting: Desk, parts: Parts) -> Counts:
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         found = subjects.find_people(session, parts.vault, acting, parse_subjects(body.subjects))
         people = set(found.values())
-        counts = subjects.counts(session, acting.tenant_id, frozenset[int]().union(*people))
-    return Counts(known=len(people), counts=[Count.model_validate(one) for one in counts])
+        everybody = frozenset[int]().union(*people)
+        counts = subjects.counts(session, acting.tenant_id, everybody)
+        record = record_counts(session, acting.tenant_id, everybody)
+    found_counts = [Count.model_validate(one) for one in counts]
+    found_counts += [Count(data_class=name, store=store, count=count) for (name, store), count in record.items()]
+    return Counts(known=len(people), counts=found_counts)
 
 
 @router.post("/v1/subjects:copies")
 def copies(body: People, acting: Desk, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Copies:
-    """Every copy with its store, class, end, rule, and what deletes it."""
-    after = read_cursor(cursor, int)
+    """Every copy with its store, class, end, rule, and what deletes it; what the record holds comes last."""
+    after = read_cursor(cursor, int, int, str) or BEGINNING
     with parts.database.transaction(acting.tenant_id, write=False) as session:
-        found = subjects.find(session, parts.vault, acting, parse_subjects(body.subjects))
-        rows = artifacts.artifacts_of(session, acting.tenant_id, set(found.values()))
-        waiting = [row for row in rows if after is None or row.id > after[0]]
-        page = waiting[:limit]
+        people = set(subjects.find(session, parts.vault, acting, parse_subjects(body.subjects)).values())
+        rows = artifacts.artifacts_of(session, acting.tenant_id, people) if after[0] == 0 else []
+        page = [row for row in rows if row.id > after[1]][: limit + 1]
         ends = copy_ends(session, acting.tenant_id, page)
+        rest = limit + 1 - len(page)
+        record = record_copies(session, acting.tenant_id, people, after=after, limit=rest) if rest else []
         known = classes.in_force(session, acting.tenant_id)
-    items = [
-        Copy(
-            artifact=artifacts.public_name(row),
-            store=row.store,
-            data_class=row.data_class,
-            status=row.status,
-            ends_at=ends[row.id].ends_at,
-            ends_at_is_cap=ends[row.id].cap,
-            starts=ends[row.id].starts,
-            clock=ends[row.id].clock,
-            rule=ends[row.id].rule,
-            deleted_by=_deleted_by(known[row.data_class].then if row.data_class in known else None),
-        )
-        for row in page
-    ]
-    return Copies(items=items, next_cursor=write_cursor(page[-1].id) if len(waiting) > limit else None)
+    thens = {name: spec.then for name, spec in known.items()}
+    found = [((0, row.id, ""), _registered(row, ends[row.id], thens)) for row in page]
+    found += [(one.place, _recorded(one, thens)) for one in record]
+    more = len(found) > limit
+    return Copies(
+        items=[one for _, one in found[:limit]], next_cursor=write_cursor(*found[limit - 1][0]) if more else None
+    )
+
+
+def _registered(row: Artifact, end: CopyEnd, thens: Mapping[str, str]) -> Copy:
+    return Copy(
+        artifact=artifacts.public_name(row),
+        store=row.store,
+        data_class=row.data_class,
+        status=row.status,
+        deleted_by=_deleted_by(thens.get(row.data_class)),
+        **_ending(end),
+    )
+
+
+def _recorded(found: RecordCopy, thens: Mapping[str, str]) -> Copy:
+    return Copy(
+        key=found.ref if found.kind == "key" else None,
+        entry=found.ref if found.kind == "entry" else None,
+        entries=found.entries if found.kind == "key" else None,
+        store=found.store,
+        data_class=found.data_class,
+        status=found.status,
+        deleted_by=_deleted_by(thens.get(found.data_class)),
+        **_ending(found.end),
+    )
+
+
+def _ending(end: CopyEnd) -> dict[str, Any]:
+    return {"ends_at": end.ends_at, "ends_at_is_cap": end.cap, "starts": end.starts, "clock": end.clock,
+            "rule": end.rule}  # fmt: skip
 
 
 def _deleted_by(then: str | None) -> str:
