@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.errors import Problem, response_of
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
-_WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
+_WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _TYPES = ("application/json", "application/x-ndjson")
 
 

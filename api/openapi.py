@@ -19,6 +19,7 @@ from registry.class_schema import class_schema
 
 EXAMPLES = Path(__file__).with_name("openapi_examples.json")
 JSON = "application/json"
+LINES = "application/x-ndjson"
 _Schemas = Mapping[str, dict[str, Any]]
 _ANYTHING = frozenset({"body", "observed", "value", "said", "locator", "scope", "config", "key", "levels"})
 """Members that hold what callers declare or send: any JSON."""
@@ -150,8 +151,17 @@ def _show_responses(responses: dict[str, Any], examples: Mapping[str, Any], sche
         if not code.startswith("2") or media is None or not examples:
             continue
         shown = examples.get(code, next(iter(examples.values())))
+        if LINES in response["content"]:
+            response["content"][LINES] = _as_lines(response["content"][LINES], shown)
         media.setdefault("example", shown)
         media["schema"] = _told(media.get("schema", {}), shown, schemas)
+
+
+def _as_lines(media: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, Any]:
+    """The same answer as lines: what is said of the whole first, then an entry each."""
+    head = {name: member for name, member in shown.items() if name != "entries"}
+    lines = [json.dumps(one, ensure_ascii=False) + "\n" for one in (head, *shown["entries"])]
+    return {"schema": {"type": "string"}, "example": "".join(lines), **media}
 
 
 def _told(schema: dict[str, Any], example: Any, schemas: _Schemas) -> dict[str, Any]:

@@ -16,10 +16,11 @@ from fastapi import Query
 from pydantic import BaseModel
 
 from api.errors import Problem
+from api.requests import Whole
 
 Item = TypeVar("Item")
 Key = int | str
-Limit = Annotated[int, Query(ge=1, le=1000, description="Items per page.")]
+Limit = Annotated[Whole, Query(ge=1, le=1000, description="Items per page.")]
 Cursor = Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")]
 DEFAULT_LIMIT = 50
 
@@ -36,8 +37,8 @@ def write_cursor(*key: Key) -> str:
     return base64.urlsafe_b64encode(msgspec.json.encode(key)).rstrip(b"=").decode()
 
 
-def read_cursor(cursor: str | None, *kinds: type) -> tuple[Any, ...] | None:
-    """The key a cursor stands for, each part of the given kind; None for the first page.
+def read_cursor(cursor: str | None, *kinds: type, pointer: str = "/query/cursor") -> tuple[Any, ...] | None:
+    """The key a cursor stands for, each part of the given kind; None for the first page. `pointer` is where it was.
 
     Raises:
         Problem: `bad-cursor`.
@@ -48,10 +49,15 @@ def read_cursor(cursor: str | None, *kinds: type) -> tuple[Any, ...] | None:
         raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
         key = msgspec.json.decode(raw, type=list)
     except (binascii.Error, ValueError, msgspec.MsgspecError):
-        raise Problem("bad-cursor") from None
+        raise _bad(pointer) from None
     if len(key) != len(kinds) or any(type(part) is not kind for part, kind in zip(key, kinds, strict=True)):
-        raise Problem("bad-cursor")
+        raise _bad(pointer)
     return tuple(key)
+
+
+def _bad(pointer: str) -> Problem:
+    detail = "not a cursor of ours"
+    return Problem("bad-cursor", errors=[{"pointer": pointer, "detail": detail}])
 
 
 def paged(rows: Sequence[Item], limit: int, key: Callable[[Item], tuple[Key, ...]]) -> tuple[list[Item], str | None]:

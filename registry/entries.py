@@ -22,6 +22,7 @@ import msgspec
 from ledger.entry import uuid7_time
 from ledger.errors import MalformedHeader
 from registry.lenient import Unsplittable, elements, has_unique_keys, members
+from registry.reading import RFC3339
 
 MAX_DEPTH = 200
 MAX_SOURCES = 10_000
@@ -30,7 +31,6 @@ MAX_PARTS = 64
 
 _MAX_NAME = 512
 _MAX_INT = 2**53
-_RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d{1,9})?([Zz]|[+-]\d\d:\d\d)")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _MEMBER = re.compile(r"Object (contains unknown|missing required) field `(.*)`", re.DOTALL)
 _SHOWN = 64
@@ -260,7 +260,7 @@ def _object(found: dict[str, bytes]) -> bytes:
 
 def parse_instant(text: str, pointer: str) -> datetime:
     """Return an RFC 3339 instant with a zone, in UTC. Raises: MalformedEntry."""
-    if _RFC3339.fullmatch(text) is None:
+    if RFC3339.fullmatch(text) is None:
         raise MalformedEntry("not an RFC 3339 time with a zone, such as 2026-01-31T12:00:00Z", pointer=pointer)
     try:
         return datetime.fromisoformat(text.upper()).astimezone(UTC)

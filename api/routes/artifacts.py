@@ -14,7 +14,7 @@ from api.auth import Anyone, Desk, Parts, Purpose, Writer, purpose_of, require
 from api.errors import Problem
 from api.lineage_feed import LATE
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
-from api.requests import Body, make_router
+from api.requests import Body, Whole, make_router
 from api.routes.memory import ship_changes
 from api.routes.record import READERS, audit_read, turn_view, visible
 from api.wiring import Services
@@ -153,7 +153,7 @@ def get_lineage(
     acting: Anyone,
     parts: Parts,
     direction: Literal["up", "down"] = "up",
-    depth: Annotated[int, Query(ge=1, le=100)] = 10,
+    depth: Annotated[Whole, Query(ge=1, le=100)] = 10,
     limit: Limit = 1000,
     cursor: Cursor = None,
 ) -> Row:
@@ -215,7 +215,7 @@ def get_prov(
     artifact: Id,
     acting: Anyone,
     parts: Parts,
-    depth: Annotated[int, Query(ge=1, le=100)] = 10,
+    depth: Annotated[Whole, Query(ge=1, le=100)] = 10,
     limit: Limit = 1000,
 ) -> Row:
     """Where it came from, as W3C PROV-JSON; people under opaque ids, what was erased as invalidated."""

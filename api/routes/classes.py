@@ -12,7 +12,7 @@ from api.answers import Open, Row
 from api.auth import Anyone, Parts, Platform
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, Page, paged, read_cursor
 from api.preview import due_under, newly_due
-from api.requests import DryRun, make_router
+from api.requests import DryRun, Whole, make_router
 from ledger.entry import Kind
 from registry import classes
 from registry.class_schema import class_schema
@@ -34,7 +34,7 @@ _EXAMPLE: dict[str, Any] = {
 }
 Spec = Annotated[dict[str, Any], BodyOf(examples=[_EXAMPLE], description="API.md §2 lists every field.")]
 Name = Annotated[str, Path(examples=["transcript"], max_length=64)]
-Version = Annotated[int | None, Query(ge=1, le=2**31 - 1, description="The one in force without it.")]
+Version = Annotated[Whole | None, Query(ge=1, le=2**31 - 1, description="The one in force without it.")]
 
 
 class ClassView(Open):

@@ -5,28 +5,26 @@ Guarantees: a token reaches only tasks of stores that it carries; what an agent 
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import Annotated, Any
 
 from fastapi import Path
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, Field, field_validator
 
 from api.auth import Parts, Writer
-from api.requests import Instant, make_router
+from api.requests import Body, Instant, make_router
 from connectors.base import Level, Outcome
 from erasure import tasks
+from registry.reading import parse_instant
 
 router = make_router("connector tasks")
 TaskId = Annotated[str, Path(examples=["ctk_1"], max_length=40)]
+# By their names, which JSON has no other way to write.
+NamedOutcome = Annotated[Outcome, Field(strict=False)]
+NamedLevel = Annotated[Level, Field(strict=False)]
 
 
-class Strict(BaseModel):
-    """A body without unknown members."""
-
-    model_config = ConfigDict(extra="forbid")
-
-
-class ClaimSpec(Strict):
+class ClaimSpec(Body):
     """Which stores this process holds, and for how long it wants the tasks for itself."""
 
     stores: list[str] = Field(min_length=1, max_length=64, examples=[["memories"]])
@@ -63,20 +61,20 @@ class Tasks(BaseModel):
     tasks: list[Task]
 
 
-class TaskResult(Strict):
+class TaskResult(Body):
     """What is stated about one copy; `outcome` answers an erase, `present` and `level` a look."""
 
     copy_no: int = Field(alias="copy", ge=0)
-    outcome: Outcome | None = None
-    level: Level | None = None
+    outcome: NamedOutcome | None = None
+    level: NamedLevel | None = None
     present: bool | None = None
     canaries: list[str] = Field(default_factory=list, max_length=64)
 
 
-class Reclaim(Strict):
+class Reclaim(Body):
     """What the connector there said of its reclaim; words are not kept."""
 
-    level: Level
+    level: NamedLevel
     residual_until: str | None = Field(None, max_length=40, examples=["unknown"])
     evidence: dict[str, str] = Field(default_factory=dict, max_length=16)
 
@@ -85,11 +83,14 @@ class Reclaim(Strict):
     def _is_a_date(cls, value: str | None) -> str | None:
         if value in (None, "unknown"):
             return value
-        at = datetime.fromisoformat(str(value))
-        return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).isoformat()
+        at = parse_instant(value)
+        if at is None:
+            message = "expected unknown, or an RFC 3339 time with a zone"
+            raise ValueError(message)
+        return at.isoformat()
 
 
-class AnswerSpec(Strict):
+class AnswerSpec(Body):
     """The answer to a task, under the claim with which it was handed out."""
 
     claim: str = Field(max_length=64)

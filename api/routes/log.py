@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import datetime
+from hashlib import sha256
 from typing import Annotated, Any
 
 from fastapi import Depends, Query, Response
@@ -12,8 +14,8 @@ from api.anchoring import Use, anchors_view, keys_view, rotate_key
 from api.answers import Row
 from api.auth import Admin, Parts, require
 from api.errors import Problem
-from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
-from api.requests import Body, make_router
+from api.pagination import DEFAULT_LIMIT, Cursor, Limit, paged, read_cursor, write_cursor
+from api.requests import Body, Whole, make_router
 from ledger.entry import format_instant
 from ledger.errors import BadProof, MalformedTilePath, ObjectMissing
 from ledger.tiles import Tile, entry_bundle, parse_tile_path, read_tile
@@ -60,8 +62,8 @@ def tile(path: str, acting: LogReader, parts: Parts) -> Response:
 def consistency(
     acting: LogReader,
     parts: Parts,
-    old: Annotated[int, Query(alias="from", ge=1)],
-    new: Annotated[int, Query(alias="to", ge=1)],
+    old: Annotated[Whole, Query(alias="from", ge=1)],
+    new: Annotated[Whole, Query(alias="to", ge=1)],
 ) -> Row:
     """The proof that the log of one size is a prefix of that of another, both published (RFC 9162 §2.1.4)."""
     parts.log.publish(acting.tenant_id, parts.clock.now())
@@ -73,12 +75,12 @@ def consistency(
 
 
 @router.get("/v1/log/keys")
-def keys(acting: LogReader, parts: Parts) -> Row:
+def keys(acting: LogReader, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Row:
     """Every key of the log and of certificates, to pin, with the tree sizes it may sign.
 
     `statement` is the signed note by which a key followed the ones before it; it verifies with the old key.
     """
-    return keys_view(parts, acting)
+    return _page(keys_view(parts, acting), limit, cursor, lambda one: (one["use"], one["generation"]))
 
 
 @router.get("/v1/keys")
@@ -118,15 +120,34 @@ def rotate(body: Rotation, acting: Admin, parts: Parts) -> Row:
 
 
 @router.get("/v1/log/anchors")
-def anchors(acting: LogReader, parts: Parts) -> Row:
+def anchors(acting: LogReader, parts: Parts, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None) -> Row:
     """What parties outside the operator's reach have seen of the log; none configured: `unanchored`."""
-    return anchors_view(parts.anchoring.states(acting.log_id))
+    return _page(anchors_view(parts.anchoring.states(acting.log_id)), limit, cursor, _anchor_key)
 
 
 @router.post("/v1/log/anchors")
 def offer(acting: Operators, parts: Parts) -> Row:
     """Offers the newest checkpoint to every anchor now, and says how each stands."""
     return anchors_view(parts.anchoring.offer(acting.tenant_id, parts.clock.now()))
+
+
+def _page(view: Row, limit: int, cursor: str | None, key: Callable[[Any], tuple[Any, ...]]) -> Row:
+    """A page of a short list that is read whole: what stands after the item that the cursor names."""
+    items: list[Any] = view["items"]
+    if cursor is not None:
+        kinds = [type(part) for part in key(items[0])] if items else [str]
+        after = read_cursor(cursor, *kinds)
+        place = next((n for n, one in enumerate(items) if key(one) == after), None)
+        if place is None:
+            raise Problem("bad-cursor")
+        items = items[place + 1 :]
+    page, following = paged(items, limit, key)
+    return {**view, "items": page, "next_cursor": following}
+
+
+def _anchor_key(one: Row) -> tuple[str]:
+    """An anchor's address by its digest: a cursor is short, and names nobody."""
+    return (sha256(str(one["anchor"]).encode()).hexdigest(),)
 
 
 def _tile(parts: Parts, tenant_id: int, wanted: Tile) -> bytes:

@@ -11,13 +11,13 @@ from datetime import datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import Path, Response
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from sqlmodel import Session
 
 from api.answers import Open, Row
 from api.auth import Desk, Legal, Parts
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
-from api.requests import Body, Instant, make_router
+from api.requests import Body, Flag, Instant, Time, make_router
 from api.wiring import Services
 from ledger.entry import Kind, format_instant, parse_instant
 from registry import merging, scope_reviews, subjects
@@ -57,7 +57,7 @@ class ScopeChange(Body):
     change: Literal["transfer", "merge", "role"]
     detail: str = Field(max_length=2000, description="Sealed.")
     owner: str | None = Field(default=None, min_length=1, max_length=128, description="Who answers for the review.")
-    due_at: AwareDatetime | None = Field(default=None, description="30 days from now where it is left out.")
+    due_at: Time | None = Field(default=None, description="30 days from now where it is left out.")
 
 
 class Decided(Body):
@@ -203,7 +203,7 @@ def scope_change(body: ScopeChange, acting: Legal, parts: Parts) -> ReviewView:
 
 @router.get("/v1/scope-reviews")
 def list_reviews(
-    *, acting: Desk, parts: Parts, open_only: bool = True, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
+    *, acting: Desk, parts: Parts, open_only: Flag = True, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
 ) -> Reviews:
     """Scope reviews; each says whether it is overdue."""
     after = read_cursor(cursor, str)

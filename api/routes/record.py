@@ -7,13 +7,14 @@ its class allows, and becomes an entry itself. Proofs need no purpose: they show
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterable
 from datetime import datetime
 from typing import Annotated, Any
 
 import msgspec
 from fastapi import Depends, Request, Response
-from pydantic import AwareDatetime, ConfigDict
+from pydantic import ConfigDict
 from sqlmodel import Session, select
 from starlette.concurrency import run_in_threadpool
 
@@ -21,7 +22,7 @@ from api.answers import Row
 from api.auth import Parts, Purpose, ReadPurpose, Writer, require
 from api.errors import Problem
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
-from api.requests import Body, make_router
+from api.requests import Body, Time, make_router
 from api.wiring import Services
 from ledger import index
 from ledger.entry import Kind, uuid7_time
@@ -67,7 +68,14 @@ _ENTRY_BODY = {
                 },
                 "example": _ENTRY_EXAMPLE,
             },
-            NDJSON: {"schema": {"type": "string", "description": "one entry a line"}},
+            NDJSON: {
+                "schema": {
+                    "type": "string",
+                    "description": f"One entry a line, each an object as in `entries` of the JSON form; at most "
+                    f"{MAX_ENTRIES}. A line that is not valid is answered for itself.",
+                },
+                "example": "".join(json.dumps(one) + "\n" for one in _ENTRY_EXAMPLE["entries"]),
+            },
         },
     }
 }
@@ -80,8 +88,8 @@ class Search(Body):
     data_class: str | None = None
     subject: str | None = None
     run: str | None = None
-    since: AwareDatetime | None = None
-    until: AwareDatetime | None = None
+    since: Time | None = None
+    until: Time | None = None
     model_config = ConfigDict(json_schema_extra={"examples": [{"kind": "tool.call", "data_class": "transcript"}]})
 
 

@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 import msgspec
 from fastapi import Depends, Request, Response
-from pydantic import AwareDatetime, ConfigDict, Field
+from pydantic import ConfigDict, Field
 from sqlmodel import Session
 
 from api.auth import Parts, Purpose, ReadPurpose, require
 from api.errors import Problem
 from api.pagination import read_cursor, write_cursor
-from api.requests import Body, make_router
+from api.requests import Body, Time, make_router
 from api.routes.record import NDJSON, READERS, Reader, audit_read, visible
 from api.wiring import Services
 from audit.findings import Integrity
@@ -43,11 +43,20 @@ AROUND = timedelta(days=1)
 """How far before and after a stream its recorders' heartbeats are looked at, to know their usual pause."""
 
 
+_LINES = {
+    "schema": {
+        "type": "string",
+        "description": "The JSON form line by line: first an object of all its members but `entries`, then an entry a "
+        "line; a body that holds line feeds is base64 in `body_raw`.",
+    }
+}
+
+
 class Replay(Body):
     """A stream by the caller's name, as it was at an instant or a tree size, whole or by pages."""
 
     stream: str = Field(min_length=1, max_length=512)
-    at: AwareDatetime | None = None
+    at: Time | None = None
     size: int | None = Field(default=None, ge=0)
     limit: int | None = Field(default=None, ge=1, le=10_000)
     cursor: str | None = None
@@ -64,7 +73,7 @@ class Messages(Body):
 @router.post(
     "/v1/replay",
     response_class=Response,
-    responses={200: {"content": {"application/json": {}, NDJSON: {}, "text/html": {}}}},
+    responses={200: {"content": {"application/json": {}, NDJSON: _LINES, "text/html": {}}}},
 )
 def replay(body: Replay, request: Request, acting: Reader, parts: Parts, purpose: ReadPurpose) -> Response:
     """The exact exchange of one stream with its proof state; `Accept` chooses JSON, NDJSON or HTML."""
@@ -104,7 +113,7 @@ def replayed(
 ) -> tuple[Transcript, str | None, list[ReadEntry], list[dict[str, Any]]]:
     """Fold a stream: the transcript, where its next page starts, the entries that were opened, and silences."""
     tenant_id = acting.tenant_id
-    after = read_cursor(body.cursor, int)
+    after = read_cursor(body.cursor, int, pointer="/cursor")
     start = -1 if after is None else after[0]
     with parts.database.transaction(tenant_id, write=False) as session:
         stream = _stream(session, parts, acting, body.stream)

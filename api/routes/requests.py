@@ -15,13 +15,13 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
-from pydantic import AwareDatetime, ConfigDict, Field
+from pydantic import ConfigDict, Field
 
 from api.answers import Row
 from api.auth import Legal, Parts, require
 from api.negotiation import wanted
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, paged, read_cursor
-from api.requests import Body, make_router
+from api.requests import Body, Time, Whole, make_router
 from erasure.desk import Desk
 from erasure.handout import open_export
 from erasure.letters import Asked, write
@@ -49,7 +49,7 @@ class NewRequest(Body):
     regulation: Literal["gdpr", "ccpa"]
     jurisdiction: str | None = Field(default=None, pattern=r"^[A-Z]{2}(-[A-Z0-9]{1,3})?$")
     timezone: str | None = Field(default=None, max_length=64)
-    received_at: AwareDatetime | None = None
+    received_at: Time | None = None
     channel: str | None = Field(default=None, max_length=200)
     corrections: dict[str, Any] | None = None
     note: str | None = Field(default=None, max_length=10_000)
@@ -118,7 +118,7 @@ class Notice(Body):
 
     kind: Literal["acknowledged", "extended", "refused", "answered", "restriction_lifting"]
     channel: str = Field(min_length=1, max_length=200)
-    sent_at: AwareDatetime
+    sent_at: Time
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"kind": "answered", "channel": "e-mail", "sent_at": "2026-12-01T10:00:00Z"}]}
     )
@@ -149,7 +149,7 @@ def requests(
     *,
     state: State | None = None,
     right: Right | None = None,
-    due_before: AwareDatetime | None = None,
+    due_before: Time | None = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> Row:
@@ -283,7 +283,7 @@ def copies(
 
 
 @router.post("/v1/requests/{request_id}/copies/{copy}")
-def settle(request_id: str, copy: int, body: Settlement, acting: Legal, parts: Parts) -> Row:
+def settle(request_id: str, copy: Whole, body: Settlement, acting: Legal, parts: Parts) -> Row:
     """A human's word on a copy that waits for one; what is said to be erased is still looked for."""
     comment = body.comment if body.evidence is None else f"{body.comment}\n{body.evidence}"
     view = _desk(parts).settle_copy(

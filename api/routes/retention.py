@@ -6,13 +6,13 @@ from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Path, Query, Response
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from api.answers import Open, Row
 from api.auth import Desk, Legal, Parts, require
 from api.errors import Problem
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, Page, paged, read_cursor, write_cursor
-from api.requests import Body, Instant, make_router
+from api.requests import Body, Flag, Instant, Time, make_router
 from api.wiring import Services
 from erasure.sweep_copies import RequestDesk, Sweeps
 from ledger.entry import format_instant
@@ -45,7 +45,7 @@ class EventBody(Body):
     )
     name: str = Field(max_length=64)
     key: dict[str, str]
-    at: AwareDatetime
+    at: Time
     subject: str | None = Field(default=None, max_length=600)
 
 
@@ -62,7 +62,7 @@ class RunBody(Body):
     """A run; with `dry_run` it only counts, also for a later instant."""
 
     dry_run: bool = False
-    at: AwareDatetime | None = None
+    at: Time | None = None
 
 
 class HoldBody(Body):
@@ -105,8 +105,8 @@ class ConsentBody(Body):
     subject: str = Field(max_length=600)
     data_classes: list[str] | None = None
     scope: dict[str, str] | None = None
-    given_at: AwareDatetime | None = None
-    until: AwareDatetime | None = None
+    given_at: Time | None = None
+    until: Time | None = None
     words: str
 
 
@@ -119,14 +119,14 @@ class Whose(Body):
 class WithdrawalBody(Body):
     """When the person took it back; now without it."""
 
-    at: AwareDatetime | None = None
+    at: Time | None = None
 
 
 class DispositionBody(Body):
     """A human's word on an item under review."""
 
     decision: Literal["erase", "extend", "reclassify"]
-    until: AwareDatetime | None = None
+    until: Time | None = None
     data_class: str | None = None
     comment: str
 
@@ -136,7 +136,7 @@ class DecideBody(Body):
 
     artifact: str | None = Field(default=None, max_length=64)
     entry: str | None = Field(default=None, max_length=64)
-    at: AwareDatetime | None = None
+    at: Time | None = None
     trigger: Literal["retention", "request"] = "retention"
 
 
@@ -178,7 +178,7 @@ def post_event(body: EventBody, acting: Reporter, parts: Parts) -> EventView:
 def get_due(
     acting: Desk,
     parts: Parts,
-    before: Annotated[AwareDatetime | None, Query(description="Due by then; now without it.")] = None,
+    before: Annotated[Time | None, Query(description="Due by then; now without it.")] = None,
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> Page[Row]:
@@ -270,7 +270,7 @@ def list_holds(
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
     *,
-    released: bool | None = None,
+    released: Flag | None = None,
 ) -> Page[Row]:
     """Holds by id, in force or released."""
     after = read_cursor(cursor, str)
@@ -280,7 +280,7 @@ def list_holds(
 
 
 @router.post("/v1/holds/{hold_id}/release")
-def release_hold(hold_id: HoldId, acting: Legal, parts: Parts, *, preview: bool = True) -> Open:
+def release_hold(hold_id: HoldId, acting: Legal, parts: Parts, *, preview: Flag = True) -> Open:
     """Shows exactly what becomes due; with `preview=false` another principal than the creator ends the hold."""
     found = _holds(parts).release(acting, hold_id, preview=preview, now=parts.clock.now())
     if not preview:

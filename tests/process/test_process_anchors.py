@@ -329,6 +329,7 @@ def test_over_http_only_an_admin_rotates_and_everybody_reads(running: Any, desk:
         assert client.request("GET", "/v1/log/anchors") == {
             "items": [],
             "statement": "unanchored: trusts the operator",
+            "next_cursor": None,
         }
     with pytest.raises(ApiProblem) as refused:
         desk.call("admin", "POST", "/v1/log/keys", {"use": "root"})
