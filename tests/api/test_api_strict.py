@@ -17,6 +17,7 @@ from api.app import create_app
 from api.errors import Problem
 from api.pagination import write_cursor
 from api.requests import Flag, Time, Whole, parse_json
+from ledger.entry import uuid7
 from tests.api.conftest import Running, running
 from tests.process.test_process_openapi import UNKNOWN
 
@@ -75,6 +76,14 @@ def ask(service: Running) -> Any:
         yield send
 
 
+@pytest.fixture(scope="module")
+def docs(service: Running, ask: Any) -> str:
+    """A store of files, by its name."""
+    root = service.services.settings.data.parent / "stores" / "docs"
+    assert ask("PUT", "/v1/stores/docs", {"kind": "files", "config": {"root": str(root)}}).status_code == 201
+    return "docs"
+
+
 def kind_of(schema: Any) -> str | None:
     """What a schema wants, of what can be guessed wrongly."""
     for one in (schema, *schema.get("anyOf", ())):
@@ -117,16 +126,12 @@ def put(body: Any, place: tuple[Any, ...], value: Any) -> Any:
     return made
 
 
-# Judged by the registry's own readers, or item by item: their tests are beside them.
-DECLARED = ("/v1/data-classes/", "/v1/stores/", "/v1/machines/", "/v1/artifacts", "/v1/record/entries")
-
-
 def test_every_boolean_number_and_time_of_every_body_refuses_what_only_looks_like_it(document: Any, ask: Any) -> None:
     tried: list[str] = []
     for name, operation in openapi.operations(document):
         method, path = name.split(" ", 1)
         media = operation.get("requestBody", {}).get("content", {}).get(openapi.JSON)
-        if media is None or path.startswith(DECLARED):
+        if media is None:
             continue
         example = media.get("example", {})
         for place, kind in fields(document, media["schema"]):
@@ -160,6 +165,39 @@ def test_every_boolean_number_and_time_of_every_query_refuses_what_only_looks_li
             tried.append(kind)
     assert tried.count("integer") > 20
     assert {"boolean", "date-time"} <= set(tried)
+
+
+@pytest.mark.parametrize(("method", "path", "body"), [
+    ("PUT", "/v1/data-classes/note", {"personal": "yes"}),
+    ("PUT", "/v1/data-classes/note", {"personal": 1}),
+    ("POST", "/v1/streams", {"stream": "s", "data_class": "transcript", "provider_generation": "1"}),
+    ("POST", "/v1/streams", {"stream": "s", "data_class": "transcript", "provider_generation": True}),
+])  # fmt: skip
+def test_declarations_guess_no_type_either(ask: Any, method: str, path: str, body: dict[str, Any]) -> None:
+    answer = ask(method, path, body)
+    assert answer.status_code == 422, answer.text
+    assert f"/{[*body][-1]}" in [one["pointer"] for one in answer.json()["errors"]], answer.text
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [*(("observed_at", value) for value in LAX["date-time"]), ("confidence", "0.9"), ("confidence", True)],
+)
+def test_an_artifact_whose_time_or_number_only_looks_like_one_is_refused(
+    ask: Any, docs: str, field: str, value: Any
+) -> None:
+    item = {"data_class": "summary", "store": docs, "locator": {"path": "a"}, "subjects": ["user:a"]}
+    [result] = ask("POST", "/v1/artifacts", {"artifacts": [{**item, field: value}]}).json()["results"]
+    assert result["status"] == "rejected"
+    assert f"/{field}" in [one["pointer"] for one in result["problem"]["errors"]], result
+
+
+@pytest.mark.parametrize("value", ["2026-11-30 01:00:00Z", "2026-11-30T01:00:00", "1700000000", 1_700_000_000])
+def test_an_entry_whose_time_only_looks_like_one_is_refused(ask: Any, value: Any) -> None:
+    known = {"id": str(uuid7(datetime.now(UTC))), "stream": "s", "kind": "turn.user", "data_class": "transcript"}
+    body = {"entries": [{**known, "at": value, "body": {}}]}
+    [result] = ask("POST", "/v1/record/entries", body).json()["results"]
+    assert (result["status"], result["problem"]["errors"][0]["pointer"]) == ("rejected", "/at"), result
 
 
 def test_what_is_meant_is_still_taken() -> None:
