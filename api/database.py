@@ -9,6 +9,7 @@ Does not retry: a caller that meets a serialisation failure runs its idempotent 
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -50,6 +51,13 @@ class DatabaseUnavailable(Exception):
     def __init__(self, detail: str) -> None:
         super().__init__(f"the database does not answer: {detail}")
         self.detail = detail
+
+
+class DatabaseDamaged(DatabaseUnavailable):
+    """The file is there and is no database, or not a whole one."""
+
+    def __init__(self) -> None:
+        super().__init__("its file is no database or is damaged; bring a copy back, or run muniment rebuild")
 
 
 class Database:
@@ -132,11 +140,14 @@ class Database:
             time.sleep(0.02)
 
     def ping(self) -> None:
-        """Asks the database for nothing. Raises DatabaseUnavailable."""
+        """Asks the database for nothing. Raises DatabaseUnavailable or DatabaseDamaged."""
         try:
             with self._reader.connect() as connection:
                 connection.execute(sa.text("SELECT 1"))
         except sa.exc.SQLAlchemyError as error:
+            # SQLite's errors of other kinds are of classes below this one.
+            if isinstance(error, sa.exc.DBAPIError) and type(error.orig) is sqlite3.DatabaseError:
+                raise DatabaseDamaged from None
             raise DatabaseUnavailable(type(error).__name__) from None
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ import sqlalchemy as sa
 from sqlmodel import col, select
 
 from api import folder, migrate
-from api.database import Database
+from api.database import Database, DatabaseDamaged
 from api.settings import Settings
 from api.wiring import Services
 from audit.silence import silences
@@ -167,8 +167,10 @@ def look_at_database(chosen: Settings) -> Iterator[Finding]:
                 yield fine("secure delete", "SQLite overwrites what is deleted")
             else:
                 yield wrong("secure delete", "SQLite leaves deleted bytes in its file: use a build with secure_delete")
-    except (migrate.NewerSchema, migrate.OlderSchema) as error:
+    except (migrate.NewerSchema, migrate.OlderSchema, migrate.UnknownSchema) as error:
         yield wrong("schema", str(error))
+    except DatabaseDamaged as error:
+        yield wrong("database", str(error))
     except Exception as error:  # noqa: BLE001 - whatever a driver raises, it is a finding and not the end
         yield unknown("database", f"does not answer ({type(error).__name__}); check DATABASE_URL")
     finally:

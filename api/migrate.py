@@ -16,6 +16,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from api.database import Database
+from infra.migrations.schema import METADATA
 
 FOLDER = Path(__file__).resolve().parents[1] / "infra" / "migrations"
 
@@ -40,6 +41,16 @@ class OlderSchema(Exception):
         self.known = known
 
 
+class UnknownSchema(Exception):
+    """The database holds tables of ours and does not say of which version."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the database holds tables of this program and does not say of which version (alembic_version has no row): "
+            "it is damaged or half of a copy; check DATABASE_URL, bring a whole copy back, or run muniment rebuild"
+        )
+
+
 def _scripts() -> ScriptDirectory:
     config = Config()
     config.set_main_option("script_location", str(FOLDER))
@@ -61,13 +72,21 @@ def revisions() -> list[str]:
 
 
 def current(database: Database) -> str | None:
-    """The revision the database is at, None when it is empty."""
+    """The revision the database is at, None when it is empty. Raises UnknownSchema."""
     with database.engine.connect() as connection:
-        return MigrationContext.configure(connection).get_current_revision()
+        return _revision(connection)
+
+
+def _revision(connection: sa.Connection) -> str | None:
+    """Raises UnknownSchema where there are tables of ours and no revision: nothing may be guessed then."""
+    found = MigrationContext.configure(connection).get_current_revision()
+    if found is None and not METADATA.tables.keys().isdisjoint(sa.inspect(connection).get_table_names()):
+        raise UnknownSchema
+    return found
 
 
 def check(database: Database) -> None:
-    """Returns when the schema is exactly ours. Raises NewerSchema or OlderSchema."""
+    """Returns when the schema is exactly ours. Raises NewerSchema, OlderSchema or UnknownSchema."""
     found, known = current(database), head()
     if found == known:
         return
@@ -83,12 +102,13 @@ def upgrade(database: Database, revision: str = "head") -> bool:
 
     Raises:
         NewerSchema: the database is ahead of this program; nothing was changed.
+        UnknownSchema: it does not say where it is; nothing was changed.
     """
     scripts = _scripts()
     with database.engine.begin() as connection:
         if not database.on_sqlite:
             connection.execute(sa.text("SELECT pg_advisory_xact_lock(7236718493)"))
-        found = MigrationContext.configure(connection).get_current_revision()
+        found = _revision(connection)
         if found is not None and found not in revisions():
             raise NewerSchema(found, head())
         if found == (head() if revision == "head" else revision):

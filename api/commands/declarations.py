@@ -66,7 +66,7 @@ def read_declarations(path: Path, section: str) -> dict[str, Any]:
         CannotRun: the file cannot be read or is not a mapping of names.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         found = tomllib.loads(text) if path.suffix == ".toml" else yaml.load(text, Loader=_Once)  # noqa: S506 - a safe one
     except OSError as error:
         message = f"{path}: {(error.strerror or 'not readable').lower()}"
@@ -178,6 +178,15 @@ def _lines(changes: Sequence[Change], refused: Sequence[Refusal]) -> list[str]:
     return lines
 
 
+def _done(changes: Sequence[Change]) -> str:
+    """What the command did: a declaration that is in force as it stands is no change."""
+    done = [change.name for change in changes if change.state != "same"]
+    same = len(changes) - len(done)
+    if not done:
+        return "nothing changed"
+    return f"applied: {', '.join(done)}" + (f"; {same} unchanged" if same else "")
+
+
 def _stopped(changes: Sequence[Change], error: str) -> list[str]:
     """What a reader needs to know when the work ended in the middle."""
     done = [change.name for change in changes if change.applied]
@@ -203,7 +212,7 @@ def _run(client: Client, section: str, path: str, specs: Mapping[str, Any], *, d
     else:
         try:
             apply(client, path, specs, changes)
-            end = [f"applied: {', '.join(specs) or 'nothing'}"]
+            end = [_done(changes)]
         except MunimentError as error:
             said, code = explain(error)
             end = _stopped(changes, said)

@@ -15,6 +15,7 @@ _CODES: dict[str, int] = {
     "api.wiring.StoreRefused": 2,
     "api.migrate.NewerSchema": 2,
     "api.migrate.OlderSchema": 2,
+    "api.migrate.UnknownSchema": 2,
     "api.database.DatabaseUnavailable": 2,
     "api.commands.options.CannotRun": 2,
     "muniment.errors.ApiProblem": 1,
@@ -35,6 +36,10 @@ def explain(error: BaseException) -> tuple[str, int]:
         name = f"{base.__module__}.{base.__qualname__}"
         if name in _CODES:
             return _line(error, name), _CODES[name]
+        cause = type(getattr(error, "orig", error))
+        if (cause.__module__, cause.__name__) == ("sqlite3", "DatabaseError"):
+            # Its other errors are of classes below this one: here the file itself is bad.
+            return "the database file is no database or is damaged: bring a copy back, or run muniment rebuild", 2
         if name.startswith("sqlalchemy.exc."):
             return "the database does not answer or refuses the connection; check DATABASE_URL", 2
     if os.environ.get("MUNIMENT_LOG_LEVEL") == "debug":

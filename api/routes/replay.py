@@ -28,7 +28,7 @@ from audit.render import html_page
 from audit.replay import Content, StoredEntry, Transcript, Unsealed, fold, transcript_json
 from audit.resume import messages_of
 from audit.silence import silence_json, silences
-from ledger import recorders
+from ledger import index, recorders
 from ledger.models import LogStream
 from registry import playback, streams
 from registry.acting import Acting
@@ -117,6 +117,12 @@ def replayed(
     start = -1 if after is None else after[0]
     with parts.database.transaction(tenant_id, write=False) as session:
         stream = _stream(session, parts, acting, body.stream)
+        state = index.state_of(session, tenant_id)
+        known = 0 if state is None else state.size
+        if body.size is not None and body.size > known:
+            # What was cut at a size of the future would look whole, and be another exchange tomorrow.
+            where = [{"pointer": "/size", "detail": f"the log has {known} entries"}]
+            raise Problem("invalid", "the log was never that large", errors=where)
         limit = MAX_WHOLE if body.limit is None else body.limit
         rows = playback.stream_rows(session, tenant_id, stream.stream_no, size=body.size, after=start, limit=limit + 1)
         if body.at is not None:

@@ -67,11 +67,22 @@ def test_a_newer_schema_is_refused_and_left_alone(empty: Database) -> None:
 
 def test_a_revision_that_fails_leaves_what_it_found(empty: Database) -> None:
     with empty.engine.begin() as connection:
-        connection.execute(sa.text("CREATE TABLE tombstone (x INTEGER)"))
+        connection.execute(sa.text("CREATE VIEW tombstone AS SELECT 1 AS x"))
     with pytest.raises(sa.exc.DatabaseError):
         migrate.upgrade(empty)
     assert migrate.current(empty) is None
-    assert sa.inspect(empty.engine).get_table_names() == ["tombstone"]
+    assert sa.inspect(empty.engine).get_table_names() == []
+
+
+def test_tables_of_ours_without_a_revision_are_left_alone_and_those_of_others_are_no_matter(empty: Database) -> None:
+    with empty.engine.begin() as connection:
+        connection.execute(sa.text("CREATE TABLE somebody_elses (x INTEGER)"))
+    migrate.upgrade(empty)
+    with empty.engine.begin() as connection:
+        connection.execute(sa.text("DELETE FROM alembic_version"))
+    for act in (migrate.current, migrate.check, migrate.upgrade):
+        with pytest.raises(migrate.UnknownSchema, match="does not say of which version"):
+            act(empty)
 
 
 REVISIONS = {

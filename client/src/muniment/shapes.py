@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -70,6 +71,7 @@ def shape_of(path: Path) -> str:
             if not first:
                 raise UnsupportedShape("an empty file", "nothing to do")
         more = bool(file.readline(MAX_LINE_BYTES).strip())
+    first = first.removeprefix(BOM_UTF8)
     start = first.lstrip()[:1]
     if start == b"[":
         return "array"
@@ -91,6 +93,7 @@ def read_lines(path: Path) -> Iterator[Unit | ImportFault]:
         number = 0
         while line := file.readline(MAX_LINE_BYTES + 1):
             number += 1
+            line = line.removeprefix(BOM_UTF8) if number == 1 else line
             if len(line) > MAX_LINE_BYTES:
                 yield ImportFault(f"longer than {MAX_LINE_BYTES} bytes", line=number)
                 return
@@ -262,4 +265,4 @@ def _document(path: Path) -> bytes:
     size = path.stat().st_size
     if size > MAX_DOCUMENT_BYTES:
         raise UnsupportedShape(f"one JSON value of {size} bytes", f"the bound is {MAX_DOCUMENT_BYTES}; give JSONL")
-    return path.read_bytes()
+    return path.read_bytes().removeprefix(BOM_UTF8)
