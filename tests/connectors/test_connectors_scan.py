@@ -89,7 +89,7 @@ def test_a_savers_file_is_recognised_with_people_threads_rows_and_ages(threads: 
     assert (place.rows, place.parts["checkpoints"] + place.parts["writes"]) == (rows, rows)
     assert place.bytes > 1000
     assert place.ages.oldest is not None
-    assert abs(NOW - place.ages.oldest) < timedelta(minutes=5)
+    assert abs(datetime.now(UTC) - place.ages.oldest) < timedelta(minutes=5)
     assert place.owner_field() == "user_id"
     assert [each.name for each in place.settings if each.dangerous][:1] == ["ttl"]
 
