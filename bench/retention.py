@@ -1,7 +1,7 @@
 """What retention costs: a decision, finding what is due, and a sweep beside an erasure of the same items.
 
 Measured, on SQLite and with `--postgres` on PostgreSQL (service and store):
-  decisions      `decide` on items past their date, with a hold, a restriction and a request in force, one core's own time;
+  decisions      `decide` on items past their date, with a hold, a restriction and a request in force, time of one core;
   due            one batch of what is due with all that decisions read, and its index look-up alone, in registries of
                  two sizes, of which a batch is due: flat is what the size does not show in;
   sweep          a pass that ends N rows of a store, and an erasure of N rows of a person, from plan to proof.
