@@ -25,6 +25,7 @@ from pathlib import Path
 LEASH = Path(__file__).with_name("leash.py")
 START_SECONDS = 60.0
 START_ATTEMPTS = 5
+MAX_VOLUMES = 20_000
 PORTS = ("master", "volume", "filer", "s3")
 # `weed` derives each gRPC port from its HTTP port by this offset, so both must be free.
 GRPC_OFFSET = 10_000
@@ -141,6 +142,8 @@ def _start(program: Path, data: Path, config: Path, ports: dict[str, int]) -> "s
     ]
     command += [str(program), "mini", f"-dir={data}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-s3.config={config}"]
     command += ["-webdav=false", "-admin.ui=false", "-master.telemetry=false", "-s3.port.iceberg=0", "-s3.port.lance=0"]
+    # Each bucket takes a few volumes, and the default is what the free space would hold of full ones.
+    command += [f"-volume.max={MAX_VOLUMES}"]
     for name, port in ports.items():
         command += [f"-{name}.port={port}", f"-{name}.port.grpc={port + GRPC_OFFSET}"]
     with (data.parent / "server.log").open("ab") as log:

@@ -85,5 +85,5 @@ def test_what_is_asked_wrongly_is_refused(audited: Any) -> None:
     assert auditor.post("/v1/audit/verifications", json={"key": "none"}).status_code == 422
     assert auditor.post("/v1/audit/verifications", json={"sample": 0}).status_code == 422
     assert auditor.post("/v1/audit/verifications", json={"all": True}).status_code == 422
-    assert auditor.get("/v1/audit/verifications/not-an-id").status_code == 422
+    assert auditor.get("/v1/audit/verifications/not-an-id").status_code == 404
     assert auditor.get(f"/v1/audit/verifications/{'0' * 32}").status_code == 404

@@ -292,6 +292,7 @@ def test_a_helper_that_dies_is_never_a_sound_log(kept: Kept) -> None:
     assert report.checked == 0
 
 
+@pytest.mark.slow
 def test_a_store_that_shows_the_helper_something_else_is_found(kept: Kept, tmp_path: Path) -> None:
     other = tmp_path / "other"
     shutil.copytree(kept.folder / "objects", other / "objects")

@@ -167,22 +167,34 @@ def desk(running: Running) -> Iterator[Desk]:
     made.close()
 
 
-_LONG_ON_SERVERS = frozenset(
-    {
-        "test_process_keeping_lost.py",
-        "test_process_certificate_store.py",
-        "test_process_desk.py",
-        "test_process_recorders.py",
-        "test_process_rebuild.py",
-        "test_process_restore.py",
-        "test_process_rights.py",
-    }
-)
+_LONG_ON = {
+    "[servers": frozenset(
+        {
+            "test_process_bad_input.py",
+            "test_process_certificate_store.py",
+            "test_process_copies.py",
+            "test_process_desk.py",
+            "test_process_holds.py",
+            "test_process_keeping.py",
+            "test_process_keeping_lost.py",
+            "test_process_killed.py",
+            "test_process_lists.py",
+            "test_process_payload.py",
+            "test_process_rebuild.py",
+            "test_process_recorders.py",
+            "test_process_restore.py",
+            "test_process_rights.py",
+            "test_process_scan.py",
+        }
+    ),
+    "[embedded": frozenset({"test_process_blobs.py", "test_process_isolation.py", "test_process_keeping_lost.py"}),
+}
+"""Tests that `make test` runs on one kind of store only, because they are long; `make test-all` runs them on both."""
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave to `make test-all` what lasts long and is shown on embedded stores in `make test` as well."""
+    """Leave to `make test-all` what lasts long and is shown on the other kind of stores in `make test`."""
     for item in items:
-        if item.path.name in _LONG_ON_SERVERS and "[servers" in item.name:
+        if any(item.path.name in names and kind in item.name for kind, names in _LONG_ON.items()):
             item.add_marker(pytest.mark.slow)

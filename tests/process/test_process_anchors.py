@@ -242,6 +242,7 @@ def test_a_rotation_is_an_entry_that_the_new_key_vouches_for(place: Place) -> No
 
 
 @pytest.mark.scenario("L3")
+@pytest.mark.slow
 def test_a_checkpoint_that_only_the_revoked_key_signed_fails_verification(place: Place) -> None:
     place.grow(3)
     place.services.close()
@@ -271,6 +272,7 @@ def test_a_checkpoint_that_only_the_revoked_key_signed_fails_verification(place:
     place.services = place.open()
 
 
+@pytest.mark.slow
 def test_a_certificate_key_is_rotated_and_the_old_one_stays_in_the_list(place: Place) -> None:
     place.grow(1)
     place.services.close()
@@ -287,6 +289,7 @@ def test_a_certificate_key_is_rotated_and_the_old_one_stays_in_the_list(place: P
     assert len(open_note(note, [verifier_from_vkey(key.vkey) for key in keys]).signatures) == 1
 
 
+@pytest.mark.slow
 def test_a_rotation_without_its_entry_is_finished_by_the_next_try(place: Place) -> None:
     place.grow(1)
     (acting,) = place.services.tenants()

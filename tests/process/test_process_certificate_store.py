@@ -127,6 +127,7 @@ def planned(desk: Any, person: str) -> tuple[str, str]:
     return request, str(desk.call("legal", "POST", f"/v1/requests/{request}/plan")["plan_hash"])
 
 
+@pytest.mark.slow
 def test_a_lost_database_gets_its_certificates_back_and_those_of_lost_requests_are_named(
     desk: Any, running: Any
 ) -> None:

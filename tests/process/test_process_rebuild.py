@@ -225,6 +225,7 @@ def about(person: str, text: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_without_any_snapshot_the_record_comes_back_and_the_report_says_what_does_not(desk: Any, running: Any) -> None:
     kept = say(desk, "kept", "a")
     gone = say(desk, "gone", "b")
@@ -256,6 +257,7 @@ def log_of(desk: Any) -> str:
 
 
 @pytest.mark.scenario("L29")
+@pytest.mark.slow
 def test_old_key_files_that_come_back_open_nothing(desk: Any, running: Any, tmp_path: Path) -> None:
     keys = Path(f"{running.settings.data}.keys")
     kept = say(desk, "kept", "a")
@@ -366,6 +368,7 @@ def test_without_keys_it_says_what_is_lost_and_an_empty_database_is_not_served(d
     running.start()
 
 
+@pytest.mark.slow
 def test_snapshots_alone_are_enough_and_old_ones_and_old_rows_are_removed(desk: Any, running: Any) -> None:
     from datetime import timedelta
 

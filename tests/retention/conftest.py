@@ -166,10 +166,13 @@ class House:
 
 _LONG_ON_POSTGRES = frozenset(
     {
-        "test_retention_payload.py",
-        "test_retention_legal_holds.py",
-        "test_retention_held.py",
+        "test_retention_alarms.py",
         "test_retention_consent.py",
+        "test_retention_fading.py",
+        "test_retention_faults.py",
+        "test_retention_held.py",
+        "test_retention_legal_holds.py",
+        "test_retention_payload.py",
     }
 )
 
