@@ -23,7 +23,7 @@ from infra.services import postgres
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 # `make test` tries a sample of each property, `make test-all` all of it. No deadline: a loaded machine is no fault.
-hypothesis_settings.register_profile("sample", max_examples=30, deadline=None)
+hypothesis_settings.register_profile("sample", max_examples=20, deadline=None)
 hypothesis_settings.register_profile("full", max_examples=200, deadline=None)
 hypothesis_settings.load_profile("full" if os.environ.get("MUNIMENT_TEST_FULL") == "1" else "sample")
 

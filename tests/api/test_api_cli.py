@@ -206,6 +206,7 @@ def test_a_server_is_found_by_its_folder_and_leaves_nothing_behind(initialised: 
     assert not (folder / "run" / "server.json").exists()
 
 
+@pytest.mark.slow
 def test_without_a_server_the_folder_itself_is_administered(initialised: tuple[Path, dict[str, str]]) -> None:
     folder, _ = initialised
     assert run("tenant", "create", "offline", "--data", str(folder)).returncode == 0

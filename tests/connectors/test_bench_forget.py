@@ -99,6 +99,7 @@ def test_the_oracle_sees_vectors_as_given_at_length_one_and_as_decimals(tmp_path
 
 
 @pytest.mark.postgres
+@pytest.mark.slow
 def test_the_oracle_sees_a_word_that_postgresql_compressed_in_a_row_that_is_deleted(postgres_url: str) -> None:
     url = postgres_url.replace("postgresql+psycopg://", "postgresql://")
     said = people(7, "postgres")[0].said[0]

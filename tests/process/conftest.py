@@ -171,6 +171,7 @@ _LONG_ON = {
     "[servers": frozenset(
         {
             "test_process_bad_input.py",
+            "test_process_certificate.py",
             "test_process_certificate_store.py",
             "test_process_copies.py",
             "test_process_desk.py",
