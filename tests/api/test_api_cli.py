@@ -154,6 +154,7 @@ def test_a_newer_schema_is_one_line_and_left_alone(tmp_path: Path) -> None:
     assert "newer version" in one_line(done)
 
 
+@pytest.mark.slow
 def test_missing_keys_are_never_made_anew(tmp_path: Path) -> None:
     folder = tmp_path / "data"
     assert run("init", "--data", str(folder)).returncode == 0
@@ -250,6 +251,7 @@ def test_declarations_are_diffed_applied_and_the_same_again_is_the_same(
         )
 
 
+@pytest.mark.slow
 def test_doctor_finds_a_sound_folder_sound_and_keys_beside_data_wrong(
     initialised: tuple[Path, dict[str, str]], tmp_path: Path
 ) -> None:

@@ -49,6 +49,7 @@ def cost(world: Any, count: int) -> tuple[float, int]:
 
 
 @pytest.mark.scenario("D8")
+@pytest.mark.slow
 def test_the_cost_of_a_copy_does_not_grow_with_their_number(make_world: Any, full_length: bool) -> None:
     few, many = (10_000, 100_000) if full_length else (150, 600)
     time_few, bytes_few = cost(make_world("few"), few)

@@ -188,7 +188,8 @@ _LONG_ON = {
             "test_process_scan.py",
         }
     ),
-    "[embedded": frozenset({"test_process_blobs.py", "test_process_isolation.py", "test_process_keeping_lost.py"}),
+    "[embedded-old keys kept": frozenset({"test_process_restore.py"}),
+    "[embedded": frozenset({"test_process_isolation.py", "test_process_keeping_lost.py"}),
 }
 """Tests that `make test` runs on one kind of store only, because they are long; `make test-all` runs them on both."""
 

@@ -200,6 +200,7 @@ def test_a_log_rewritten_by_its_operator_is_refused_and_found_by_the_auditor(pla
     ]  # which is why the note must be kept, or anchored
 
 
+@pytest.mark.slow
 def test_a_key_is_rotated_with_overlap_and_the_old_pin_still_verifies_everything(place: Place) -> None:
     place.grow(2)
     assert {state for state, _ in place.offer()} == {ANCHORED}
@@ -224,6 +225,7 @@ def test_a_key_is_rotated_with_overlap_and_the_old_pin_still_verifies_everything
 
 
 @pytest.mark.scenario("L3")
+@pytest.mark.slow
 def test_a_rotation_is_an_entry_that_the_new_key_vouches_for(place: Place) -> None:
     place.grow(2)
     place.services.close()

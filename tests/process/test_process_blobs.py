@@ -70,6 +70,7 @@ def _stores(desk: Any, s3_service: Any, bucket: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.scenario("A10")
+@pytest.mark.slow
 def test_a_row_that_goes_and_a_blob_that_stays_is_partially_failed_and_names_the_blob(
     desk: Any, s3_service: Any, bucket: tuple[Any, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -292,6 +292,7 @@ def test_old_key_files_that_come_back_open_nothing(desk: Any, running: Any, tmp_
     assert all(again[one.group_no, one.epoch].destroyed_at is not None for one in ended)
 
 
+@pytest.mark.slow
 def test_an_ended_token_stays_ended_and_a_live_database_is_not_written_over(desk: Any, running: Any) -> None:
     made = desk.call("admin", "POST", "/v1/tokens", {"principal": "temp", "roles": ["auditor"]})
     running.services.journal.snapshot(tenant_id(running, desk), running.services.clock.now())
@@ -344,6 +345,7 @@ def test_a_killed_rebuild_is_not_served_and_ends_when_run_again(desk: Any, runni
     assert len(kept) == len(before)
 
 
+@pytest.mark.slow
 def test_without_keys_it_says_what_is_lost_and_an_empty_database_is_not_served(desk: Any, running: Any) -> None:
     say(desk, "kept", "a")
     ship(running, desk)
