@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from muniment import Recorder, subject
+from muniment import recorder as recorder_module
 from muniment.errors import SpoolLocked
 from muniment.ids import Stamper, uuid7_from
 from muniment.spool import Spool
@@ -279,6 +280,32 @@ def test_a_forked_child_records_into_its_own_folder_and_the_parent_ships_it(faul
     assert fault_server.stored[made]["recorder"] == child_id
     assert [fault_server.stored[each]["seq"] for each in (before, made, after)] == [1, 1, 2]
     assert left == []
+
+
+def test_a_child_whose_folder_was_taken_before_it_was_locked_takes_another(
+    fault_server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent looks for folders of children that ended, and may meet one that is only just made."""
+    names = iter(["child-taken", "child-gone", "child-free"])
+
+    def spool(folder: Path, **more: Any) -> Any:
+        if folder.name == "child-gone":
+            raise FileNotFoundError(folder)
+        return Spool(folder, **more)
+
+    with Recorder(fault_server.url, "t", spool=tmp_path / "spool", linger=0.02) as recorder:
+        monkeypatch.setattr(recorder_module, "new_child_folder", lambda folder: folder / next(names))
+        monkeypatch.setattr(recorder_module, "Spool", spool)
+        recorder._shipper.stop(5)
+        recorder._spool.close()
+        parents = Spool(tmp_path / "spool" / "child-taken")
+        recorder._forked = True  # as in a child, without the fork
+        made = recorder.record(kind="note", stream="c", body="child")
+        assert made
+        assert recorder.flush(10).pending == 0
+        assert (tmp_path / "spool" / "child-free").is_dir()
+        parents.close()
+    assert fault_server.order == [made]
 
 
 def test_a_program_that_ends_without_closing_ships_on_its_way_out(fault_server: Any, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ import msgspec
 
 from muniment.context import current_scope
 from muniment.delivery import Verdict
-from muniment.errors import BadRecord, SpoolClosed, SpoolFull
+from muniment.errors import BadRecord, SpoolClosed, SpoolFull, SpoolLocked
 from muniment.held import Parked, Refused
 from muniment.ids import Stamper, time_text
 from muniment.shipper import PARKED, REFUSED, OncePerKind, Shipper, new_child_folder
@@ -41,6 +41,7 @@ from muniment.spool import Spool
 from muniment.transport import Transport
 
 _STAMP = b'{"seq":%d,'
+_CHILD_TRIES = 5
 _TELLING_BYTES = 4096
 HEARTBEAT_KIND = "recorder.heartbeat"
 
@@ -366,8 +367,19 @@ class Recorder:
     def _reopen_in_child(self) -> None:
         with self._fork_lock:
             if self._forked:
-                self._open(new_child_folder(self._options.folder), adopts=False)
+                self._open_beside_parent()
                 self._forked = False
+
+    def _open_beside_parent(self) -> None:
+        """Open a folder of this process; another one when the parent took the empty one over before it was locked."""
+        for left in reversed(range(_CHILD_TRIES)):
+            try:
+                self._open(new_child_folder(self._options.folder), adopts=False)
+            except (SpoolLocked, FileNotFoundError):
+                if not left:
+                    raise
+            else:
+                return
 
 
 def _acknowledged(counts: Mapping[Verdict, int]) -> int:
