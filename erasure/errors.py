@@ -16,7 +16,7 @@ class ErasureError(Exception):
     """Base of every error of this package."""
 
     problem: ClassVar[str] = "erasure"
-    hint: ClassVar[str] = ""
+    hint: str = ""
 
 
 class UnknownRequest(ErasureError):
