@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import BadConfig, StoreUnreachable, WrongCredentials
 from connectors.redis import RedisConnector
 from infra.services import redis as service
 from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, oracle, text_of
-
-redis = pytest.importorskip("redis")
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.store.postgres import PostgresStore
@@ -122,7 +123,6 @@ def test_a_role_that_may_not_read_is_told_so(threads: PostgresSaver, database: D
 
 
 def test_redis_families_expiry_and_lost_writes_are_named(tmp_path: Path) -> None:
-    redis = pytest.importorskip("redis")
     with service.running(tmp_path) as made:
         client = redis.Redis.from_url(made.url)
         client.set("checkpoint:t-1:a", "x", ex=600)
