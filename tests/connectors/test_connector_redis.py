@@ -31,7 +31,7 @@ class KeysBed(Bed):
 
     def __init__(self, made: service.RedisService) -> None:
         self.made = made
-        self.client = redis.Redis.from_url(made.url, decode_responses=True)
+        self.client: Any = redis.Redis.from_url(made.url, decode_responses=True)
         self.client.flushall()
         self.client.bgrewriteaof()
         self.settle()
@@ -466,7 +466,7 @@ def test_a_replica_is_told_from_the_primary_and_counted_as_residual(bed: KeysBed
     settings = {"replicaof": f"{address[0]} {address[1]}", "masterauth": password}
     items = [Item(copy_id="a", locator=bed.put("mia-0", text_of("mia-0"), "mia"))]
     with service.running(tmp_path, settings=settings) as replica:
-        follower = redis.Redis.from_url(replica.url)
+        follower: Any = redis.Redis.from_url(replica.url)
         end = time.monotonic() + 20
         while not follower.exists("memory:mia-0"):
             assert time.monotonic() < end

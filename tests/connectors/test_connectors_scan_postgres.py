@@ -124,7 +124,7 @@ def test_a_role_that_may_not_read_is_told_so(threads: PostgresSaver, database: D
 
 def test_redis_families_expiry_and_lost_writes_are_named(tmp_path: Path) -> None:
     with service.running(tmp_path) as made:
-        client = redis.Redis.from_url(made.url)
+        client: Any = redis.Redis.from_url(made.url)
         client.set("checkpoint:t-1:a", "x", ex=600)
         client.set("checkpoint_write:t-1:a", "x")
         client.set("checkpoint_write:t-gone:a", "person-number-1")
