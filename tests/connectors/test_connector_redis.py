@@ -32,6 +32,9 @@ class KeysBed(Bed):
     def __init__(self, made: service.RedisService) -> None:
         self.made = made
         self.client: Any = redis.Redis.from_url(made.url, decode_responses=True)
+        self.empty()
+
+    def empty(self) -> None:
         self.client.flushall()
         self.client.bgrewriteaof()
         self.settle()
