@@ -74,8 +74,7 @@ class Helpers:
         try:
             self._waiting.append(self._pool.submit(_check, task))
         except BrokenProcessPool:
-            self.collect()
-            raise
+            self._ended(task.key, task.first)
         while len(self._waiting) > self._ahead:
             self._take(self._waiting.popleft())
 
@@ -89,8 +88,7 @@ class Helpers:
         try:
             outcome = future.result()
         except BrokenProcessPool:
-            detail = "a helper process ended before it was done, so parts were not compared; run it in one process"
-            check.findings.add(Verdict.UNREADABLE, detail)
+            self._ended()
             return
         check.counts.checked += outcome.counts.checked
         check.counts.erased += outcome.counts.erased
@@ -98,6 +96,11 @@ class Helpers:
         check.loose_objects += outcome.loose_objects
         check.loose_bytes += outcome.loose_bytes
         check.findings.take(outcome.kept, outcome.verdicts)
+
+    def _ended(self, key: str | None = None, first: int | None = None) -> None:
+        """Say that a batch was not compared: its helper, or the one that would have been, is not there any more."""
+        detail = "a helper process ended before it was done, so parts were not compared; run it in one process"
+        self._into.findings.add(Verdict.UNREADABLE, detail, object=key, index=first)
 
 
 @contextmanager

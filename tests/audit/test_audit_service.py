@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import multiprocessing
 import os
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -21,7 +24,9 @@ from api import cli, migrate, settings, telemetry
 from api.administration import NewTenant, create_tenant
 from api.verification import KnownLog, OpensAgain, logs_of, part_states, read_only, stores_of
 from api.wiring import Services, build
-from audit.findings import Verdict
+from audit.findings import Findings, Verdict
+from audit.payload import PayloadCheck
+from audit.processes import Helpers, Task
 from audit.replay import Content, StoredEntry, Unsealed, fold, transcript_json
 from audit.verify import Helping, verify
 from ledger.entry import Header, uuid7
@@ -290,6 +295,21 @@ def test_a_helper_that_dies_is_never_a_sound_log(kept: Kept) -> None:
     report = _by_helper(kept, partial(os._exit, 3))
     assert (report.verdict, report.exit_code) == (Verdict.UNREADABLE, 2)
     assert report.checked == 0
+
+
+def test_a_batch_that_no_helper_is_left_for_is_named_as_not_compared(kept: Kept) -> None:
+    """A pool that broke refuses what comes next: once that ended the whole verification with an exception."""
+    bucket, _ = stores_of(kept.services.settings)
+    into = PayloadCheck(reader=bucket, prefix="x/", findings=Findings(), states=None)
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with pytest.raises(BrokenProcessPool):
+            pool.submit(os._exit, 3).result()
+        work = Helpers(pool, into, ahead=1)
+        work.check(Task(key="x/batch/1", first=7, digest=b"", offsets=None))
+        work.collect()
+    assert [(one.verdict, one.object, one.index) for one in into.findings.kept] == [
+        (Verdict.UNREADABLE, "x/batch/1", 7)
+    ]
 
 
 @pytest.mark.slow
