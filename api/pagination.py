@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -17,12 +18,16 @@ from pydantic import BaseModel
 
 from api.errors import Problem
 from api.requests import Whole
+from ledger.entry import format_instant, parse_instant
+from ledger.errors import MalformedHeader
 
 Item = TypeVar("Item")
-Key = int | str
+Key = int | str | datetime
 Limit = Annotated[Whole, Query(ge=1, le=1000, description="Items per page.")]
 Cursor = Annotated[str | None, Query(max_length=512, description="`next_cursor` of the page before.")]
 DEFAULT_LIMIT = 50
+_BEYOND = 2**63
+"""Whole numbers of a database have 64 bits."""
 
 
 class Page(BaseModel, Generic[Item]):
@@ -34,7 +39,8 @@ class Page(BaseModel, Generic[Item]):
 
 def write_cursor(*key: Key) -> str:
     """The opaque text for "after this key"."""
-    return base64.urlsafe_b64encode(msgspec.json.encode(key)).rstrip(b"=").decode()
+    plain = [format_instant(part) if isinstance(part, datetime) else part for part in key]
+    return base64.urlsafe_b64encode(msgspec.json.encode(plain)).rstrip(b"=").decode()
 
 
 def read_cursor(cursor: str | None, *kinds: type, pointer: str = "/query/cursor") -> tuple[Any, ...] | None:
@@ -50,9 +56,23 @@ def read_cursor(cursor: str | None, *kinds: type, pointer: str = "/query/cursor"
         key = msgspec.json.decode(raw, type=list)
     except (binascii.Error, ValueError, msgspec.MsgspecError):
         raise _bad(pointer) from None
-    if len(key) != len(kinds) or any(type(part) is not kind for part, kind in zip(key, kinds, strict=True)):
+    if len(key) != len(kinds):
         raise _bad(pointer)
-    return tuple(key)
+    return tuple(_part(part, kind, pointer) for part, kind in zip(key, kinds, strict=True))
+
+
+def _part(part: object, kind: type, pointer: str) -> Any:
+    """One part as its kind, and as a database can be asked for it. Raises: Problem."""
+    if kind is datetime and isinstance(part, str):
+        try:
+            return parse_instant(part)
+        except MalformedHeader:
+            raise _bad(pointer) from None
+    if type(part) is not kind or (isinstance(part, str) and "\0" in part):
+        raise _bad(pointer)
+    if isinstance(part, int) and not -_BEYOND <= part < _BEYOND:
+        raise _bad(pointer)
+    return part
 
 
 def _bad(pointer: str) -> Problem:

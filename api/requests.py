@@ -1,6 +1,7 @@
 """How a request reaches its route: strict JSON, idempotent writes, every error of ours answered once.
 
-Guarantees: JSON is RFC 8259 and nothing more (no NaN, no lone surrogates, no numbers out of range, no endless nesting),
+Guarantees: JSON is RFC 8259 and nothing more (no NaN, no lone surrogates, no whole number of more than 64 bits, no
+nesting over `MAX_DEPTH`), so that whatever is kept of it can be written again in every form that is kept;
 no object has two members of one name, and no text with NUL reaches a database. A query parameter that nobody declared
 is refused like an unknown field, and so is a member of a body where the route takes none. No type is guessed: a boolean
 is `true` or `false`, a number is no text, a time is RFC 3339 with a zone. What a path names in a form that no name of
@@ -37,6 +38,11 @@ _NUL = b"\\u0000"
 _TWICE = "an object has two members of one name"
 _IN_THREAD_BYTES = 256 * 1024
 _INTEGER = re.compile(r"-?[0-9]{1,18}")
+_LONG = re.compile(rb"[0-9]{19}")
+_BEYOND = 2**63
+MAX_DEPTH = 100
+"""How deep lists and objects may lie in each other. Bodies of entries are not read here; they may be 200 deep."""
+_TOO_DEEP = f"nested more than {MAX_DEPTH} deep"
 _PARAMETER = re.compile(r"[A-Za-z_]{1,32}")
 """What is named again in a refusal; anything else could be somebody's data."""
 
@@ -105,18 +111,36 @@ def parse_json(body: bytes) -> Any:
     """Returns the value of strict JSON.
 
     Raises:
-        Problem: `malformed` with the place or for two equal names, or `invalid` for text that holds NUL.
+        Problem: `malformed` with the place, for two equal names or endless nesting, or `invalid` for text that holds
+            NUL and for a whole number of more than 64 bits.
     """
     try:
         value = msgspec.json.decode(body)
+        _refuse_unfit(body, value)
         _refuse_twice(body, value)
     except msgspec.DecodeError as error:
         raise Problem("malformed", _place(str(error))) from None
     except RecursionError:
-        raise Problem("malformed", "nested too deeply") from None
+        raise Problem("malformed", _TOO_DEEP) from None
     if _NUL in body and "\0" in json.dumps(value, ensure_ascii=False).replace("\\u0000", "\0"):
         raise Problem("invalid", "text holds the character NUL")
     return value
+
+
+def _refuse_unfit(body: bytes, value: Any) -> None:
+    """Refuse what no copy of it could hold: endless nesting, and whole numbers that no database has."""
+    is_long = _LONG.search(body) is not None
+    if not is_long and body.count(b"{") + body.count(b"[") <= MAX_DEPTH:
+        return
+    level = [value]
+    for _ in range(MAX_DEPTH + 1):
+        if is_long and any(type(one) is int and not -_BEYOND <= one < _BEYOND for one in level):
+            raise Problem("invalid", "a whole number has more than 64 bits")
+        within = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        if not within:
+            return
+        level = [one for several in within for one in several]
+    raise Problem("malformed", _TOO_DEEP)
 
 
 def _refuse_twice(body: bytes, value: Any) -> None:

@@ -19,7 +19,7 @@ from api.auth import Desk, Legal, Parts
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
 from api.requests import Body, Flag, Instant, Time, make_router
 from api.wiring import Services
-from ledger.entry import Kind, format_instant, parse_instant
+from ledger.entry import Kind
 from registry import merging, scope_reviews, subjects
 from registry.acting import Acting
 from registry.errors import UnknownSubject
@@ -153,12 +153,12 @@ def list_merges(
     cursor: Cursor = None,
 ) -> Merges:
     """Merges and splits, newest first."""
-    after = read_cursor(cursor, str, str)
+    after = read_cursor(cursor, datetime, str)
+    place = None if after is None else (after[0], after[1])
     with parts.database.transaction(acting.tenant_id, write=False) as session:
-        place = None if after is None else (parse_instant(after[0]), after[1])
         found = merging.list_merges(session, acting.tenant_id, state=state, limit=limit + 1, after=place)
     page = found[:limit]
-    more = write_cursor(format_instant(page[-1].proposed_at), page[-1].id) if len(found) > limit else None
+    more = write_cursor(page[-1].proposed_at, page[-1].id) if len(found) > limit else None
     return Merges(items=[_merge_view(one) for one in page], next_cursor=more)
 
 

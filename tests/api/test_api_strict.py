@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import copy
 import json
 from collections.abc import Iterator
@@ -267,10 +268,68 @@ def test_equal_names_are_found_however_they_are_written_and_wherever_they_stand(
 
 @pytest.mark.parametrize(
     "raw",
-    [b'{"a": [{"a": 1}, {"a": 1}]}', b'{ "A": 1e2, "a": "\\u0061" }', b"[1.0, 10e3]", b'{"n": 12345678901234567890}'],
+    [b'{"a": [{"a": 1}, {"a": 1}]}', b'{ "A": 1e2, "a": "\\u0061" }', b"[1.0, 10e3]", b'{"n": 1234567890123456789}'],
 )
 def test_equal_names_of_different_objects_are_no_fault(raw: bytes) -> None:
     assert parse_json(raw) == json.loads(raw)
+
+
+@pytest.mark.parametrize(
+    ("raw", "name"),
+    [
+        (b'{"n": %d}' % 2**63, "invalid"),
+        (b'[[{"n": [%d]}]]' % (-(2**63) - 1), "invalid"),
+        (b"[" * 101 + b"]" * 101, "malformed"),
+        (b'{"a":' * 101 + b"1" + b"}" * 101, "malformed"),
+    ],
+)
+def test_what_no_copy_could_hold_is_refused(raw: bytes, name: str) -> None:
+    # Kept once, such a number stopped every later event of the tenant: its row could not be written for a rebuild.
+    with pytest.raises(Problem) as refused:
+        parse_json(raw)
+    assert refused.value.name == name
+
+
+@pytest.mark.parametrize(
+    "raw", [b'{"n": [%d, %d], "t": "%d"}' % (2**63 - 1, -(2**63), 2**99), b'{"a":' * 100 + b"1" + b"}" * 100]
+)
+def test_the_last_of_what_a_copy_can_hold_is_read(raw: bytes) -> None:
+    assert parse_json(raw) == json.loads(raw)
+
+
+def test_a_cursor_of_ours_that_no_database_can_be_asked_for_is_refused(ask: Any, document: Any) -> None:
+    # Each was a fault of the service (500) on one of the databases.
+    paged = [
+        (method, path)
+        for path, item in document["paths"].items()
+        for method, one in item.items()
+        if any(each["name"] == "cursor" for each in one.get("parameters", ())) and "{" not in path
+    ]
+    assert len(paged) > 10
+    texts = [
+        (2**63,),
+        (-(2**63) - 1,),
+        (2**63, 2**63),
+        (2**63, "a", 2**63),
+        ("a\0",),
+        ("9999-99-99T", "a"),
+        ("a\0", "b"),
+    ]
+    bodies: dict[str, object] = {
+        "/v1/subjects:copies": {"subjects": ["user:1"]},
+        "/v1/requests:search": {"subject": "user:1"},
+        "/v1/consents:search": {"subject": "user:1"},
+    }
+    for method, path in paged:
+        for parts in texts:
+            answer = ask(
+                method.upper(), f"{path}?cursor={_bare(parts)}", bodies.get(path, {} if method == "post" else None)
+            )
+            assert answer.status_code in (200, 422), (path, parts, answer.text)
+
+
+def _bare(parts: tuple[object, ...]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(parts).encode()).rstrip(b"=").decode()
 
 
 def test_the_cursor_of_a_body_is_named_as_of_the_body(ask: Any) -> None:
