@@ -48,7 +48,7 @@ def acting_of(request: Request, parts: Services) -> Acting:
         return known
     token = bearer_of(request)
     with parts.database.unscoped() as session:
-        acting = authenticate(session, token, parts.clock.now())
+        acting = authenticate(session, token)
     request.scope["acting"] = acting
     return acting
 

@@ -42,7 +42,7 @@ class House:
         with self.session() as session:
             tenant = create_tenant(session, name, NOW)
             secret, _ = mint(session, tenant.id, f"{name}-agent", ["writer", "platform"], now=NOW)
-            acting = authenticate(session, secret, NOW)
+            acting = authenticate(session, secret)
             for class_name, spec in STARTER_CLASSES.items():
                 put_class(session, acting, class_name, spec, NOW)
             for store, declared in self.stores().items():
@@ -85,7 +85,7 @@ class House:
         """Another writer of the same tenant."""
         with self.session() as session:
             secret, _ = mint(session, acting.tenant_id, "other-agent", ["writer"], now=NOW, **scope)
-            other = authenticate(session, secret, NOW)
+            other = authenticate(session, secret)
             session.commit()
         return other
 
