@@ -8,17 +8,19 @@ is served as the bytes that were signed. Progress is also a stream of server-sen
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import ConfigDict, Field
+from starlette.concurrency import run_in_threadpool
 
 from api.answers import Row
-from api.auth import Legal, Parts, require
+from api.auth import Legal, Parts, bearer_of, require
 from api.negotiation import wanted
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, paged, read_cursor
 from api.requests import Body, Time, Whole, make_router
@@ -31,6 +33,8 @@ from erasure.rendering import paper
 from erasure.rendering.letter import plain
 from erasure.request import DONE, CopyState, Right, State
 from registry.acting import Acting
+from registry.errors import NotAuthenticated
+from registry.tokens import authenticate
 
 router = make_router("requests")
 Watcher = Annotated[Acting, Depends(require("legal", "auditor"))]
@@ -408,14 +412,14 @@ def lift(request_id: str, body: Reason, acting: Legal, parts: Parts) -> Row:
 
 
 @router.get("/v1/requests/{request_id}/events", response_class=StreamingResponse)
-def events(request_id: str, acting: Watcher, parts: Parts) -> StreamingResponse:
+def events(request: Request, request_id: str, acting: Watcher, parts: Parts) -> StreamingResponse:
     """Progress as server-sent events: state and counts at each change, until the request has ended."""
     reader = Reader(parts.erasure)
-    first = reader.get(acting, request_id)
+    first, token = reader.get(acting, request_id), bearer_of(request)
 
-    def lines() -> Iterator[str]:
-        last, end = "", time.monotonic() + _EVENTS_END_SECONDS
-        view = first
+    async def lines() -> AsyncIterator[str]:
+        # Waits hold no thread: all threads are few, and many may watch.
+        last, view, end = "", first, time.monotonic() + _EVENTS_END_SECONDS
         while True:
             told = json.dumps({name: view[name] for name in ("id", "state", "counts", "waiting_for")})
             if told != last:
@@ -423,7 +427,16 @@ def events(request_id: str, acting: Watcher, parts: Parts) -> StreamingResponse:
                 last = told
             if view["state"] in _ENDED or time.monotonic() > end:
                 return
-            time.sleep(_EVENT_SECONDS)
-            view = reader.get(acting, request_id)
+            await asyncio.sleep(_EVENT_SECONDS)
+            try:
+                view = await run_in_threadpool(look)
+            except NotAuthenticated:
+                return
+
+    def look() -> Row:
+        """Looks again, as whoever still may: the token can be revoked while it watches."""
+        with parts.database.unscoped() as session:
+            authenticate(session, token)
+        return reader.get(acting, request_id)
 
     return StreamingResponse(lines(), media_type="text/event-stream", headers={"cache-control": "no-store"})

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from api.cli import run
@@ -236,3 +238,18 @@ def test_a_log_key_copied_off_a_page_is_the_key_for_verify_too() -> None:
     copied = f" {key[:20]}\n{key[20:]}\u200b"
     parsed = verify_command.make_context("verify", ["--key", copied, "--witness", copied, "--witness", key]).params
     assert (parsed["key"], parsed["witnesses"]) == (key, (key, key))
+
+
+def test_many_may_watch_a_request_and_a_token_that_ends_sees_no_more(desk: Any) -> None:
+    # Each watcher kept one of the few threads for ten minutes, also when it had gone: the service answered nobody.
+    body = {"right": "erasure", "subjects": [ADA], "regulation": "gdpr"}
+    path = f"/v1/requests/{desk.call('legal', 'POST', '/v1/requests', body)['id']}/events"
+    minted = desk.call("admin", "POST", "/v1/tokens", {"principal": "watcher", "roles": ["auditor"]})
+    headers = {"Authorization": f"Bearer {minted['token']}"}
+    with ExitStack() as stack:
+        client = stack.enter_context(httpx.Client(base_url=desk.running.url, headers=headers, timeout=10))
+        told = [stack.enter_context(client.stream("GET", path)).iter_lines() for _ in range(45)]
+        assert all(next(lines) == "event: progress" for lines in told)
+        assert client.get("/healthz").status_code == 200
+        desk.call("admin", "DELETE", f"/v1/tokens/{minted['id']}")
+        assert all("received" in "".join(lines) for lines in told), "they end, with the one state there was"
