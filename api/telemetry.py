@@ -35,7 +35,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.errors import MEDIA_TYPE, answer_of, problem_of
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
-_SERVER_ERROR = 500
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"})
+"""A caller may send any word; others are told as `_OTHER`. Source: OpenTelemetry HTTP semantic conventions."""
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Buckets of durations. Source: OpenTelemetry HTTP metrics, `http.server.request.duration`."""
 
@@ -145,8 +146,8 @@ def forward(library: str, event: str, log: Any) -> Forwarded:
 def places(error: BaseException) -> list[str]:
     """Where an error passed, as `file:line function`, without any value."""
     frames = traceback.extract_tb(error.__traceback__)[-8:]
-    return [f"{frame.filename.rsplit('/', 2)[-2]}/{frame.filename.rsplit('/', 1)[-1]}:{frame.lineno} {frame.name}"
-            for frame in frames]  # fmt: skip
+    # Some code has no file: its place is a word such as `<string>`.
+    return [f"{'/'.join(frame.filename.split('/')[-2:])}:{frame.lineno} {frame.name}" for frame in frames]
 
 
 class RequestLog:
@@ -185,24 +186,33 @@ class RequestLog:
                 if status == 0:
                     await _send_problem(error, request_id, observed)
             route = _template(scope)
-            span.update_name(f"{scope['method']} {route}")
+            span.update_name(f"{_method(scope)} {route}")
             span.set_attributes({"http.route": route, "http.response.status_code": status})
         self._note(scope, route, status, time.perf_counter() - started, request_id)
 
     def _note(self, scope: MutableMapping[str, Any], route: str, status: int, seconds: float, request_id: str) -> None:
-        labels = {"http.request.method": scope["method"], "http.route": route, "http.response.status_code": status}
+        labels: dict[str, str | int] = {
+            "http.request.method": _method(scope),
+            "http.route": route,
+            "http.response.status_code": status,
+        }
         self._telemetry.requests.record(seconds, labels)
         acting = scope.get("acting")
         self._telemetry.log.info(
             "request",
             request_id=request_id,
-            method=scope["method"],
+            method=_method(scope),
             route=route,
             status=status,
             ms=round(seconds * 1000, 2),
             tenant=getattr(acting, "tenant", None),
             token=getattr(acting, "token_id", None),
         )
+
+
+def _method(scope: MutableMapping[str, Any]) -> str:
+    method = str(scope["method"])
+    return method if method in _METHODS else "_OTHER"
 
 
 def _template(scope: MutableMapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ import vault.errors
 from api import database, secrets
 from api.errors import answer_of, problem_of
 from api.problems import GENERIC, PROBLEMS
+from api.telemetry import places
 from registry.classes import STARTER_CLASSES
 
 SECRET_WORD = "kowalski-9831"
@@ -209,6 +210,14 @@ def test_an_error_nobody_named_is_500_without_its_text() -> None:
     assert json.loads(answer.body)["instance"] == "urn:request:r1"
 
 
+def test_a_fault_in_code_without_a_file_is_placed_like_any_other() -> None:
+    # The last handler failed over such a place, and its caller was told nothing that the contract knows.
+    with pytest.raises(ZeroDivisionError) as raised:
+        exec(compile("1 / 0", "<string>", "exec"))  # noqa: S102 - code of ours without a file
+    assert places(raised.value)[-1] == "<string>:1 <module>"
+    assert places(raised.value)[0].startswith("api/test_api_problems.py:")
+
+
 def test_503_and_429_say_when_to_come_back() -> None:
     for name in ("unavailable", "too-many-requests", "checkpoint-pending"):
         assert "Retry-After" in answer_of(problem_of(problem_named(name))).headers
@@ -218,6 +227,13 @@ def problem_named(name: str) -> Exception:
     error = RuntimeError("x")
     error.problem = name  # type: ignore[attr-defined]
     return error
+
+
+def test_a_method_of_the_callers_own_is_no_label(service: Any) -> None:
+    assert service.client().request("PROPFIND", "/healthz").status_code == 405
+    line = json.loads(service.log.getvalue().splitlines()[-1])
+    assert (line["method"], line["status"]) == ("_OTHER", 405)
+    assert "PROPFIND" not in service.client().get("/metrics").text
 
 
 def test_no_log_line_holds_a_token_a_path_value_or_a_query(service: Any) -> None:
