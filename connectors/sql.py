@@ -236,9 +236,9 @@ class SqlConnector(Connector):
                     self._database.arm(now_open.connection, limit)
                     names = list(batch.table.columns)
                     for number, row in now_open.rows.select(batch, names):
-                        values = zip(names, row, strict=True)
-                        pieces = [piece for name, value in values for piece in self._pieces(batch.table, name, value)]
-                        candidates += [(items[numbers[number]].copy_id, piece) for piece in dict.fromkeys(pieces)]
+                        values = dict(zip(names, row, strict=True))
+                        pieces = self._telling(batch.table, values)
+                        candidates += [(items[numbers[number]].copy_id, piece) for piece in pieces]
                 probes = [probe for _, (probe, _) in candidates]
                 held_by = [batch for _, batch in batches]
                 shared = now_open.rows.shared(held_by, probes, limit, owner=self._owner_field)
@@ -246,6 +246,13 @@ class SqlConnector(Connector):
                     if position not in shared:
                         held[copy_id] += canaries
         return held
+
+    def _telling(self, table: Table, values: Mapping[str, object]) -> list[Candidate]:
+        """Return what of a row to look for later, but for the owner's name: what stays may hold it too."""
+        found = dict.fromkeys(piece for name, value in values.items() for piece in self._pieces(table, name, value))
+        owner = values.get(self._owner_field) if self._owner_field is not None else None
+        named = set(samples(str(owner).encode(errors="surrogateescape"))) if owner is not None else set()
+        return [piece for piece in found if piece[0] not in named]
 
     def _pieces(self, table: Table, column: str, value: object) -> Iterator[Candidate]:
         """Yield what of a column's value to look for later."""

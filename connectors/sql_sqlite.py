@@ -1,9 +1,11 @@
 """SQLite files: how to connect, reclaim and look at the bytes.
 
-Guarantees of `reclaim` at L2: the database was rewritten by VACUUM and the write-ahead log truncated after it, with no
-reader left that made the checkpoint busy; otherwise the level stays L1. Source: reference/store-recipes.md §2.1: the
-order is DELETE, VACUUM, wal_checkpoint(TRUNCATE), and `secure_delete` at delete time does not clean what earlier
-rebalancing freed. Does not know about backups, and not about blocks the file system freed.
+Guarantees of `reclaim` at L2: full-text indexes were merged (`sqlite_index`), then the database was rewritten by VACUUM
+and the write-ahead log truncated, with no reader left that made the checkpoint busy; otherwise the level stays L1, and
+`look` shows nothing above it: a page that was reused in part holds half a text, which no search finds. Source:
+reference/store-recipes.md §2.1: the order is DELETE, VACUUM, wal_checkpoint(TRUNCATE), and `secure_delete` at delete
+time does not clean what earlier rebalancing freed. Does not know about backups, and not about blocks the file system
+freed.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from connectors.base import Level, ReclaimReport, Residue
 from connectors.errors import BadConfig, ConnectorError, StoreUnreachable, Timeout, WrongCredentials
 from connectors.residue import Hits, Needles
 from connectors.sql_database import Bytes, Database, Refused
+from connectors.sqlite_index import DISAGREES, forget, indexes_of, mend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -67,6 +70,10 @@ class SqliteDatabase(Database):
             raw.execute("PRAGMA trusted_schema=OFF")
             if not read_only:
                 raw.execute("PRAGMA secure_delete=ON")
+                if indexes_of(raw):
+                    # The application's triggers keep its full-text indexes, which older versions of SQLite do not call
+                    # innocuous: the delete would fail. No function of ours and no extension is there to be called.
+                    raw.execute("PRAGMA trusted_schema=ON")
             raw.execute("SELECT count(*) FROM sqlite_schema").fetchone()
             return raw
 
@@ -129,7 +136,12 @@ class SqliteDatabase(Database):
             if connection.exec_driver_sql("PRAGMA journal_mode").scalar() != "wal":
                 # A persistent journal keeps the pages from before; this mode deletes the file.
                 connection.exec_driver_sql("PRAGMA journal_mode=DELETE")
+            problems = forget(_raw(connection), [table.name for table in tables.values()])
+            if DISAGREES in problems:
+                # VACUUM may number rows anew, and such an index could not be mended afterwards.
+                return _report(Level.L1, f"not rewritten: {DISAGREES}", method)
             connection.exec_driver_sql("VACUUM")
+            mend(_raw(connection))
             while True:
                 busy = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 if busy is not None and busy[0] == 0:
@@ -137,13 +149,16 @@ class SqliteDatabase(Database):
                 if limit.is_over():
                     return _report(Level.L1, "a reader holds an old snapshot: the log could not be truncated", method)
                 time.sleep(min(0.05, limit.left()))
-        except sa.exc.DBAPIError as error:
-            problem = self.explain(error, limit)
+        except (sa.exc.DBAPIError, sqlite3.Error) as error:
+            said = error if isinstance(error, sa.exc.DBAPIError) else sa.exc.DBAPIError("", None, error)
+            problem = self.explain(said, limit)
             if isinstance(problem, Refused):
                 return _report(Level.L1, f"VACUUM was refused: {problem.reason}", method)
             if isinstance(problem, Timeout):
                 return _report(Level.L1, "another connection held the database until the deadline", method)
             raise problem from None
+        if problems:
+            return _report(Level.L1, "; ".join(problems), method)
         detail = "file rewritten, log truncated; backups and freed disk blocks were not looked at"
         return _report(Level.L2, detail, method, {_VACUUMED: "1"})
 
@@ -156,11 +171,13 @@ class SqliteDatabase(Database):
         reclaimed: ReclaimReport | None,
         limit: Deadline,
     ) -> Bytes:
+        is_rewritten = reclaimed is not None and _VACUUMED in reclaimed.evidence
+        why = None if is_rewritten else "the file was not rewritten after the erasure, so parts of it may lie in pages"
         if canaries:
             found = {number for _, hits in self._scan(canaries, limit) for number, _ in hits}
-            return Bytes(found=frozenset(found), how="byte scan of database, log and journal")
-        if reclaimed is None or _VACUUMED not in reclaimed.evidence:
-            return Bytes(found=frozenset(), how="none", could_not_check="no canary was captured and nothing reclaimed")
+            return Bytes(found=frozenset(found), how="byte scan of database, log and journal", could_not_check=why)
+        if why is not None:
+            return Bytes(found=frozenset(), how="none", could_not_check=why)
         free = connection.exec_driver_sql("PRAGMA freelist_count").scalar()
         beside = sum(Path(self._path + end).stat().st_size for end, _ in FILES[1:] if Path(self._path + end).exists())
         if free or beside:

@@ -222,6 +222,81 @@ def test_a_copy_made_by_a_history_trigger_is_found_in_the_bytes(bed: SqliteBed) 
     assert (finding.level, finding.present) == (Level.L1, True)
 
 
+def test_the_owners_name_is_no_canary(bed: SqliteBed) -> None:
+    # bench/forget: a conversation of two people that stays names the owner, and kept the erased rows from L2.
+    owner = "u-mia-of-blackthorn-row"
+    locator = bed.put("mia-0", text_of("mia-0"), owner)
+    bed.run("CREATE TABLE threads (id TEXT PRIMARY KEY, named TEXT)")
+    bed.run("INSERT INTO threads VALUES ('both', ?)", f"{owner} and ben")
+    with bed.open() as connector:
+        items = captured(connector, [Item(copy_id="c", locator=locator)])
+        assert items[0].canaries == (text_of("mia-0").encode(),)
+        erase(connector, items, f"user:{owner}")
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+        finding = connector.verify(items, Level.L2, deadline=30, reclaimed=report)[0]
+    assert (finding.level, finding.present) == (Level.L2, False)
+
+
+def test_parts_of_a_text_that_no_search_finds_are_no_l2(bed: SqliteBed) -> None:
+    mine, _ = fill(bed, 2)
+    with bed.open() as connector:
+        items = captured(connector, mine)
+    # The page is reused in part: of the text a piece is left, and the whole is found nowhere.
+    bed.application.execute("UPDATE notes SET n = 1")
+    bed.own_delete("mia-0")
+    bed.put("ben-9", "x" * 24, "ben")
+    bed.application.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    with bed.open(read_only=True) as verifier:
+        finding = verifier.verify(items[:1], Level.L2, deadline=30)[0]
+    assert finding.level is Level.L1
+    assert finding.present is not False
+
+
+@pytest.mark.parametrize("kind", ["fts5", "fts4"])
+def test_words_in_a_full_text_index_go_with_the_row(bed: SqliteBed, kind: str) -> None:
+    rowid = ", content_rowid='rowid'" if kind == "fts5" else ""
+    bed.run(f"CREATE VIRTUAL TABLE words USING {kind}(body, content='notes'{rowid})")
+    old = "('delete', old.rowid, old.body)" if kind == "fts5" else ""
+    gone = f"INSERT INTO words(words, rowid, body) VALUES {old}" if old else "DELETE FROM words WHERE docid = old.rowid"
+    bed.run(f"CREATE TRIGGER gone BEFORE DELETE ON notes BEGIN {gone}; END")
+    bed.run("CREATE TRIGGER made AFTER INSERT ON notes BEGIN INSERT INTO words(rowid, body) VALUES"
+            " (new.rowid, new.body); END")  # fmt: skip
+    mine = [Item(copy_id="c", locator=bed.put("mia-0", "quetzalcoatlus " + text_of("mia-0"), "mia"))]
+    bed.put("ben-0", text_of("ben-0"), "ben")
+    with bed.open() as connector:
+        items = captured(connector, mine)
+        erase(connector, items)
+        assert bed.hits("quetzalcoatlus") > 0
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+    assert (report.level, bed.hits("quetzalcoatlus")) == (Level.L2, 0)
+    assert len(bed.run("SELECT * FROM words WHERE words MATCH 'blackthorn'")) == 1
+
+
+@pytest.mark.parametrize("made", ["fts5(body, content='')", "fts5(body, content='notes', content_rowid='rowid')"])
+def test_a_full_text_index_that_cannot_be_compared_keeps_the_level_at_l1(bed: SqliteBed, made: str) -> None:
+    bed.run(f"CREATE VIRTUAL TABLE words USING {made}")
+    mine, _ = fill(bed, 1)
+    bed.run("INSERT INTO words(rowid, body) SELECT rowid, body FROM notes")
+    with bed.open() as connector:
+        erase(connector, mine)
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+        assert "full-text" in report.detail
+        finding = connector.verify(mine, Level.L2, deadline=30, reclaimed=report)[0]
+    assert (report.level, finding.level) == (Level.L1, Level.L1)
+
+
+def test_an_index_finds_rows_that_the_rewrite_numbered_anew(bed: SqliteBed) -> None:
+    mine, _ = fill(bed, 1)
+    bed.run("CREATE TABLE plain (body TEXT)")
+    bed.run("CREATE VIRTUAL TABLE words USING fts5(body, content='plain', content_rowid='rowid')")
+    bed.run("INSERT INTO plain(rowid, body) VALUES (7, 'seventh'), (9, 'ninth')")
+    bed.run("INSERT INTO words(rowid, body) SELECT rowid, body FROM plain")
+    with bed.open() as connector:
+        erase(connector, mine)
+        assert connector.reclaim(Level.L2, now=NOW, deadline=30).level is Level.L2
+    assert bed.run("SELECT body FROM words WHERE words MATCH 'ninth'") == [("ninth",)]
+
+
 def test_values_that_neighbours_share_are_no_canaries(bed: SqliteBed) -> None:
     first = Item(copy_id="a", locator=bed.put("mia-a", "You are a helpful assistant.", "mia"))
     second = Item(copy_id="b", locator=bed.put("mia-b", "my own words, only mine", "mia"))
