@@ -221,8 +221,8 @@ def _refused(error: msgspec.ValidationError, problem: str = "invalid-entry", abo
 
 
 def _below(pointer: str, name: str) -> str:
-    """The pointer of a member; a name that is longer than any of ours is cut. Source: RFC 6901 §3."""
-    shown = name if len(name) <= _SHOWN else f"{name[:16]}…"
+    """The pointer of a member; a name longer than any of ours is cut, half a character is `?`. Source: RFC 6901 §3."""
+    shown = (name if len(name) <= _SHOWN else f"{name[:16]}…").encode(errors="replace").decode()
     return f"{pointer}/{shown.replace('~', '~0').replace('/', '~1')}"
 
 

@@ -123,6 +123,7 @@ NO_BATCH = [
     b"\xff\xfe",
     b"[" * 100_000,
     b'{"entries": NaN}',
+    b'{"\\ud800": 1}',
     b"",
 ]
 
