@@ -19,6 +19,7 @@ The order, first match wins:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -30,6 +31,8 @@ CONFIRMED = frozenset({"verified", "user_confirmed"})
 """Verifications that turn an inference into something the person or a check stands behind."""
 CONFIRMED_CONFIDENCE = 1.0
 """What a confirmation by the person sets: nobody knows better, now."""
+ROUNDING = 1e-6
+"""Verdicts round confidence to six decimals; an end by `faded_at` counts as much below, so that both say the same."""
 _INFERRED = ("infer", "assum", "specul", "guess", "deriv", "predict")
 _GONE = frozenset({"erased", "erasing"})
 
@@ -133,6 +136,19 @@ def confidence_at(confidence: float, age: timedelta, half_life: timedelta) -> fl
     return round(float(confidence * 0.5 ** max(age / half_life, 0.0)), 6)
 
 
+def faded_at(confidence: float, since: datetime, half_life: timedelta, below: float) -> datetime | None:
+    """When confidence, halved with every half-life, falls below a value; None for never, `since` where it is below."""
+    below -= ROUNDING
+    if below <= 0:
+        return None
+    if confidence <= below:
+        return since
+    try:
+        return since + half_life * math.log2(confidence / below)
+    except OverflowError:
+        return None
+
+
 def _standing(memory: Memory) -> tuple[Verdict, str] | None:
     """Steps 1 to 4: what somebody decided about it."""
     if memory.status in _GONE or memory.fenced:
@@ -170,11 +186,11 @@ def _age(memory: Memory, confidence: float | None, now: datetime) -> tuple[Verdi
     """Step 7."""
     if memory.expires_at is not None and memory.expires_at <= now:
         return Verdict.EXPIRED, "its own end has come"
-    if memory.ends_at is not None and memory.ends_at <= now:
-        return Verdict.EXPIRED, "the retention of its class has ended"
     decay = None if memory.rules is None else memory.rules.decay
     if decay is not None and confidence is not None and confidence < decay.expire_below:
         return Verdict.EXPIRED, f"confidence fell below {decay.expire_below}"
+    if memory.ends_at is not None and memory.ends_at <= now:
+        return Verdict.EXPIRED, "the retention of its class has ended"
     return None
 
 

@@ -9,7 +9,7 @@ itself: values stay in their stores. Forgetting is `erasure.forget`. The caller 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -37,6 +37,7 @@ from registry.memory_log import Change
 from registry.models import Artifact, MemoryChange
 from registry.origins import add_sources, confidence_now
 from registry.reading import Faults, Reader, is_list
+from registry.registration import CONSENT, dates_of, default_ends_at, fades_at
 from registry.sets import Members, members
 from registry.subjects import fenced, find_people
 from vault.vault import Vault
@@ -97,7 +98,10 @@ def confirm(
     row, rules = _own(session, acting, public_id)
     if row.status != "live":
         raise Conflict(f"the memory is {row.status}; it is confirmed after it was taken into use again")
-    if any(at is not None and at <= now for at in (row.expires_at, row.ends_at)):
+    fades = fades_at(rules, dates_of(row))
+    unfaded = default_ends_at(rules, replace(dates_of(row), confidence=None))
+    by_clock = unfaded if row.ends_at == fades else row.ends_at
+    if any(at is not None and at <= now for at in (row.expires_at, by_clock)):
         raise Conflict("the memory has ended; what the person says now is a new one")
     if source_ref.startswith(_ENTRY_PREFIX):
         if "review" in add_sources(session, vault, acting, public_id, [source_ref], now=now):
@@ -107,6 +111,9 @@ def confirm(
             raise MemoryGone(public_name(row), row.request_id)
     detail = {"before": row.verification, "after": "user_confirmed", "confidence": row.confidence}
     row.verification, row.confirmed_at, row.confidence = "user_confirmed", now, CONFIRMED_CONFIDENCE
+    if fades is not None and row.ends_at == fades:
+        # It fades later now. What waits for consent is dated by the next pass, what another clock ends stays as it was.
+        row.ends_at = None if rules.keep_from == CONSENT else default_ends_at(rules, dates_of(row))
     session.add(row)
     change = Change(change="confirmed", by=acting.principal, bodies=({"source_ref": source_ref},), detail=detail)
     noted = memory_log.note(session, vault, row, change, now)

@@ -59,7 +59,7 @@ from registry.item import (
 )
 from registry.keyed import NOBODY, Lookups, Seals, chunks, hold_writer
 from registry.lineage import propagate
-from registry.memories import may_overwrite
+from registry.memories import faded_at, may_overwrite
 from registry.models import Artifact, Derivation, ScopeKey
 from registry.sets import Members, intern_sets, members
 from registry.subjects import Fence, fenced, resolve
@@ -80,12 +80,26 @@ class Dates:
     observed: datetime | None = None
     last_activity: datetime | None = None
     expires: datetime | None = None
+    confidence: float | None = None
+    confirmed: datetime | None = None
+
+
+def dates_of(row: Artifact | sa.Row[Any]) -> Dates:
+    """The dates of a registered item, whole or as a row with these columns."""
+    return Dates(
+        created=row.created_at,
+        observed=row.observed_at,
+        last_activity=row.last_activity_at,
+        expires=row.expires_at,
+        confidence=row.confidence,
+        confirmed=row.confirmed_at,
+    )
 
 
 _READ = (
     "id", "given_id", "data_class", "set_id", "own_set_id", "status", "registered_by", "expires_at", "created_at",
-    "observed_at", "last_activity_at", "request_id", "anonymised", "digest", "source_type", "verification", "store",
-    "locator_hash",
+    "observed_at", "last_activity_at", "confirmed_at", "confidence", "request_id", "anonymised", "digest",
+    "source_type", "verification", "store", "locator_hash",
 )  # fmt: skip
 _KNOWN = f"SELECT {', '.join(_READ)} FROM artifact WHERE tenant_id = ? AND"  # noqa: S608 - names of ours
 _TOMBS = "SELECT locator_hash, request_id FROM tombstone WHERE tenant_id = ? AND store = ? AND locator_hash"
@@ -96,13 +110,16 @@ _COLUMNS = (
     "confidence", "digest", "created_at", "observed_at", "expires_at", "ends_at", "registered_by",
 )  # fmt: skip
 
+CONSENT = "consent"
+"""The clock whose end a registration does not know: an item that comes into its class is dated by the next pass."""
+
 EndsAt = Callable[[DataClass, Dates], datetime | None]
 
 
 def default_ends_at(data_class: DataClass, dates: Dates) -> datetime | None:
     """When a class ends an item at the latest, as a hint for the sweep; `retention.decide` has the last word.
 
-    A clock that waits for an event or a consent is counted to its cap.
+    A clock that waits for an event or a consent is counted to its cap; a memory that fades ends when it has faded.
     """
     start = {
         "created": dates.created,
@@ -116,7 +133,18 @@ def default_ends_at(data_class: DataClass, dates: Dates) -> datetime | None:
         ends.append(data_class.latest.add_to(dates.created))
     if dates.expires is not None:
         ends.append(dates.expires)
+    if (faded := fades_at(data_class, dates)) is not None:
+        ends.append(faded)
     return min(ends, default=None)
+
+
+def fades_at(data_class: DataClass, dates: Dates) -> datetime | None:
+    """When confidence falls below what its class expires at; None where it has none or does not decay so far."""
+    decay = data_class.decay
+    if decay is None or dates.confidence is None:
+        return None
+    since = max(at for at in (dates.observed or dates.created, dates.confirmed) if at is not None)
+    return faded_at(dates.confidence, since, decay.half_life.upper_bound(), decay.expire_below)
 
 
 class _Known(NamedTuple):
@@ -133,6 +161,8 @@ class _Known(NamedTuple):
     created_us: int
     observed_us: int | None
     last_activity_us: int | None
+    confirmed_us: int | None
+    confidence: float | None
     request_id: str | None
     anonymised: bool | int
     digest: bytes | None
@@ -160,6 +190,10 @@ class _Known(NamedTuple):
     @property
     def last_activity_at(self) -> datetime | None:
         return bulk.moment(self.last_activity_us)
+
+    @property
+    def confirmed_at(self) -> datetime | None:
+        return bulk.moment(self.confirmed_us)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -638,7 +672,8 @@ class _Registration:
     ) -> tuple[Any, ...]:
         """The values of `_COLUMNS`; `people` are the holder, the set and the own set, `standing` status and request."""
         expires = self._expires(item)
-        dates = Dates(created=self.now, observed=item.observed_at, expires=expires)
+        faith = None if item.data_class.decay is None else item.confidence
+        dates = Dates(created=self.now, observed=item.observed_at, expires=expires, confidence=faith)
         rules = item.data_class
         return (
             self.tenant_id, artifact_id, item.given_id, rules.name, rules.version, item.store, item.locator_hash,
@@ -653,7 +688,7 @@ class _Registration:
         return min((at for at in (item.expires_at, over) if at is not None), default=None)
 
     def _end(self, item: Item, dates: Dates) -> datetime | None:
-        if dates.observed is not None or dates.expires is not None:
+        if dates.observed is not None or dates.expires is not None or dates.confidence is not None:
             return self.ends_at(item.data_class, dates)
         name = item.data_class.name
         if name not in self.plain_ends:
@@ -768,12 +803,15 @@ class _Registration:
         return end is not None and (was is None or end < was)
 
     def _end_as(self, known: _Known, item: Item | None, data_class: DataClass) -> datetime | None:
-        """The end that an existing item has in a class, with the dates that a repeat brings."""
+        """The end that an existing item has in a class, with the dates that a repeat brings, and its value's if new."""
+        new = item is not None and _overwrites(known, item)
         dates = Dates(
             created=known.created_at,
             observed=(None if item is None else item.observed_at) or known.observed_at,
             last_activity=known.last_activity_at,
             expires=_earliest(known.expires_at, None if item is None else item.expires_at),
+            confidence=item.confidence if item is not None and new else known.confidence,
+            confirmed=None if new else known.confirmed_at,
         )
         return self.ends_at(data_class, dates)
 
@@ -784,8 +822,6 @@ class _Registration:
         seals = Seals(self.session, self.vault, self.tenant_id)
         row.digest, row.source_type, row.verification = item.digest, item.source_type, item.verification
         row.confidence, row.observed_at, row.confirmed_at = item.confidence, item.observed_at, None
-        if item.data_class.decay is not None:
-            row.ends_at = None  # It fades at another time now: the next pass dates it.
         row.sealed = seals.seal(row.holder_no, LABEL, str(row.id), item.details)
         after = memory_log.facts_of(row)
         change = memory_log.overwritten(before, after, self.acting.principal)
@@ -811,7 +847,7 @@ class _Registration:
                 own_set_id=intern_sets(self.session, self.tenant_id, (own,), self.now)[own],
                 expires_at=expires,
                 observed_at=item.observed_at or known.observed_at,
-                ends_at=ends,
+                ends_at=None if item.data_class.keep_from == CONSENT else ends,
             )
         )
         former = self.classes.get(known.data_class)

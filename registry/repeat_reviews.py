@@ -24,7 +24,7 @@ from registry.graph import Parent, full_sets, mark_fenced, spread, write_sets
 from registry.keyed import NOBODY, Seals, canonical_json
 from registry.models import Artifact, ClaimedSource, Derivation, ReviewRow, Token
 from registry.origins import attach
-from registry.registration import Dates, EndsAt, default_ends_at
+from registry.registration import CONSENT, EndsAt, dates_of, default_ends_at
 from registry.sets import intern_sets, members
 from registry.subjects import opaque_ids
 from vault.vault import Vault
@@ -165,13 +165,7 @@ def _apply(
         wished = datetime.fromisoformat(expires)
         item.expires_at = wished if item.expires_at is None else min(wished, item.expires_at)
     if rules is not None:
-        dates = Dates(
-            created=item.created_at,
-            observed=item.observed_at,
-            last_activity=item.last_activity_at,
-            expires=item.expires_at,
-        )
-        item.ends_at = ends_at(rules, dates)
+        item.ends_at = None if rules.keep_from == CONSENT else ends_at(rules, dates_of(item))
     session.add(item)
     session.flush()
     if people := frozenset(wanted.get("subjects", ())):
@@ -196,7 +190,6 @@ def _overwrite(
     item.digest = None if wanted.get("digest") is None else bytes.fromhex(wanted["digest"])
     item.source_type, item.verification = wanted.get("source_type"), wanted.get("verification")
     item.confidence, item.confirmed_at = wanted.get("confidence"), None
-    item.ends_at = None  # It may fade at another time now: the next pass dates it.
     observed = wanted.get("observed_at")
     item.observed_at = None if observed is None else datetime.fromisoformat(observed)
     session.add(item)

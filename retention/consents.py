@@ -21,13 +21,13 @@ from registry.declaration import DataClass
 from registry.keyed import chunks
 from registry.models import Artifact
 from registry.people import groups
-from registry.registration import Dates
+from registry.registration import CONSENT, dates_of
 from registry.sets import members
 from retention.events import ARTIFACT_KIND, scopes_of
 from retention.models import ConsentRow
 from retention.schedule import ends_at
 
-CLOCK = "consent"
+CLOCK = CONSENT
 
 
 def covered_until(
@@ -85,10 +85,8 @@ def consent_ends(
     return {
         row.id: ends_at(
             specs[row.data_class],
-            Dates(created=row.created_at, observed=row.observed_at, expires=row.expires_at),
+            dates_of(row),
             consent_until=until.get(row.id),
-            confidence=row.confidence,
-            confirmed=row.confirmed_at,
         )
         for row in rows
     }

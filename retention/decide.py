@@ -22,11 +22,12 @@ retentions the longest wins, among deletions the shortest.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal, NamedTuple, Protocol
+
+from registry.memories import faded_at
 
 Action = Literal["keep", "restrict", "erase", "regenerate", "review"]
 Rule = Literal[
@@ -45,8 +46,6 @@ DESTRUCTIVE: frozenset[Action] = frozenset({"erase", "regenerate"})
 """Actions that end the bytes of an item."""
 _EXPORTS = frozenset({"access", "portability"})
 _ENDED = frozenset({"erased", "erasing"})
-_ROUNDING = 1e-6
-"""Verdicts on memories round confidence to six decimals; what has faded here has faded there."""
 
 
 class Period(Protocol):
@@ -214,23 +213,10 @@ def own_end(item: Item, rules: Rules) -> datetime | None:
     """The item's own end: the date it was given, or the instant at which confidence in it fades away; the earlier."""
     if rules.half_life is None or item.confidence is None:
         return item.expires_at
-    faded = _faded_at(item, rules.half_life, rules.expire_below - _ROUNDING)
+    since = item.observed or item.created
+    since = since if item.confirmed is None else max(since, item.confirmed)
+    faded = faded_at(item.confidence, since, rules.half_life, rules.expire_below)
     return min((end for end in (item.expires_at, faded) if end is not None), default=None)
-
-
-def _faded_at(item: Item, half_life: timedelta, below: float) -> datetime | None:
-    """When confidence, halved with every half-life since the item was observed or confirmed, falls below a value."""
-    if below <= 0 or item.confidence is None:
-        return None
-    start = item.observed or item.created
-    if item.confirmed is not None:
-        start = max(start, item.confirmed)
-    if item.confidence <= below:
-        return start
-    try:
-        return start + half_life * math.log2(item.confidence / below)
-    except OverflowError:
-        return None
 
 
 def ends_at(item: Item, rules: Rules) -> datetime | None:

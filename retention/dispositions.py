@@ -24,7 +24,8 @@ from registry.ids import new_id
 from registry.keyed import NOBODY, Seals, canonical_json, chunks
 from registry.models import Artifact
 from registry.reading import Faults, Reader
-from registry.registration import Dates
+from registry.registration import dates_of
+from retention.consents import CLOCK, until_of
 from retention.errors import NotKnown, NotOpen
 from retention.events import ARTIFACT_KIND, ENDED, happened, scopes_of, write_hints
 from retention.models import DispositionRow
@@ -209,10 +210,6 @@ def _reclassify(session: Session, tenant_id: int, artifact: Artifact, data_class
     session.flush()
     scopes = scopes_of(session, tenant_id, ARTIFACT_KIND, [artifact.id]).get(artifact.id, frozenset())
     events = {} if spec.event is None else happened(session, tenant_id, {artifact.id: (spec.event, scopes)})
-    dates = Dates(
-        created=artifact.created_at,
-        observed=artifact.observed_at,
-        last_activity=artifact.last_activity_at,
-        expires=artifact.expires_at,
-    )
-    write_hints(session, tenant_id, {artifact.id: ends_at(spec, dates, events.get(artifact.id, {}))})
+    consents = until_of(session, tenant_id, [artifact], [spec.name] if spec.keep_from == CLOCK else [])
+    end = ends_at(spec, dates_of(artifact), events.get(artifact.id, {}), consent_until=consents.get(artifact.id))
+    write_hints(session, tenant_id, {artifact.id: end})

@@ -22,7 +22,7 @@ from registry.declaration import DataClass
 from registry.ids import first_id
 from registry.keyed import NO_MONTH
 from registry.models import Artifact, ScopeKey
-from registry.registration import Dates
+from registry.registration import dates_of
 from retention.consents import CLOCK, until_of
 from retention.decide import Item, class_end
 from retention.events import ARTIFACT_KIND, ENDED, happened, scopes_of, write_hints
@@ -218,16 +218,9 @@ def _work_out(session: Session, tenant_id: int, rows: list[Artifact], specs: Map
     ends = {
         row.id: ends_at(
             specs[row.data_class],
-            Dates(
-                created=row.created_at,
-                observed=row.observed_at,
-                last_activity=row.last_activity_at,
-                expires=row.expires_at,
-            ),
+            dates_of(row),
             events.get(row.id, {}),
             consent_until=consents.get(row.id),
-            confidence=row.confidence,
-            confirmed=row.confirmed_at,
         )
         for row in rows
     }

@@ -29,7 +29,7 @@ from registry.ids import new_id
 from registry.keyed import Lookups, chunks, hold_writer
 from registry.models import Artifact, ScopeKey, StreamRow
 from registry.people import expand
-from registry.registration import Dates
+from registry.registration import dates_of
 from registry.sets import sets_of
 from retention.errors import EventNotListed
 from retention.models import EventRow, WalkRow
@@ -309,6 +309,8 @@ def _renew_hints(session: Session, tenant_id: int, lookup: bytes, waiting: Mappi
                 col(Artifact.observed_at),
                 col(Artifact.last_activity_at),
                 col(Artifact.expires_at),
+                col(Artifact.confidence),
+                col(Artifact.confirmed_at),
             ).where(
                 col(Artifact.tenant_id) == tenant_id,
                 col(Artifact.id).in_(chunk),
@@ -328,12 +330,7 @@ def _renew_hints(session: Session, tenant_id: int, lookup: bytes, waiting: Mappi
             {
                 row.id: ends_at(
                     waiting[row.data_class],
-                    Dates(
-                        created=row.created_at,
-                        observed=row.observed_at,
-                        last_activity=row.last_activity_at,
-                        expires=row.expires_at,
-                    ),
+                    dates_of(row),
                     events.get(row.id, {}),
                 )
                 for row in rows

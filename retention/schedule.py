@@ -88,8 +88,6 @@ def ends_at(
     events: Mapping[str, datetime | None] = _NO_EVENTS,
     *,
     consent_until: datetime | None = None,
-    confidence: float | None = None,
-    confirmed: datetime | None = None,
 ) -> datetime | None:
     """When the class or the item itself ends it, the earlier; the hint that sweeps look up, never a decision."""
     item = Item(
@@ -101,8 +99,8 @@ def ends_at(
         consent_until=consent_until,
         events=events,
         expires_at=dates.expires,
-        confidence=confidence,
-        confirmed=confirmed,
+        confidence=dates.confidence,
+        confirmed=dates.confirmed,
     )
     rules = rules_of(spec)
     ends = (own_end(item, rules), class_end(item, rules))

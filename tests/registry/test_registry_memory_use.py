@@ -260,6 +260,25 @@ def test_bad_questions_are_refused_and_strange_names_are_out_of_scope(house: Any
     assert [line["verdict"] for line in found] == ["usable", *["out_of_scope"] * (len(odd) - 1)]
 
 
+def test_a_faded_memory_is_confirmed_unless_its_class_has_ended_as_well(house: Any) -> None:
+    house.register([house.item(1, id="art_a", confidence=0.21, observed_at=house.now, source_type="stated")])
+    with house.session() as session:
+        row = session.exec(select(Artifact)).one()
+        assert row.ends_at is not None
+        faded = row.ends_at
+    assert house.now < faded < house.now + timedelta(days=30)
+    [line] = ask(house, now=faded)
+    assert (line["verdict"], line["because"]) == ("expired", "confidence fell below 0.2")
+    with house.session() as session:
+        with pytest.raises(Conflict, match="ended"):
+            memory_use.confirm(
+                session, house.vault, house.alice, "art_a", source_ref="m", now=faded + timedelta(days=360)
+            )
+        memory_use.confirm(session, house.vault, house.alice, "art_a", source_ref="m", now=faded)
+        session.commit()
+    assert verdicts(house, now=faded + timedelta(days=1)) == {"art_a": "usable"}
+
+
 def test_confirming_starts_the_decay_anew_and_ended_memories_stay_ended(house: Any) -> None:
     house.register([house.item(1, id="art_a", confidence=0.5, source_type="inferred", observed_at=house.now)])
     later = house.now + timedelta(days=90)
@@ -267,6 +286,8 @@ def test_confirming_starts_the_decay_anew_and_ended_memories_stay_ended(house: A
         view = memory_use.confirm(session, house.vault, house.alice, "art_a", source_ref="m1", now=later)
         assert view["confidence_now"] == 1.0
         session.commit()
+        # Half a year's half-life takes full confidence below 0.2 after 418 days: by then its class has ended.
+        assert session.exec(select(Artifact)).one().ends_at == house.now + timedelta(days=365)
     [line] = ask(house, now=later + timedelta(days=180))
     assert line["confidence_now"] == pytest.approx(0.5, abs=0.01)
     assert line["verdict"] == "reconfirm"

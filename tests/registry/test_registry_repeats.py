@@ -220,11 +220,13 @@ def test_an_accepted_change_of_people_class_and_end_is_made(house: Any) -> None:
 def test_an_accepted_value_takes_the_place_of_the_one_before_and_both_are_kept(house: Any) -> None:
     other = house.other_token(house.alice)
     said = {"source_type": "explicit_user_statement"}
-    [mine] = house.register([house.item(1, digest="a" * 64, **said)])
-    [result] = house.register([house.item(1, digest="b" * 64, **said)], other)
+    [mine] = house.register([house.item(1, digest="a" * 64, confidence=0.9, **said)])
+    [result] = house.register([house.item(1, digest="b" * 64, confidence=0.4, **said)], other)
     assert result["status"] == "review"
     [review] = waiting(house)
     decide_it(house, house.alice, review["id"], "accept")
+    fades = house.now + timedelta(days=180)
+    assert abs(show(house, mine["id"])["ends_at"] - fades) < timedelta(hours=1), "one half-life takes 0.4 to 0.2"
     with house.session() as session:
         lines = memory_use.changes(session, house.alice, mine["id"])
     assert [line["change"] for line in lines] == ["registered", "overwritten"]

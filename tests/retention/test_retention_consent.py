@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from sqlmodel import col, select
 
+from registry.artifacts import register
 from registry.declared import put_stream
 from registry.errors import InvalidDeclaration
 from retention.consenting import consents_about, record_consent, withdraw_consent
@@ -91,6 +92,21 @@ def test_a_consent_with_an_end_ends_then_and_a_later_one_covers_on(voice: Any) -
     assert house.rows() == {"a"}
     withdraw(house, second)
     house.now += DAY
+    house.sweep()
+    assert house.rows() == set()
+
+
+def test_an_item_that_comes_into_the_class_later_ends_with_a_consent_that_ended_before(voice: Any) -> None:
+    house = voice
+    house.plain("clip")
+    withdraw(house, consent(house))
+    house.note("a", "clip")
+    house.now += DAY
+    house.sweep()
+    item = {"data_class": "voice", "store": "app", "locator": {"table": "note", "key": {"id": "a"}}, "subjects": [ADA]}
+    with house.transaction() as session:
+        [result] = register(session, house.services.vault, house.acting(), [item], house.now)
+    assert result["status"] == "changed"
     house.sweep()
     assert house.rows() == set()
 
