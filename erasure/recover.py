@@ -33,7 +33,7 @@ from erasure.parts import Parts, Tenant
 from erasure.plan import addendum, build
 from erasure.planning import request_seal
 from erasure.request import DONE, FINAL, CopyState, Right, State
-from erasure.revived import begin_again, carry_out
+from erasure.revived import begin_again, carry_out, tell_lines
 from erasure.selector import select_subjects
 from erasure.standing import claim_of
 from ledger.batches import batch_key
@@ -169,6 +169,7 @@ class _Case:
 
     request: str
     received: Decided | None = None
+    planned: Decided | None = None
     fence: Decided | None = None
     approved: Decided | None = None
     ended: State | None = None
@@ -185,6 +186,8 @@ def _cases(decided: Iterable[Decided]) -> list[_Case]:
         match event.kind:
             case Kind.REQUEST_RECEIVED:
                 case.received = event
+            case Kind.REQUEST_PLANNED:
+                case.planned = event
             case Kind.FENCE_SET:
                 case.fence, case.approved = event, None
             case Kind.FENCE_LIFTED:
@@ -219,13 +222,11 @@ def _reapply(parts: Parts, tenant: Tenant, case: _Case, now: datetime) -> bool |
                 return None
             row = _made_again(session, parts, tenant, case, numbers, limits, now)
         row.subjects = numbers
-        row.fence_at = case.fence.at if case.fence is not None else now
-        row.plan_hash = row.plan_hash or case.approved.body.get("plan_hash")
-        _approve(row, case.approved)
+        _approve(row, case, case.approved, now)
         session.add(row)
         session.flush()
         alive = _plan_again(session, row, now)
-        if not alive:
+        if not alive and (is_new or row.state in DONE):
             if is_new:
                 row.state = case.ended or State.COMPLETED
                 row.completed_at = row.completed_at or case.approved.at
@@ -234,10 +235,9 @@ def _reapply(parts: Parts, tenant: Tenant, case: _Case, now: datetime) -> bool |
         row.completed_at = row.final_due_at = None
         dropped = {"final_issued", "destructive"}
         row.details = {name: value for name, value in row.details.items() if name not in dropped}
-        session.add(row)
-        body = {"request": case.request, "state": row.state, "why": "the database was older than the record"}
-        entry_id = parts.record.announce(session, tenant.tenant_id, Kind.REQUEST_STATE, body, now)
-        detail = {"state": row.state, "why": body["why"], "copies": alive}
+        why = "the database was older than the record"
+        entry_id = tell_lines(session, parts, row, now, why=why)
+        detail = {"state": row.state, "why": why, "copies": alive}
         history.add_event(session, row, event="reapplied", actor=_WORKER, now=now, detail=detail, entry_id=entry_id)
         return True
 
@@ -265,8 +265,6 @@ def _made_again(  # noqa: PLR0917 - called once
         created_at=now,
     )
     row.details = dict(limits)
-    if case.fence is not None:
-        row.details["fence_entry"] = case.fence.entry_id
     found = subjects.names_of(session, parts.vault, tenant.tenant_id, numbers)
     names = {name.text: name.given for group in found.values() for name in group}
     row.sealed = request_seal(session, parts, row).seal(
@@ -289,15 +287,22 @@ def _made_again(  # noqa: PLR0917 - called once
     return row
 
 
-def _approve(row: RequestRow, approved: Decided) -> None:
-    if any(line.get("entry") == approved.entry_id for line in row.approvals):
-        return
+def _approve(row: RequestRow, case: _Case, approved: Decided, now: datetime) -> None:
+    """Plan, fence and approval as the record has them: a certificate of the work done again leans on these events."""
+    facts = {"approved_entry": approved.entry_id, "approval": str(approved.body.get("approval", "dual"))}
+    if case.planned is not None:
+        facts["planned_entry"] = case.planned.entry_id
+    if case.fence is not None:
+        facts["fence_entry"] = case.fence.entry_id
+    row.details = {**row.details, **facts}
+    row.fence_at = case.fence.at if case.fence is not None else now
+    row.plan_hash = approved.body.get("plan_hash")
     line = {
         "by": str(approved.body.get("by", "")), "at": str(approved.body.get("at", approved.at.isoformat())),
-        "plan_hash": approved.body.get("plan_hash"), "entry": approved.entry_id,
+        "plan_hash": row.plan_hash, "entry": approved.entry_id,
     }  # fmt: skip
-    row.approvals = [*row.approvals, line]
-    row.details = {**row.details, "approved_entry": approved.entry_id}
+    # An approval of a plan that was sent back counts for nothing.
+    row.approvals = [*(one for one in row.approvals if one.get("plan_hash") == row.plan_hash), line]
 
 
 def _plan_again(session: Session, row: RequestRow, now: datetime) -> int:

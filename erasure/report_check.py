@@ -237,12 +237,12 @@ def _claims(certificate: Mapping[str, Any], events: Sequence[_Event]) -> list[st
     _check_approval(certificate, mine)
     _check_keys(certificate, mine)
     gone = _check_copies(certificate, mine)
-    _check_count(certificate, mine)
+    counted = _check_count(certificate, mine)
     return [
         "the request was received when and as stated",
         f"plan {certificate['plan_hash']} was recorded before it was approved",
         f"{gone} copies were recorded as verified in the state and at the level stated",
-        f"{len(certificate['copies'])} copies are all that the plan and its additions named",
+        counted,
     ]
 
 
@@ -307,16 +307,27 @@ def _check_copies(certificate: Mapping[str, Any], events: Sequence[_Event]) -> i
     return gone
 
 
-def _check_count(certificate: Mapping[str, Any], events: Sequence[_Event]) -> None:
-    planned = [event for event in events if event.kind == Kind.REQUEST_PLANNED][-1]
-    added = {ref for event in events if event.kind == Kind.REQUEST_STATE for ref in event.body.get("addendum", ())}
-    expected = planned.body.get("copies", 0) + len(added)
+def _check_count(certificate: Mapping[str, Any], events: Sequence[_Event]) -> str:
+    """The copies are as many as the record says; what named them, in words.
+
+    After a restore of the database the plan is what was left to do, told in an event of its own.
+    """
+    last = [event for event in events if event.kind == Kind.REQUEST_PLANNED][-1]
+    count, named = last.body.get("copies", 0), "the plan and its additions named"
+    for event in events:
+        if event.kind == Kind.REQUEST_STATE and "lines" in event.body and event.index > last.index:
+            last, count = event, event.body["lines"]
+            named = "were left to do when the record was applied to a restored database, and additions since"
+    later = [event for event in events if event.kind == Kind.REQUEST_STATE and event.index > last.index]
+    added = {ref for event in later for ref in event.body.get("addendum", ())}
+    expected = count + len(added)
     numbers = {copy["copy"] for copy in certificate["copies"]}
     if len(certificate["copies"]) != expected or len(numbers) != expected:
         raise ReportError("/certificate/copies", f"expected {expected} copies, got {len(certificate['copies'])}")
     shown = {copy["id"] for copy in certificate["copies"]}
     if not added <= shown:
         raise ReportError("/certificate/copies", "an addition of the record is missing")
+    return f"{expected} copies are all that {named}"
 
 
 def _check_state(certificate: Mapping[str, Any]) -> None:

@@ -16,14 +16,14 @@ from itertools import islice
 from typing import Any
 
 import sqlalchemy as sa
-from sqlmodel import col, select
+from sqlmodel import Session, col, select
 
 from connectors.base import Connector, Item
 from connectors.errors import ConnectorError
 from erasure import captures, history
 from erasure.errors import UnknownRequest
 from erasure.leases import leased
-from erasure.models import CopyRow
+from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
 from erasure.request import GONE, CopyState, State
 from erasure.sealed import Capture
@@ -241,6 +241,20 @@ def begin_again(copy: CopyRow, state: str) -> None:
         copy.key_state = "live"
 
 
+def tell_lines(session: Session, parts: Parts, row: RequestRow, now: datetime, *, why: str) -> str:
+    """Tell the record how many lines the plan has now; the entry.
+
+    After a restore these are not the lines that were approved: some are gone with the lost days, some came back. A
+    certificate of the work done again shows this event for their number (`erasure.report_check`).
+    """
+    lines = sum(history.counts_of(session, row.tenant_id, row.request_id).values())
+    body = {"request": row.request_id, "state": row.state, "why": why, "lines": lines}
+    entry_id = parts.record.announce(session, row.tenant_id, Kind.REQUEST_STATE, body, now)
+    row.details = {**row.details, "addenda": [*row.details.get("addenda", []), entry_id]}
+    session.add(row)
+    return entry_id
+
+
 def carry_out(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> str:
     """Bring an open request as far as it goes now; returns where it stands."""
     with leased(parts, tenant.tenant_id, request_id, _WORKER, now) as lease:
@@ -313,6 +327,8 @@ def find_lost_places(parts: Parts, tenant: Tenant, request_id: str, now: datetim
             body = {"request": request_id, "store": name, "absent": len(gone), "found": len(found)}
             row = history.load(session, tenant.tenant_id, request_id, lock=True)
             entry_id = parts.record.announce(session, tenant.tenant_id, Kind.COPY_STATE, body, now)
+            if gone:
+                tell_lines(session, parts, row, now, why="a whole walk of their store did not show them")
             history.add_event(
                 session, row, event="places_searched", actor=_WORKER, now=now,
                 detail={"store": name, "absent": len(gone), "found": len(found)}, entry_id=entry_id,

@@ -22,6 +22,7 @@ import psycopg
 import pytest
 import sqlalchemy as sa
 
+from erasure.report_check import check
 from ledger.entry import uuid7
 from muniment.errors import ApiProblem
 
@@ -103,6 +104,13 @@ class Household:
 
     def artifact(self, name: str) -> str:
         return str(self.desk.call("auditor", "GET", f"/v1/artifacts/{name}")["status"])
+
+    def check_report(self, request: str) -> Any:
+        """The newest certificate, checked as a stranger would."""
+        report = self.desk.call("legal", "GET", f"/v1/requests/{request}/report")
+        assert report["certificate"]["request"] == request
+        check(json.dumps(report).encode(), self.desk.certificate_key, self.desk.log_key)
+        return report
 
     @property
     def tenant_id(self) -> int:
@@ -246,8 +254,7 @@ def test_yesterdays_database_knows_every_later_erasure_hold_and_revocation(
     assert house.last == "stored"
     if grace:
         # Otherwise nothing opened any more that a new certificate could speak of.
-        report = house.desk.call("legal", "GET", f"/v1/requests/{request}/report")
-        assert report["certificate"]["request"] == request
+        house.check_report(request)
     running.stop()
     done = command(running, "restore-check", "--tenant", house.desk.tenant, "--json")
     assert done.returncode == 0, (done.stdout, done.stderr)
@@ -287,7 +294,7 @@ def test_a_stores_backup_brings_copies_back_and_the_check_erases_them_under_the_
     view = house.until_completed(request)
     assert view["due_at"] == due
     assert [line["event"] for line in view["history"]].count("revived") == 2
-    newer = house.desk.call("legal", "GET", f"/v1/requests/{request}/report")
+    newer = house.check_report(request)
     assert newer["certificate"]["supersedes"]
     assert newer != before
 
