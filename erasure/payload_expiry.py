@@ -7,7 +7,7 @@ the work grows with them and not with the record. The deletion itself is `ledger
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -93,7 +93,29 @@ class PayloadEnd:
 
 def summary_of(found: Found) -> dict[str, Any]:
     """What a run's row keeps of its plan."""
-    return {"planned": len(found.all), "orphans": len(found.orphans), "capped": found.capped, "deleted": 0, "bytes": 0}
+    return {
+        "planned": len(found.all),
+        "orphans": len(found.orphans),
+        "unclear": len(found.unclear),
+        "capped": found.capped,
+        "deleted": 0,
+        "bytes": 0,
+    }
+
+
+def alarm_of(payload: Mapping[str, Any]) -> str | None:
+    """What the operator must hear about the objects of a run that ended; None where all went as planned."""
+    said = []
+    left = payload.get("planned", 0) - payload.get("deleted", 0)
+    if left > 0:
+        why = "".join(f"; {name}: {reason}" for name, reason in sorted(payload.get("reasons", {}).items()))
+        said.append(f"{left} payload objects that no key opens could not be deleted; the next run tries again{why}")
+    if payload.get("unclear", 0):
+        said.append(
+            f"{payload['unclear']} payload objects stay, because a batch that names them, or may name them, is "
+            "damaged; muniment verify names it"
+        )
+    return "; ".join(said) or None
 
 
 def result_of(session: Session, tenant_id: int, sweep_id: str) -> dict[str, int]:

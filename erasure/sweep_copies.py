@@ -33,6 +33,7 @@ from erasure.leases import Lease, leased
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.payload_expiry import SWEEP_EVERY, PayloadEnd, result_of
+from erasure.payload_expiry import alarm_of as payload_alarm
 from erasure.payload_expiry import summary_of as payload_summary
 from erasure.plan import PlanCopy, instant_text, redecide
 from erasure.planning import wanted_of
@@ -411,7 +412,7 @@ class Sweeps:
         return row
 
     def _advance(self, tenant_id: int, sweep_id: str, now: datetime, lease: Lease) -> int:
-        self._payload.carry_out(tenant_id, sweep_id, now)
+        self._carry_out(tenant_id, sweep_id, now)
         for _ in range(_ROUNDS):
             if not lease.is_mine:
                 return 0
@@ -422,6 +423,15 @@ class Sweeps:
             if self._finish(tenant_id, sweep_id, now):
                 return 1
         return 0
+
+    def _carry_out(self, tenant_id: int, sweep_id: str, now: datetime) -> None:
+        """Delete the objects that the run claimed, and keep why some could not be: what was claimed comes once."""
+        reasons = self._payload.carry_out(tenant_id, sweep_id, now).reasons
+        if reasons:
+            with self._parts.transactions(tenant_id) as session:
+                row = self._load(session, tenant_id, sweep_id, lock=True)
+                row.counts = {**row.counts, "payload": {**row.counts.get("payload", {}), "reasons": reasons}}
+                session.add(row)
 
     def _finish(self, tenant_id: int, sweep_id: str, now: datetime) -> bool:
         """Whether the run is completed: nothing of it is pending any more."""
@@ -538,19 +548,17 @@ def view_of(session: Session, row: SweepRow) -> dict[str, Any]:
 
 
 def alarm_of(
-    plan: Mapping[str, Any], result: Mapping[str, int] | None, payload: Mapping[str, int] | None = None
+    plan: Mapping[str, Any], result: Mapping[str, int] | None, payload: Mapping[str, Any] | None = None
 ) -> str | None:
     """What the operator must hear: eligible items of which none was removed, or some that failed."""
-    if result is None:
-        return None
+    payload = payload or {}
+    if result is None:  # nothing was, or is yet, to be removed; what cannot be judged is told all the same
+        return payload_alarm({"unclear": payload.get("unclear", 0)})
     if plan.get("ends") and not result["removed"]:
         return f"{plan['ends']} items were to end and none was removed; the report names each"
     if result["failed"]:
         return f"{result['failed']} items could not be removed; the next run tries again"
-    if payload and payload.get("planned", 0) > payload.get("deleted", 0):
-        left = payload["planned"] - payload.get("deleted", 0)
-        return f"{left} payload objects that no key opens could not be deleted; the next run tries again"
-    return None
+    return payload_alarm(payload)
 
 
 def _numbers(copies: Iterable[CopyRow]) -> list[int]:

@@ -4,12 +4,15 @@ Guarantees: an object goes only when its lock is over by the clock and by the st
 that every batch puts into it that no key opens it any more. Headers, batches, checkpoints and proofs are never touched.
 An object that no batch names (a crash between two writes left it) goes when its lock is over, after the batches of its
 time in the bucket were asked as well as the index. A log that is read-only because of a contradiction loses nothing.
+An object that cannot be judged, because a batch that names it, or may name it, is damaged, stays and is told; all
+others go on. A name that this program does not write is passed over, and never deleted.
 Whose keys are gone is another's word (`PartsGone`); why an object may go is not known here.
 
 The steps, each of which can be run again:
 
  1. `mark`: objects in batches with a part whose key was destroyed since the last time are to be looked into; objects
-    that no batch names are noted, each folder listed once and from where the last listing ended.
+    that no batch names are noted, each folder listed once and from where the last listing ended. Batches of a time
+    before objects had rows get theirs first (`ledger.payload_rows`).
  2. `plan`: what could go now, read-only. The caller claims it (`claim`) and says so in the record.
  3. `carry_out`: each claimed object is decided again, then deleted, then noted as gone. A crash between deleting and
     noting leaves a claimed row whose object is missing: the next run deletes nothing and notes it.
@@ -29,12 +32,20 @@ from sqlmodel import Session, col, select
 
 from ledger.batches import Batch, batch_key, decode_batch
 from ledger.entry import decode_header, uuid7_time
-from ledger.errors import LedgerError, MalformedHeader, ObjectLocked, ObjectMissing
+from ledger.errors import (
+    LedgerError,
+    MalformedHeader,
+    ObjectLocked,
+    ObjectMissing,
+    StoreDenied,
+    StoreUnavailable,
+)
 from ledger.head import Transactions
 from ledger.index import chunks
 from ledger.models import EntryRow, Instant, LogState, PartRef, PayloadRow, PayloadWalk
 from ledger.objects import ObjectStore
-from ledger.payload_names import NO_LOCK, PREFIX, lock_end_of
+from ledger.payload_names import NO_LOCK, PREFIX, is_ours, lock_end_of
+from ledger.payload_rows import fill
 
 ORPHAN = -1
 """Stands for a batch where no batch names the object."""
@@ -46,6 +57,8 @@ HOLDS = "holds"
 """The walk over the record by which legal holds are set and lifted."""
 LISTED = 20_000
 """How many names one call of `mark` lists at most."""
+REASONS = 5
+"""Of how many failures one run tells why."""
 _BATCHES_HELD = 4
 
 
@@ -63,11 +76,15 @@ PartsGone = Callable[[Session, int, Sequence[SealedPart]], Collection[tuple[int,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What could go now, by name below the log's prefix. `stay`: looked into, and a part still has its key."""
+    """What could go now, by name below the log's prefix. `stay`: looked into, and a part still has its key.
+
+    `unclear`: what could not be judged, because a batch that names it cannot be read; each is tried again.
+    """
 
     names: tuple[str, ...] = ()
     orphans: tuple[str, ...] = ()
     stay: tuple[str, ...] = ()
+    unclear: tuple[str, ...] = ()
     capped: bool = False
 
     @property
@@ -83,13 +100,14 @@ class Found:
 
 @dataclass(slots=True, kw_only=True)
 class Carried:
-    """What one run did with claimed objects."""
+    """What one run did with claimed objects; of those that failed, the first few with the reason."""
 
     deleted: int = 0
     size: int = 0
     locked: int = 0
     kept: int = 0
     failed: int = 0
+    reasons: dict[str, str] = field(default_factory=dict)
 
 
 def mark_batches(session: Session, tenant_id: int, key_ids: Sequence[str]) -> None:
@@ -160,10 +178,16 @@ def release(session: Session, tenant_id: int, owner: str) -> None:
 
 def deleted_by(session: Session, tenant_id: int, owner: str) -> tuple[int, int]:
     """How many objects, and bytes, a run has deleted."""
-    count, size = session.execute(
-        sa.select(sa.func.count(sa.distinct(col(PayloadRow.name))), sa.func.coalesce(sa.func.sum(PayloadRow.size), 0))
+    # An object that several batches name has several rows, each with its size.
+    objects = (
+        sa.select(sa.func.max(col(PayloadRow.size)).label("size"))
         .where(col(PayloadRow.tenant_id) == tenant_id, col(PayloadRow.owner) == owner)
         .where(col(PayloadRow.deleted_at).is_not(None))
+        .group_by(col(PayloadRow.name))
+        .subquery()
+    )
+    count, size = session.execute(
+        sa.select(sa.func.count(), sa.func.coalesce(sa.func.sum(objects.c.size), 0)).select_from(objects)
     ).one()
     return int(count), int(size)
 
@@ -187,9 +211,12 @@ class Expiry:
     # ── 1. what is to be looked into ──
 
     def mark(self, tenant_id: int, now: datetime) -> int:
-        """Note objects that no batch names, folder by folder; how many were found. Bounded, goes on where it ended."""
+        """Note objects that no batch names, folder by folder; how many were found. Bounded, goes on where it ended.
+
+        Raises: what the store raises.
+        """
         log = self._open(tenant_id)
-        if log is None:
+        if log is None or not fill(self._locked, self._transactions, tenant_id, log.log_id):
             return 0
         found, room = 0, LISTED
         for folder in self._folders(tenant_id, now):
@@ -227,6 +254,8 @@ class Expiry:
         ended = True
         for key in self._locked.list(f"{log.log_id}/{PREFIX}{folder}/", after=start):
             name = key.removeprefix(f"{log.log_id}/")
+            if not is_ours(name):
+                continue  # not ours to judge; `muniment verify` and `doctor` name it
             if len(names) >= room or not _is_settled(name, now):
                 ended = False
                 break
@@ -250,7 +279,10 @@ class Expiry:
     # ── 2. what could go ──
 
     def plan(self, tenant_id: int, now: datetime, *, cap: int) -> Found:
-        """What could go now, at most `cap` objects. Reads only. Raises: what the store raises."""
+        """What could go now, at most `cap` objects. Writes rows that the index lacks, and nothing else.
+
+        Raises: StoreUnavailable, StoreDenied.
+        """
         log = self._open(tenant_id)
         if log is None:
             return Found()
@@ -259,13 +291,15 @@ class Expiry:
         while after is not None and _count(verdicts, "gone", "orphan") < cap and len(verdicts) < LISTED:
             page, after = self._dirty(tenant_id, now, after, cap)
             for name in page:
-                verdicts.setdefault(name, self._verdict(tenant_id, log, name))
-        gone = [name for name, verdict in verdicts.items() if verdict != "stay"]
+                if name not in verdicts:
+                    verdicts[name] = self._judged(tenant_id, log, name)
+        gone = [name for name, verdict in verdicts.items() if verdict in ("gone", "orphan")]
         chosen = {name: verdicts[name] for name in gone[:cap]}
         return Found(
             names=tuple(name for name, verdict in chosen.items() if verdict == "gone"),
             orphans=tuple(name for name, verdict in chosen.items() if verdict == "orphan"),
             stay=tuple(name for name, verdict in verdicts.items() if verdict == "stay"),
+            unclear=tuple(name for name, verdict in verdicts.items() if verdict == "unclear"),
             capped=after is not None or len(gone) > cap,
         )
 
@@ -293,19 +327,42 @@ class Expiry:
         last = (rows[-1].batch_first, rows[-1].name) if len(rows) == limit else None
         return [row.name for row in rows], last
 
+    def _judged(self, tenant_id: int, log: _Log, name: str) -> str:
+        """The verdict; `unclear` where a batch is damaged. Raises: StoreUnavailable, StoreDenied."""
+        try:
+            return self._verdict(tenant_id, log, name)
+        except (StoreUnavailable, StoreDenied):
+            raise  # nothing is known of any object then
+        except LedgerError:
+            return "unclear"
+
     def _verdict(self, tenant_id: int, log: _Log, name: str) -> str:
         """Whether every part in the object is without a key (`gone`), none is in it (`orphan`), or it stays."""
+        if not is_ours(name):
+            return "stay"
         with self._transactions(tenant_id, write=False) as session:
             firsts = list(session.scalars(sa.select(col(PayloadRow.batch_first)).where(
                 col(PayloadRow.tenant_id) == tenant_id, col(PayloadRow.name) == name
             )))  # fmt: skip
             named = [first for first in firsts if first != ORPHAN]
+            start = 0 if named else self._around(session, tenant_id, name)
+        if not named:
+            named = self._naming(log, name, start)
             if not named:
-                start = self._around(session, tenant_id, name)
-                return "stay" if self._is_named(log, name, start) else "orphan"
-            parts = [part for first in named for part in self._parts_in(log, first).get(name, ())]
+                return "orphan"
+            self._adopt(tenant_id, name, named)
+        parts = [part for first in named for part in self._parts_in(log, first).get(name, ())]
+        with self._transactions(tenant_id, write=False) as session:
             gone = self._gone(session, tenant_id, parts)
         return "gone" if parts and {(part.idx, part.number) for part in parts} <= set(gone) else "stay"
+
+    def _adopt(self, tenant_id: int, name: str, firsts: Sequence[int]) -> None:
+        """Give an object the rows that the index lacks, so that it is looked into when a key of these batches goes."""
+        with self._transactions(tenant_id) as session:
+            for first in firsts:
+                if session.get(PayloadRow, (tenant_id, name, first)) is None:
+                    row = PayloadRow(tenant_id=tenant_id, name=name, batch_first=first, until=lock_end_of(name))
+                    session.add(row)
 
     def _parts_in(self, log: _Log, first: int) -> Mapping[str, Sequence[SealedPart]]:
         if first not in log.parts:
@@ -328,17 +385,19 @@ class Expiry:
         row = session.get(EntryRow, (tenant_id, low)) if low else None
         return 0 if row is None else row.batch_first
 
-    def _is_named(self, log: _Log, name: str, start: int) -> bool:
-        """Whether a batch in the bucket, of the object's time, names it: the index may have lost a row."""
+    def _naming(self, log: _Log, name: str, start: int) -> list[int]:
+        """The batches in the bucket, of the object's time, that name it: the index may have lost a row."""
         until = uuid7_time(name.rpartition("/")[2]) + AROUND
         after = f"{log.log_id}/{batch_key(start - 1)}" if start else None
+        found: list[int] = []
         for key in self._locked.list(f"{log.log_id}/batch/", after=after):
-            headers = [decode_header(raw) for raw in decode_batch(self._locked.get(key)).headers]
+            batch = decode_batch(self._locked.get(key))
+            headers = [decode_header(raw) for raw in batch.headers]
             if any(part.object == name for header in headers for part in header.parts):
-                return True
+                found.append(batch.first)
             if headers[0].received > until:
-                return False
-        return False
+                break
+        return found
 
     # ── 3. the end ──
 
@@ -358,8 +417,10 @@ class Expiry:
                     self._note(tenant_id, name, owner=None, dirty=False)
                     continue
                 self._delete(tenant_id, log, name, done, now)
-            except LedgerError:
+            except LedgerError as error:
                 done.failed += 1
+                if len(done.reasons) < REASONS:
+                    done.reasons[name] = str(error)
                 self._note(tenant_id, name, owner=None)
         return done
 
@@ -427,7 +488,7 @@ def parts_of(batch: Batch) -> dict[str, list[SealedPart]]:
 
 
 def _is_settled(name: str, now: datetime) -> bool:
-    """Whether the object is old enough that a batch would name it by now; foreign names count as new for ever."""
+    """Whether the object is old enough that a batch would name it by now; a time out of the calendar counts as new."""
     try:
         return now - uuid7_time(name.rpartition("/")[2]) > IN_FLIGHT
     except MalformedHeader:

@@ -17,7 +17,15 @@ from ledger.entry import Header
 PREFIX = "payload/"
 NO_LOCK = "none"
 _MONTHS_A_YEAR = 12
-_NAME = re.compile(r"payload/(?:none|[0-9]{4}-(?:0[1-9]|1[0-2]))/[0-9a-f-]{36}")
+_NAME = re.compile(
+    r"payload/(?:none|[0-9]{4}-(?:0[1-9]|1[0-2]))/"
+    r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
+)
+
+
+def is_ours(name: str) -> bool:
+    """Whether a name below the log's prefix is one that this program gives to a payload object."""
+    return _NAME.fullmatch(name) is not None
 
 
 def lock_end_of(name: str) -> datetime | None:
@@ -32,7 +40,7 @@ def lock_end_of(name: str) -> datetime | None:
 def rows_of(tenant_id: int, first: int, headers: Sequence[Header]) -> list[dict[str, object]]:
     """The rows of the objects that a batch's headers name, for the index."""
     # An object of any other name was not written by this program: it is never deleted by it.
-    names = {part.object for header in headers for part in header.parts if _NAME.fullmatch(part.object)}
+    names = {part.object for header in headers for part in header.parts if is_ours(part.object)}
     return [
         {"tenant_id": tenant_id, "name": name, "batch_first": first, "until": lock_end_of(name)}
         for name in sorted(names)

@@ -1,0 +1,80 @@
+"""Rows for payload objects of batches that were indexed before objects had rows, made once from the batches.
+
+Guarantees: every batch in the bucket is looked at once, in order, a bounded number in a call, from where the last call
+ended; a batch that has rows is not read. New rows are to be looked into, since keys may have gone before they were
+there. A damaged batch is passed over: an object that only it names has no row, cannot be judged, and stays. Deletes
+nothing and reads no payload.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlmodel import col
+
+from ledger.batches import batch_key, decode_batch, parse_batch_key
+from ledger.entry import decode_header
+from ledger.errors import LedgerError, StoreDenied, StoreUnavailable
+from ledger.head import Transactions
+from ledger.index import chunks
+from ledger.models import PayloadRow, PayloadWalk
+from ledger.objects import ObjectStore
+from ledger.payload_names import rows_of
+
+FILLED = "filled"
+"""The walk over the batches."""
+LOOKED = 2_000
+"""How many batches one call looks at."""
+
+
+def fill(locked: ObjectStore, transactions: Transactions, tenant_id: int, log_id: str, *, limit: int = LOOKED) -> bool:
+    """Make the rows that are missing; whether all batches that were there were looked at. Raises: what listing raises.
+
+    A batch that is written meanwhile has its rows from the writer.
+    """
+    with transactions(tenant_id, write=False) as session:
+        walk = session.get(PayloadWalk, (tenant_id, FILLED))
+        if walk is not None and walk.ended:
+            return True
+        place = "" if walk is None else walk.place
+    firsts: list[int] = []
+    for key in locked.list(f"{log_id}/batch/", after=f"{log_id}/{place}" if place else None):
+        if len(firsts) == limit:
+            break
+        try:
+            firsts.append(parse_batch_key(key.removeprefix(f"{log_id}/")))
+        except LedgerError:
+            continue  # no batch; `muniment verify` names it
+    ended = len(firsts) < limit
+    for some in chunks(firsts):
+        with transactions(tenant_id, write=False) as session:
+            query = sa.select(col(PayloadRow.batch_first)).where(
+                col(PayloadRow.tenant_id) == tenant_id, col(PayloadRow.batch_first).in_(some)
+            )
+            known = set(session.scalars(query))
+        for first in some:
+            if first not in known:
+                _fill_batch(locked, transactions, tenant_id, f"{log_id}/{batch_key(first)}")
+    with transactions(tenant_id) as session:
+        walk = session.get(PayloadWalk, (tenant_id, FILLED)) or PayloadWalk(tenant_id=tenant_id, what=FILLED)
+        walk.place, walk.ended = batch_key(firsts[-1]) if firsts else place, ended
+        session.add(walk)
+    return ended
+
+
+def _fill_batch(locked: ObjectStore, transactions: Transactions, tenant_id: int, key: str) -> None:
+    try:
+        batch = decode_batch(locked.get(key))
+        rows = rows_of(tenant_id, batch.first, [decode_header(raw) for raw in batch.headers])
+    except (StoreUnavailable, StoreDenied):
+        raise
+    except LedgerError:
+        return
+    if rows:
+        with transactions(tenant_id) as session:
+            # The index may have been made meanwhile: its rows are the same.
+            there = set(session.scalars(sa.select(col(PayloadRow.name)).where(
+                col(PayloadRow.tenant_id) == tenant_id, col(PayloadRow.batch_first) == batch.first
+            )))  # fmt: skip
+            new = [{**row, "dirty": True} for row in rows if row["name"] not in there]
+            if new:
+                session.connection().execute(sa.insert(PayloadRow), new)
