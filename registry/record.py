@@ -59,7 +59,10 @@ _OUTBOX_BATCH = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendResult:
-    """One answer per item sent, in order, and the signed note over the flush (None when nothing was stored)."""
+    """One answer per item sent, in order, and the signed note over the flush (None when nothing was stored).
+
+    Where some items had to be sealed again, a second flush took them: `later` lists the notes over such flushes.
+    """
 
     results: list[dict[str, Any]]
     receipt: dict[str, Any] | None
@@ -164,23 +167,26 @@ class Record:
                 drafts = _Drafting(self._vault, session, acting, now).drafts(open_items)
         else:
             drafts = []
-        receipt = None
+        notes = []
         if drafts:
-            if self._journal is not None:
-                self._journal.before(acting.tenant_id, acting.log_id, drafts, now)
-            appended = self._log.append(acting.tenant_id, drafts, now=now, admit=self._admit(acting.tenant_id))  # 4
-            receipt = None if appended.receipt is None else {"note": appended.receipt}
-            placed = iter(appended.placed)
-            for item in open_items:
-                if item.draft is not None:
-                    item.placed = next(placed)
-            note = self._seal_again(acting, [item for item in open_items if item.was_turned_back], now)
-            receipt = receipt or note
+            notes = [self._put(acting, open_items, drafts, now)]
+            notes.append(self._seal_again(acting, [item for item in open_items if item.was_turned_back], now))
             if moving := _moving(open_items):
                 self._machines.follow(acting.tenant_id, moving, now)
-        return AppendResult(results=_results(items), receipt=receipt)
+        return AppendResult(results=_results(items), receipt=_receipt([note for note in notes if note is not None]))
 
-    def _seal_again(self, acting: Acting, items: Sequence[_Item], now: datetime) -> dict[str, Any] | None:
+    def _put(self, acting: Acting, items: Sequence[_Item], drafts: Sequence[Draft], now: datetime) -> str | None:
+        """Let the log take the drafts of these items and note where each stands; the note over the flush."""
+        if self._journal is not None:
+            self._journal.before(acting.tenant_id, acting.log_id, drafts, now)
+        appended = self._log.append(acting.tenant_id, drafts, now=now, admit=self._admit(acting.tenant_id))  # 4
+        placed = iter(appended.placed)
+        for item in items:
+            if item.draft is not None:
+                item.placed = next(placed)
+        return appended.receipt
+
+    def _seal_again(self, acting: Acting, items: Sequence[_Item], now: datetime) -> str | None:
         """Try once more what the sequencer turned back; returns the note over that flush.
 
         Its person was fenced meanwhile, and then it ends here; or a limited erasure closed its key, and then it is
@@ -193,16 +199,7 @@ class Record:
             item.draft = item.placed = None
         with self._transactions(acting.tenant_id) as session:
             drafts = _Drafting(self._vault, session, acting, now).drafts(items)
-        if not drafts:
-            return None
-        if self._journal is not None:
-            self._journal.before(acting.tenant_id, acting.log_id, drafts, now)
-        appended = self._log.append(acting.tenant_id, drafts, now=now, admit=self._admit(acting.tenant_id))
-        placed = iter(appended.placed)
-        for item in items:
-            if item.draft is not None:
-                item.placed = next(placed)
-        return None if appended.receipt is None else {"note": appended.receipt}
+        return self._put(acting, items, drafts, now) if drafts else None
 
     def event(self, tenant_id: int, kind: Kind, body: Mapping[str, Any], now: datetime) -> str:
         """Append a binding event to the tenant's system stream; returns its entry id once it is stored.
@@ -677,6 +674,13 @@ def _problem(kind: str, detail: str, pointer: str) -> dict[str, Any]:
     made: dict[str, Any] = {"type": f"/problems/{kind}", "title": kind.replace("-", " "), "detail": detail}
     made["errors"] = [{"pointer": pointer, "detail": detail}]
     return made
+
+
+def _receipt(notes: Sequence[str]) -> dict[str, Any] | None:
+    """The notes over the flushes of one call, as it is answered."""
+    if not notes:
+        return None
+    return {"note": notes[0], **({"later": list(notes[1:])} if len(notes) > 1 else {})}
 
 
 def _results(items: Sequence[_Item]) -> list[dict[str, Any]]:

@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from api.wiring import all_tables
 from erasure.errors import InvalidRequest
 from ledger.entry import uuid7
+from registry.journal import Journal
+from registry.record import Record
 from tests.erasure.conftest import ADA, BOB, World
 
 
@@ -69,6 +72,44 @@ def test_after_a_limited_erasure_new_words_are_taken_in_and_late_ones_are_not(wo
     whole = world.erase()
     assert world.state(whole) == "completed"
     assert append(world, "after the end", at=world.now) == "suppressed"
+
+
+def test_words_whose_key_closes_on_their_way_are_sealed_under_the_next_and_have_a_receipt_of_their_own(
+    world: World,
+) -> None:
+    world.say("old words")
+
+    class Meanwhile(Journal):
+        """Erases the person's earlier words once, between the sealing of new ones and their place in the log."""
+
+        first = True
+
+        def before(self, *given: Any) -> None:
+            super().before(*given)
+            if self.first:
+                self.first = False
+                assert world.state(erased(world, data_classes=["transcript"])) == "completed"
+
+    parts = world.services
+    record = Record(
+        vault=parts.vault,
+        log=parts.log,
+        transactions=parts.database.transaction,
+        journal=Meanwhile(vault=parts.vault, transactions=parts.database.transaction, hot=parts.hot, tables=all_tables),
+    )
+    at = (world.now + timedelta(minutes=4)).isoformat()  # after the erasure: welcome
+    sent = [
+        {"id": uuid7(world.now), "stream": "conv_1", "kind": "turn.user", "at": at,
+         "data_class": "transcript", "subjects": [who], "body": {"content": "new words"}}
+        for who in (ADA, BOB)
+    ]  # fmt: skip
+    answer = record.append(world.acting("writer"), [json.dumps(one).encode() for one in sent], world.now)
+    assert [result["status"] for result in answer.results] == ["stored", "stored"]
+    assert answer.receipt is not None
+    [again] = answer.receipt["later"]
+    ada, bob = (result["index"] for result in answer.results)
+    # The note names the log, the first index and how many entries the flush took.
+    assert [note.splitlines()[2:4] for note in (answer.receipt["note"], again)] == [[str(bob), "1"], [str(ada), "1"]]
 
 
 def test_an_erasure_of_a_conversation_takes_its_artifacts_and_its_record_alone(world: World) -> None:
