@@ -17,9 +17,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from ledger.models import EntryRow, Instant
+from ledger.models import Instant
 from registry.claims import Edge, claims_of
-from registry.graph import ARTIFACT, ENTRY, contest, full_sets, mark_fenced, parents_of, queue, spread, write_sets
+from registry.graph import contest, full_sets, mark_fenced, parents_of, people_behind, queue, spread, write_sets
 from registry.keyed import chunks, hold_writer
 from registry.models import Artifact, PendingCone, Watermark
 from registry.sets import Members, members, sets_of
@@ -142,20 +142,10 @@ def _expected(
             child: {one for one in found if Edge(child, one.kind, one.number) not in without}
             for child, found in parents.items()
         }
-    behind = full_sets(
-        session, tenant_id, {one.number for found in parents.values() for one in found if one.kind == ARTIFACT}
-    )
-    entries = _entry_sets(
-        session, tenant_id, {one.number for found in parents.values() for one in found if one.kind == ENTRY}
-    )
+    behind = people_behind(session, tenant_id, {one for found in parents.values() for one in found})
     own = members(session, tenant_id, {row.own_set_id for row in listed})
     return {
-        row.id: own[row.own_set_id].union(
-            *(
-                (behind if one.kind == ARTIFACT else entries).get(one.number, frozenset())
-                for one in parents.get(row.id, ())
-            )
-        )
+        row.id: own[row.own_set_id].union(*(behind.get(one, frozenset()) for one in parents.get(row.id, ())))
         for row in listed
     }
 
@@ -175,16 +165,3 @@ def _without_closed_claims(
         if held[edge.child]:
             contest(session, tenant_id, {edge: held[edge.child]}, closed, now)
     return {number: people - held[number] for number, people in expected.items()}
-
-
-def _entry_sets(session: Session, tenant_id: int, indexes: Iterable[int]) -> dict[int, Members]:
-    numbers: dict[int, int] = {}
-    for chunk in chunks(sorted(set(indexes))):
-        rows = session.execute(
-            sa.select(col(EntryRow.idx), col(EntryRow.set_id)).where(
-                col(EntryRow.tenant_id) == tenant_id, col(EntryRow.idx).in_(chunk)
-            )
-        )
-        numbers.update((row.idx, row.set_id) for row in rows)
-    sets = members(session, tenant_id, numbers.values())
-    return {index: sets[set_id] for index, set_id in numbers.items()}

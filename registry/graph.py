@@ -14,6 +14,7 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlmodel import Session, col
 
+from ledger.models import EntryRow
 from registry.claims import Edge, claims_of, open_review
 from registry.ids import new_id
 from registry.keyed import chunks
@@ -152,6 +153,22 @@ def full_sets(
         numbers.update((row.id, row.set_id) for row in rows)
     sets = members(session, tenant_id, numbers.values())
     return {artifact_id: sets[set_id] for artifact_id, set_id in numbers.items()}
+
+
+def people_behind(session: Session, tenant_id: int, parents: Iterable[Parent]) -> dict[Parent, Members]:
+    """The people of each source that is there."""
+    listed = set(parents)
+    made = full_sets(session, tenant_id, [one.number for one in listed if one.kind == ARTIFACT])
+    numbers: dict[int, int] = {}
+    for chunk in chunks(sorted(one.number for one in listed if one.kind == ENTRY)):
+        query = sa.select(col(EntryRow.idx), col(EntryRow.set_id)).where(
+            col(EntryRow.tenant_id) == tenant_id, col(EntryRow.idx).in_(chunk)
+        )
+        numbers.update((row.idx, row.set_id) for row in session.execute(query))
+    sets = members(session, tenant_id, numbers.values())
+    return {Parent(ARTIFACT, number): people for number, people in made.items()} | {
+        Parent(ENTRY, idx): sets[set_id] for idx, set_id in numbers.items()
+    }
 
 
 def write_sets(session: Session, tenant_id: int, sets: Mapping[int, Members], now: datetime) -> None:

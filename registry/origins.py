@@ -40,6 +40,7 @@ from registry.graph import (
     mark_erasing,
     mark_fenced,
     parents_of,
+    people_behind,
     request_behind,
     spread,
     write_sets,
@@ -49,7 +50,6 @@ from registry.keyed import Lookups, chunks, hold_writer
 from registry.memories import confidence_at
 from registry.models import Artifact, Derivation, StreamRow
 from registry.reading import Faults, Reader
-from registry.sets import Members, members
 from registry.subjects import fenced
 from vault.vault import Vault
 
@@ -128,25 +128,6 @@ def connect(session: Session, tenant_id: int, row: Artifact, parents: Collection
         gained = spread(session, tenant_id, {row.id: full}, now, limit=INLINE)
         mark_fenced(session, tenant_id, gained)
     session.expire_all()
-
-
-def people_behind(session: Session, tenant_id: int, parents: Iterable[Parent]) -> dict[Parent, Members]:
-    """The people of each source."""
-    listed = list(parents)
-    found: dict[Parent, Members] = {
-        Parent(ARTIFACT, number): people
-        for number, people in full_sets(
-            session, tenant_id, [one.number for one in listed if one.kind == ARTIFACT]
-        ).items()
-    }
-    numbers: dict[int, int] = {}
-    for chunk in chunks(sorted({one.number for one in listed if one.kind == ENTRY})):
-        query = sa.select(col(EntryRow.idx), col(EntryRow.set_id)).where(
-            col(EntryRow.tenant_id) == tenant_id, col(EntryRow.idx).in_(chunk)
-        )
-        numbers.update((row.idx, row.set_id) for row in session.execute(query))
-    sets = members(session, tenant_id, numbers.values())
-    return found | {Parent(ENTRY, idx): sets[set_id] for idx, set_id in numbers.items()}
 
 
 def _request_of(ending: Mapping[Parent, str | None]) -> str | None:
