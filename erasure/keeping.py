@@ -35,7 +35,7 @@ from erasure.standing import claim_of
 from erasure.work import PART, Work, facts_now, load_work
 from ledger.entry import Kind
 from ledger.models import EntryRow, PartRef
-from registry.keeping import SealedPart
+from registry.keeping import PartUnderKeys
 from registry.keyed import chunks
 from retention.decide import Decision
 from retention.parts import places_of, streams_of
@@ -128,7 +128,7 @@ class Keeping:
         }  # fmt: skip
         self._parts.record.event(self._tenant_id, Kind.PART_KEPT, body, self._now)
 
-    def _pages(self, outside: Outside, key_id: str) -> Iterator[list[SealedPart]]:
+    def _pages(self, outside: Outside, key_id: str) -> Iterator[list[PartUnderKeys]]:
         after = (-1, -1)
         while True:
             with self._parts.transactions(self._tenant_id, write=False) as session:
@@ -139,7 +139,9 @@ class Keeping:
             else:
                 return
 
-    def _keep(self, wanted: Sequence[tuple[SealedPart, str, datetime | None]], going: frozenset[str]) -> dict[str, str]:
+    def _keep(
+        self, wanted: Sequence[tuple[PartUnderKeys, str, datetime | None]], going: frozenset[str]
+    ) -> dict[str, str]:
         """Steps 3 and 4 for a page; the keys that must not go since a part could not be kept, with the reason."""
         derived = self._parts.part_keys(self._tenant_id, [part for part, _, _ in wanted])
         kept = [
@@ -212,7 +214,7 @@ class Outside:
         """How many parts outside have no key of their own yet."""
         return sum(int(session.scalar(self._query(chunk, sa.func.count())) or 0) for chunk in chunks(sorted(key_ids)))
 
-    def page(self, session: Session, key_id: str, after: tuple[int, int]) -> list[SealedPart]:
+    def page(self, session: Session, key_id: str, after: tuple[int, int]) -> list[PartUnderKeys]:
         """The next parts outside without keys of their own, in the order of the log, with every key that seals each."""
         columns = (col(PartRef.idx), col(PartRef.part), col(EntryRow.entry_id))
         behind = sa.tuple_(col(PartRef.idx), col(PartRef.part)) > sa.tuple_(*map(sa.literal, after))
@@ -220,7 +222,7 @@ class Outside:
         found = {(idx, number): entry_id for idx, number, entry_id in session.execute(query.limit(PAGE))}
         sealed = _sealing(session, self.tenant_id, list(found))
         return [
-            SealedPart(idx=idx, part=number, entry_id=_uuid(entry_id), key_ids=sealed[idx, number])
+            PartUnderKeys(idx=idx, part=number, entry_id=_uuid(entry_id), key_ids=sealed[idx, number])
             for (idx, number), entry_id in found.items()
         ]
 
@@ -232,7 +234,7 @@ class Outside:
             for idx, number, key_id in session.execute(query.limit(PAGE)):
                 found.setdefault((idx, number), set()).add(key_id)
         sealed = _sealing(session, self.tenant_id, sorted(found))
-        parts = [SealedPart(idx=idx, part=part, entry_id="", key_ids=keys) for (idx, part), keys in sealed.items()]
+        parts = [PartUnderKeys(idx=idx, part=part, entry_id="", key_ids=keys) for (idx, part), keys in sealed.items()]
         lost = _ended(session, self.tenant_id, parts)
         return {key_id for place, keys in found.items() if place not in lost for key_id in keys}
 
@@ -271,7 +273,7 @@ def sealed_still(session: Session, tenant_id: int, refs: Collection[str]) -> set
     """Those of these parts that would open although their own key is gone: no data key of theirs was destroyed."""
     places = places_of(session, tenant_id, refs)
     sealed = _sealing(session, tenant_id, sorted(places))
-    parts = [SealedPart(idx=idx, part=number, entry_id="", key_ids=keys) for (idx, number), keys in sealed.items()]
+    parts = [PartUnderKeys(idx=idx, part=number, entry_id="", key_ids=keys) for (idx, number), keys in sealed.items()]
     ended = _ended(session, tenant_id, parts)
     return {ref for place, ref in places.items() if place not in ended}
 
@@ -322,8 +324,8 @@ def _pending(session: Session, work: Work) -> list[CopyRow]:
     return history.copies_of(session, work.tenant_id, work.owner, CopyState.PENDING, kind="key")
 
 
-def _sealed(part: PartFact) -> SealedPart:
-    return SealedPart(idx=part.entry_idx, part=part.part, entry_id=part.entry_id, key_ids=part.key_ids)
+def _sealed(part: PartFact) -> PartUnderKeys:
+    return PartUnderKeys(idx=part.entry_idx, part=part.part, entry_id=part.entry_id, key_ids=part.key_ids)
 
 
 def _sealing(
@@ -342,7 +344,7 @@ def _sealing(
     return {place: tuple(sorted(keys)) for place, keys in found.items()}
 
 
-def _ended(session: Session, tenant_id: int, parts: Sequence[SealedPart]) -> set[tuple[int, int]]:
+def _ended(session: Session, tenant_id: int, parts: Sequence[PartUnderKeys]) -> set[tuple[int, int]]:
     """Those of these parts, which have no key of their own, that ended with an earlier data key."""
     ids = sorted({key_id for part in parts for key_id in part.key_ids})
     gone: set[str] = set()

@@ -24,7 +24,7 @@ from ledger.head import Transactions
 from ledger.holding import Holding
 from ledger.models import EntryRow
 from registry.acting import Acting
-from registry.keeping import Derived, SealedPart
+from registry.keeping import Derived, PartUnderKeys
 from registry.models import StoreRow
 from registry.playback import ReadEntry
 from registry.record import AppendResult, Evidence
@@ -88,7 +88,7 @@ def _no_calls(_tenant_id: int, _call: Call) -> str | None:
     raise CallbackFailed("this process makes no calls")
 
 
-def _no_part_keys(_tenant_id: int, parts: Sequence[SealedPart]) -> Derived:
+def _no_part_keys(_tenant_id: int, parts: Sequence[PartUnderKeys]) -> Derived:
     return Derived(faults={part.place: "this process does not read the record" for part in parts})
 
 
@@ -131,7 +131,7 @@ class Parts:
     keep_groups: Callable[[int, Sequence[int], datetime], int] = lambda _tenant_id, groups, _now: len(groups)
     """Writes key groups that were wrapped anew to the unlocked store and reads them back (`registry.journal`)."""
 
-    part_keys: Callable[[int, Sequence[SealedPart]], Derived] = _no_part_keys
+    part_keys: Callable[[int, Sequence[PartUnderKeys]], Derived] = _no_part_keys
     """Derives the keys that open single parts of the record (`registry.keeping`), for parts that must stay."""
     keep_part_rows: Callable[[int, Sequence[PartId], datetime], int] = lambda _tenant_id, names, _now: len(names)
     """Writes the rows of part keys to the unlocked store and reads them back (`registry.journal`)."""

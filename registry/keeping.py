@@ -24,7 +24,7 @@ PartPlace = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SealedPart:
+class PartUnderKeys:
     """A part of the record and every data key that seals it."""
 
     idx: int
@@ -47,7 +47,7 @@ class Derived:
     faults: dict[PartPlace, str] = field(default_factory=dict)
 
 
-def part_keys(session: Session, vault: Vault, log: Log, tenant_id: int, parts: Sequence[SealedPart]) -> Derived:
+def part_keys(session: Session, vault: Vault, log: Log, tenant_id: int, parts: Sequence[PartUnderKeys]) -> Derived:
     """Return the keys of these parts. Raises: what the store and the database raise when they are down."""
     made = Derived()
     if not parts:
