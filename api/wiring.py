@@ -76,7 +76,7 @@ from registry.acting import Acting
 from registry.duration import Duration
 from registry.ids import random_hex
 from registry.journal import Journal
-from registry.keeping import Derived, SealedPart, part_keys
+from registry.keeping import Derived, PartUnderKeys, part_keys
 from registry.models import StoreRow
 from registry.playback import ReadEntry, read_entries
 from registry.rebuild import Rebuild
@@ -266,7 +266,7 @@ class Services:
     def _read_entries(self, session: Session, tenant_id: int, rows: Sequence[EntryRow]) -> list[ReadEntry]:
         return read_entries(session, self.vault, self.log, tenant_id, rows)
 
-    def _part_keys(self, tenant_id: int, parts: Sequence[SealedPart]) -> Derived:
+    def _part_keys(self, tenant_id: int, parts: Sequence[PartUnderKeys]) -> Derived:
         with self.timeline.transaction(tenant_id, write=False) as session:
             return part_keys(session, self.vault, self.log, tenant_id, parts)
 
