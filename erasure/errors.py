@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import ClassVar
 
@@ -206,6 +206,21 @@ class CallbackFailed(ErasureError):
     def __init__(self, detail: str) -> None:
         super().__init__(f"the callback failed: {detail}")
         self.detail = detail
+
+
+class HoldNotCarried(ErasureError):
+    """The record's store did not take a legal hold, or its end, for some objects; the hold holds all the same.
+
+    `refused`: why, by the name of the object.
+    """
+
+    problem = "unavailable"
+    hint = "look at the object with muniment verify; the hold is carried again every few minutes"
+
+    def __init__(self, refused: Mapping[str, str]) -> None:
+        first, why = next(iter(sorted(refused.items())))
+        super().__init__(f"a legal hold did not reach {len(refused)} payload objects; {first}: {why}")
+        self.refused = dict(refused)
 
 
 class ReportError(ErasureError):

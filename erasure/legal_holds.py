@@ -8,8 +8,10 @@ One look, in order, each step bounded and run again from where it ended:
  1. Artifacts that a hold names and whose store has legal holds: set, what was set is noted by version.
  2. Artifacts that no hold names any more: lifted from the versions that were set here, and from no other.
  3. The record, from the place reached to its end, and from its beginning when the holds changed: objects with a part
-    that a hold concerns are held, others let go.
- 4. Locks of held objects that would end soon are prolonged.
+    that a hold concerns are held, others let go. An object that the store refuses is told at the end of the look, which
+    goes on behind it, and tried again when the walk has come to its end.
+ 4. Locks of held objects that would end soon are prolonged, whatever became of the steps before; behind them, since a
+    lock that was prolonged for a hold that is over would keep the object for nothing.
 
 Guarantees: somebody else's hold in the store is never lifted. A store that refuses is noted with its answer and asked
 again a day later. Not here: whether anything may be erased (`retention.decide`).
@@ -29,6 +31,7 @@ from sqlmodel import Session, col, select
 from connectors.base import Connector, Held, Holder
 from connectors.errors import ConnectorError
 from erasure.captures import Wanted, places_of
+from erasure.errors import HoldNotCarried
 from erasure.parts import Parts
 from erasure.sealed import Capture
 from ledger import expiry
@@ -77,17 +80,22 @@ class LegalHolds:
             return _fingerprint(holds_in_force(session, tenant_id))
 
     def run(self, tenant_id: int, now: datetime) -> int:
-        """One look; how much changed, so that 0 means that everything is as it should be."""
+        """One look; how much changed, so that 0 means that everything is as it should be.
+
+        Raises: HoldNotCarried, at the end of the look, for objects of the record that their store did not take it for;
+        StoreUnavailable.
+        """
         with self._parts.transactions(tenant_id, write=False) as session:
             holds = holds_in_force(session, tenant_id)
             known = {name: row for name, row in stores.in_force(session, tenant_id).items() if row.kind in KINDS}
         mark = _fingerprint(holds)
-        done = self._set(tenant_id, holds, known, now)  # 1
-        done += self._lift(tenant_id, holds, known, mark, now)  # 2
-        if self._holding is not None and self._holding.can_hold:
-            done += self._walk(tenant_id, holds, mark)  # 3
-            done += self._holding.prolong(tenant_id, now)  # 4
-        return done
+        try:
+            done = self._set(tenant_id, holds, known, now)  # 1
+            done += self._lift(tenant_id, holds, known, mark, now)  # 2
+            return done + self._walk(tenant_id, holds, mark)  # 3
+        finally:
+            if self._holding is not None:
+                self._holding.prolong(tenant_id, now)  # 4
 
     # ── artifacts ──
 
@@ -185,26 +193,42 @@ class LegalHolds:
 
     def _walk(self, tenant_id: int, holds: Sequence[Hold], mark: str) -> int:
         holding = self._holding
-        if holding is None:
+        if holding is None or not holding.can_hold:
             return 0
-        changed = 0
+        changed, refused = 0, dict[str, str]()
+        start = size = 0
+        again: int | None = None
         for _ in range(SPANS):
             with self._parts.transactions(tenant_id, write=False) as session:
                 state = session.get(LogState, tenant_id)
                 size = 0 if state is None else state.size
-                start = _reached(session, tenant_id, mark)
+                start, again = _reached(session, tenant_id, mark)
                 if start >= size:
-                    return changed
+                    break
                 idle = not holds and not holding.is_holding(session, tenant_id)
                 end = size if idle else _batch_end(session, tenant_id, min(size, start + SPAN), size)
                 concerned = {} if idle else _concerned(session, tenant_id, holds, start, end)
                 held = set() if idle else holding.held_between(session, tenant_id, start, end)
             wanted = holding.objects_with(tenant_id, concerned)
-            changed += holding.set(tenant_id, wanted - held, on=True)
-            changed += holding.set(tenant_id, held - wanted, on=False)
-            with self._parts.transactions(tenant_id) as session:
-                expiry.seen(session, tenant_id, WALK).place = f"{mark}:{end}"
-        return changed + 1  # not at the end yet: look again
+            for names, on in ((wanted - held, True), (held - wanted, False)):
+                told = holding.set(tenant_id, names, on=on)
+                changed += len(told.names)
+                refused |= told.refused
+                if told.refused and again is None:
+                    again = start
+            self._note_reached(tenant_id, mark, end, again)
+        else:
+            changed += 1  # not at the end yet: look again
+        if start >= size and again is not None:
+            self._note_reached(tenant_id, mark, again, None)
+        if refused:
+            raise HoldNotCarried(refused)
+        return changed
+
+    def _note_reached(self, tenant_id: int, mark: str, end: int, again: int | None) -> None:
+        with self._parts.transactions(tenant_id) as session:
+            place = f"{mark}:{end}" if again is None else f"{mark}:{end}:{again}"
+            expiry.seen(session, tenant_id, WALK).place = place
 
 
 def _fingerprint(holds: Sequence[Hold]) -> str:
@@ -273,11 +297,12 @@ def _forget(tenant_id: int, artifact_ids: Sequence[int]) -> sa.Delete:
     )
 
 
-def _reached(session: Session, tenant_id: int, mark: str) -> int:
-    """From which entry on the record is still to be looked through under these holds."""
+def _reached(session: Session, tenant_id: int, mark: str) -> tuple[int, int | None]:
+    """From which entry on the record is still to be looked through under these holds, and from which on once more."""
     walk = session.get(PayloadWalk, (tenant_id, WALK))
-    known, _, at = ("" if walk is None else walk.place).partition(":")
-    return int(at) if known == mark and at else 0
+    known, _, rest = ("" if walk is None else walk.place).partition(":")
+    at, _, again = rest.partition(":")
+    return (int(at), int(again) if again else None) if known == mark and at else (0, None)
 
 
 def _batch_end(session: Session, tenant_id: int, end: int, size: int) -> int:

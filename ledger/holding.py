@@ -1,19 +1,23 @@
 """Legal holds on payload objects: set, lifted and remembered, and their locks prolonged while they last.
 
 Guarantees: the store is told first and the row written after it, both again after a crash, so that what is noted as
-held is held. Which objects concern whom is not known here.
+held is held. One object that the store refuses does not keep the others from being held: it is told. Of a batch that
+cannot be read all objects count as concerned: a hold keeps too much then, never too little. Which parts concern whom is
+not known here.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
 from sqlmodel import Session, col
 
 from ledger.batches import batch_key, decode_batch
-from ledger.errors import LedgerError, ObjectMissing
+from ledger.errors import LedgerError, ObjectMissing, StoreDenied, StoreUnavailable
 from ledger.expiry import parts_of
 from ledger.head import Transactions
 from ledger.index import chunks
@@ -22,6 +26,14 @@ from ledger.objects import HoldingStore, ObjectStore
 
 AHEAD = timedelta(days=31)
 """A lock that ends within this time is prolonged by as much, so that it never ends under a hold."""
+
+
+@dataclass(slots=True)
+class Told:
+    """What the store was told: the names it took, and why it refused the others."""
+
+    names: list[str] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 class Holding:
@@ -37,14 +49,32 @@ class Holding:
         return isinstance(self._locked, HoldingStore)
 
     def objects_with(self, tenant_id: int, wanted: Mapping[int, Collection[tuple[int, int]]]) -> set[str]:
-        """The names of the objects in which any of these (index, part number) lie, by their batches."""
+        """The names of the objects in which any of these (index, part number) lie, by their batches.
+
+        Raises: StoreUnavailable, StoreDenied.
+        """
         log_id = self._log_id(tenant_id)
         found: set[str] = set()
         for first, parts in sorted(wanted.items()):
-            for name, sealed in parts_of(decode_batch(self._locked.get(f"{log_id}/{batch_key(first)}"))).items():
+            try:
+                objects = parts_of(decode_batch(self._locked.get(f"{log_id}/{batch_key(first)}")))
+            except (StoreUnavailable, StoreDenied):
+                raise
+            except LedgerError:
+                found |= self._known_of(tenant_id, first)
+                continue
+            for name, sealed in objects.items():
                 if any((part.idx, part.number) in parts for part in sealed):
                     found.add(name)
         return found
+
+    def _known_of(self, tenant_id: int, first: int) -> set[str]:
+        """The objects of a batch as the index knows them."""
+        with self._transactions(tenant_id, write=False) as session:
+            query = sa.select(col(PayloadRow.name)).where(
+                col(PayloadRow.tenant_id) == tenant_id, col(PayloadRow.batch_first) == first
+            )
+            return set(session.scalars(query))
 
     def held_between(self, session: Session, tenant_id: int, start: int, end: int) -> set[str]:
         """The names that are noted as held, of batches from one index to before another."""
@@ -63,26 +93,36 @@ class Holding:
         )
         return session.scalars(query.limit(1)).first() is not None
 
-    def set(self, tenant_id: int, names: Collection[str], *, on: bool) -> int:
-        """Hold these objects or let them go; how many are there. Raises: what the store raises."""
-        store, log_id, done = self._locked, self._log_id(tenant_id), []
+    def set(self, tenant_id: int, names: Collection[str], *, on: bool) -> Told:
+        """Hold these objects or let them go. One that is gone counts as told: nothing is left to hold.
+
+        Raises: StoreUnavailable, after what was told before it is noted.
+        """
+        store, log_id, done = self._locked, self._log_id(tenant_id), Told()
         if not isinstance(store, HoldingStore):
-            return 0
+            return done
+        away: StoreUnavailable | None = None
         for name in sorted(names):
             try:
-                store.hold(f"{log_id}/{name}", on=on)
-            except ObjectMissing:
+                with contextlib.suppress(ObjectMissing):
+                    store.hold(f"{log_id}/{name}", on=on)
+            except StoreUnavailable as error:
+                away = error
+                break
+            except LedgerError as error:
+                done.refused[name] = str(error)
                 continue
-            finally:
-                done.append(name)
+            done.names.append(name)
         with self._transactions(tenant_id) as session:
-            for some in chunks(done):
+            for some in chunks(done.names):
                 session.connection().execute(
                     sa.update(PayloadRow)
                     .where(col(PayloadRow.tenant_id) == tenant_id, col(PayloadRow.name).in_(some))
                     .values(held=on)
                 )
-        return len(done)
+        if away is not None:
+            raise away
+        return done
 
     def prolong(self, tenant_id: int, now: datetime, *, limit: int = 1_000) -> int:
         """Prolong the locks of held objects that would end soon; how many. One that cannot be comes again."""
@@ -104,6 +144,8 @@ class Holding:
             until = now + 2 * AHEAD
             try:
                 store.prolong(f"{log_id}/{name}", until)
+            except StoreUnavailable:
+                break  # nor for the others
             except LedgerError:
                 continue
             with self._transactions(tenant_id) as session:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -14,9 +15,12 @@ from sqlmodel import col, select
 
 from connectors.base import open_connector
 from connectors.errors import StoreUnreachable
+from erasure.errors import HoldNotCarried
 from erasure.legal_holds import LegalHolds
 from erasure.sweep_copies import Sweeps
-from ledger.errors import ObjectLocked
+from ledger.batches import batch_key
+from ledger.errors import ObjectLocked, StoreDenied
+from ledger.holding import Holding
 from ledger.models import PayloadRow
 from registry import artifacts
 from registry.stores import put_store
@@ -141,6 +145,67 @@ def test_without_holds_a_look_asks_nothing_of_the_record(house: Any) -> None:
     LegalHolds(house.parts).run(house.tenant_id, house.now)
     assert LegalHolds(house.parts).run(house.tenant_id, house.now) == 0
     assert held(house) == set()
+
+
+class Stubborn:
+    """The record's store, which takes no hold for one object."""
+
+    def __init__(self, inner: Any, name: str) -> None:
+        self._inner, self.name = inner, name
+
+    def hold(self, key: str, *, on: bool) -> None:
+        if key.endswith(self.name):
+            raise StoreDenied("as asked")
+        self._inner.hold(key, on=on)
+
+    def prolong(self, key: str, until: datetime) -> None:
+        self._inner.prolong(key, until)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("house", ["sqlite"], indirect=True)
+def test_an_object_that_cannot_be_held_is_told_and_tried_again_and_keeps_no_other_from_being_held(
+    locked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = locked
+    monkeypatch.setattr("erasure.legal_holds.SPAN", 1)
+    [first], [second] = said(house, "chat", "one", "spoken"), said(house, "chat", "two", "spoken")
+    stubborn = Stubborn(house.services.locked, first)
+    house.parts = replace(house.parts, holding=Holding(stubborn, house.parts.transactions))
+    hold(house, subjects=[ADA])
+    for _ in range(2):
+        with pytest.raises(HoldNotCarried, match=first) as told:
+            settle(house)
+        assert set(told.value.refused) == {first}
+        with contextlib.suppress(HoldNotCarried):
+            settle(house)
+        assert first not in held(house)
+        assert second in held(house)
+    stubborn.name = "none"
+    settle(house)
+    assert {first, second} <= held(house)
+
+
+@pytest.mark.parametrize("house", ["sqlite"], indirect=True)
+def test_one_damaged_batch_has_all_its_objects_held_and_stops_neither_the_others_nor_their_locks(locked: Any) -> None:
+    """Its error once ended the look, before any lock was prolonged, every time again."""
+    house = locked
+    [old] = said(house, "chat", "already held", "spoken")
+    hold(house, subjects=[ADA])
+    settle(house)
+    [first], [second] = said(house, "chat", "one", "spoken"), said(house, "chat", "two", "spoken")
+    with house.transaction(write=False) as session:
+        query = select(PayloadRow.batch_first).where(PayloadRow.name == first)
+        path = house.services.settings.data / "objects" / house.log_id / batch_key(session.exec(query).one())
+    path.chmod(0o600)
+    path.write_bytes(path.read_bytes()[:-1])
+    move(house, 2040, 7, 25)
+    settle(house)
+    assert {old, first, second} <= held(house)
+    locks = [house.services.locked.head(f"{house.log_id}/{name}").locked_until for name in (old, first, second)]
+    assert min(locks) > datetime(2040, 8, 1, tzinfo=UTC)
 
 
 class Blobs:
