@@ -174,6 +174,7 @@ class Route(APIRoute):
         async def handle(request: Request) -> Response:
             strict = StrictRequest(request.scope, request.receive)
             try:
+                _refuse_nul(request.path_params.values())
                 if request.url.query and request.url.path.startswith("/v1/"):
                     _refuse_unknown(request.query_params, known)
                 if bodiless and request.method in _WRITES and await strict.body():
@@ -207,6 +208,12 @@ def _refuse_unknown(given: Iterable[str], known: frozenset[str]) -> None:
     detail = f"no such query parameter; expected {', '.join(sorted(known)) or 'none'}"
     names = [name if _PARAMETER.fullmatch(name) else "" for name in unknown]
     raise Problem("invalid", detail, errors=[{"pointer": f"/query/{name}", "detail": detail} for name in names])
+
+
+def _refuse_nul(named: Iterable[object]) -> None:
+    """Refuse a path's name before a database, which may hold no such text, is asked for it. Raises: Problem."""
+    if any("\0" in part for part in named if isinstance(part, str)):
+        raise Problem("not-found", "no name or id of ours holds the character NUL")
 
 
 def _refuse_members(body: Any) -> None:

@@ -112,6 +112,12 @@ def test_text_with_nul_is_refused_before_a_database_sees_it(service: Any) -> Non
     problem(answer, 422, "invalid")
 
 
+def test_no_path_with_nul_reaches_a_database(service: Any) -> None:
+    # PostgreSQL refuses it as text: a fault of the service on nearly every path with a name in it.
+    for path in ("/v1/stores/{}", "/v1/runs/{}", "/v1/requests/{}", "/v1/requests/{}/plan", "/v1/retention/runs/{}"):
+        problem(service.role("legal").get(path.format("a%00b")), 404, "not-found")
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/xml", "application/json; charset=latin-1", ""])
 def test_another_content_type_is_415(service: Any, kind: str) -> None:
     answer = service.role("admin").post("/v1/tokens", content=b"{}", headers={"content-type": kind})
