@@ -37,7 +37,7 @@ from muniment.errors import ApiProblem, TransportError
 from muniment.registry import Client
 from tests.process.serving import Child, Nursery
 
-pytestmark = [pytest.mark.process, pytest.mark.postgres, pytest.mark.s3]
+pytestmark = [pytest.mark.process, pytest.mark.postgres, pytest.mark.s3, pytest.mark.timeout(900)]
 
 # The database itself notes which process takes the lease: each connection carries its process's number.
 _NOTE_LEADERS = """
