@@ -2,7 +2,8 @@
 
 Guarantees of `reclaim` at L2: every touched table was rewritten by VACUUM FULL with its TOAST table, shown by new file
 nodes, and the server reported no dead row version that it had to keep; otherwise the level stays L1. VACUUM FULL takes
-ACCESS EXCLUSIVE on one table at a time, and gives up after what is left of the deadline. Does not reach the write-ahead
+ACCESS EXCLUSIVE on one table at a time, and gives up after what is left of the deadline. The planner's samples of their
+values are taken anew (`sql_statistics`), where there are any. Does not reach the write-ahead
 log, replicas, archives and backups: `residual_until`. Source: reference/store-recipes.md §2.2.
 """
 
@@ -21,6 +22,7 @@ import psycopg
 import sqlalchemy as sa
 from typing_extensions import override
 
+from connectors import sql_statistics
 from connectors.base import Level, ReclaimReport, Residue
 from connectors.errors import BadConfig, ConnectorError, StoreUnreachable, Timeout, WrongCredentials
 from connectors.residue import Hits, Needles
@@ -47,8 +49,16 @@ SELECT c.oid::bigint AS oid, c.relfilenode::bigint AS node, coalesce(t.relfileno
 FROM pg_catalog.pg_class c
 JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 LEFT JOIN pg_catalog.pg_class t ON t.oid = c.reltoastrelid
-WHERE c.relkind IN ('r', 'm') AND (c.oid = %s::regclass OR c.oid IN (SELECT relid FROM pg_partition_tree(%s::regclass)))
+WHERE c.relkind IN ('r', 'm') AND c.oid IN (
+  WITH RECURSIVE own AS (
+  SELECT %s::regclass::oid AS oid
+  UNION SELECT i.inhrelid FROM pg_catalog.pg_inherits i JOIN own ON i.inhparent = own.oid
+  ) SELECT oid FROM own
+)
 """
+"""The files of a table, of its partitions and of tables that inherit from it: a DELETE reaches them all."""
+_STATISTICS = "statistics"
+"""In evidence: what file nodes the planner's statistics had before, or that no table had any."""
 
 
 class PostgresDatabase(Database):
@@ -164,28 +174,52 @@ class PostgresDatabase(Database):
         if level <= Level.L1:
             return ReclaimReport(level=Level.L1, residual_until=residual, detail="nothing was reclaimed", method="none")
         evidence: dict[str, str] = {}
-        problems = []
-        for table in tables.values():
-            for oid, node, toast, name in self._files(connection, table):
-                problem = self._rewrite(connection, (oid, node, toast), name, limit)
-                if problem is None:
-                    evidence[f"table {oid}"] = f"{node}/{toast}"
-                else:
-                    problems.append(f"{name}: {problem}")
-        detail = (
-            "; ".join(problems) or f"{len(evidence)} tables rewritten; the write-ahead log keeps the rows for a time"
-        )
+        problems: list[str] = []
+        plain = [_plain(table) for table in tables.values()]
+        for name in plain:
+            problems += self._rewritten(connection, name, evidence, limit)
+        detail = f"{len(evidence)} tables rewritten; the write-ahead log keeps the rows for a time"
+        if analysed := sql_statistics.analysed(connection, plain):
+            problems += self._forget_samples(connection, analysed, evidence, limit)
+            detail += "; statistics of the planner taken anew"
+        evidence |= {_STATISTICS: "renewed" if analysed else "none"} if not problems else {}
         return ReclaimReport(
             level=Level.L1 if problems else Level.L2,
             residual_until=residual,
-            detail=detail,
+            detail="; ".join(problems) or detail,
             method="VACUUM FULL, new file nodes, no dead row version kept",
             evidence=evidence,
         )
 
+    def _rewritten(
+        self, connection: sa.Connection, plain: str, evidence: dict[str, str], limit: Deadline
+    ) -> Iterator[str]:
+        """Rewrite what one name leads to, noting the file nodes from before; yield what could not be."""
+        for oid, node, toast, name in self._files(connection, plain):
+            problem = self._rewrite(connection, (oid, node, toast), name, limit)
+            if problem is None:
+                evidence[f"table {oid}"] = f"{node}/{toast}"
+            else:
+                yield f"{name}: {problem}"
+
+    def _forget_samples(
+        self, connection: sa.Connection, tables: dict[int, str], evidence: dict[str, str], limit: Deadline
+    ) -> list[str]:
+        """Take statistics anew and rewrite where they lay; return what could not be done."""
+        try:
+            problems = sql_statistics.renew(connection, tables, lambda: self.arm(connection, limit))
+        except sa.exc.DBAPIError as error:
+            problem = self.explain(error, limit)
+            if not isinstance(problem, Refused | Timeout):
+                raise problem from None
+            return ["the planner's statistics could not be taken anew, and hold values of rows"]
+        for name in sql_statistics.CATALOGS:
+            problems += self._rewritten(connection, name, evidence, limit)
+        return problems
+
     @staticmethod
-    def _files(connection: sa.Connection, table: Table) -> list[tuple[int, int, int, str]]:
-        rows = connection.exec_driver_sql(_FILES, (_plain(table), _plain(table)))
+    def _files(connection: sa.Connection, plain: str) -> list[tuple[int, int, int, str]]:
+        rows = connection.exec_driver_sql(_FILES, (plain,))
         return [(row.oid, row.node, row.toast, row.name) for row in rows]
 
     def _rewrite(
@@ -247,9 +281,10 @@ class PostgresDatabase(Database):
             for _, hits in self._search(connection, every, canaries, limit):
                 found |= {number for number, _ in hits}
             how += ", every table read for the canaries"
-            for table in tables if self._may_read_files(connection) else ():
-                for _, hits in self._scan(connection, table, canaries, limit):
-                    found |= {number for number, _ in hits}
+            if self._may_read_files(connection):
+                for name in (*(_plain(table) for table in tables), *sql_statistics.CATALOGS):
+                    for _, hits in self._scan(connection, name, canaries, limit):
+                        found |= {number for number, _ in hits}
                 how += ", byte scan of table files"
         missing = self._not_rewritten(connection, tables, reclaimed)
         return Bytes(found=frozenset(found), how=how, could_not_check=missing)
@@ -259,14 +294,17 @@ class PostgresDatabase(Database):
     ) -> str | None:
         """Return why the old files may still be there; a byte scan cannot say so, since TOAST compresses values."""
         evidence = reclaimed.evidence if reclaimed else {}
-        for table in tables:
-            for oid, node, toast, name in self._files(connection, table):
+        catalogs = sql_statistics.CATALOGS if evidence.get(_STATISTICS) == "renewed" else ()
+        for plain in (*(_plain(table) for table in tables), *catalogs):
+            for oid, node, toast, name in self._files(connection, plain):
                 before = evidence.get(f"table {oid}")
                 if before is None:
                     return f"no rewrite of {name} is in evidence"
                 old_node, old_toast = before.split("/")
                 if str(node) == old_node or (toast and str(toast) == old_toast):
                     return f"{name} still has the file node from before"
+        if _STATISTICS not in evidence:
+            return "nothing is in evidence of what the planner's statistics hold"
         return None
 
     @override
@@ -276,8 +314,8 @@ class PostgresDatabase(Database):
         every = self._base_tables(connection)
         found = self._search(connection, every, canaries, limit)
         if self._may_read_files(connection):
-            for table in tables:
-                found += self._scan(connection, table, canaries, limit)
+            for name in (*(_plain(table) for table in tables), *sql_statistics.CATALOGS):
+                found += self._scan(connection, name, canaries, limit)
         return [
             Residue(where=label, count=number_of, encoding=encoding, canary=number)
             for label, hits in found
@@ -296,16 +334,17 @@ class PostgresDatabase(Database):
     def _search(
         self, connection: sa.Connection, names: Sequence[str], canaries: Sequence[bytes], limit: Deadline
     ) -> list[tuple[str, Hits]]:
-        """Read every live row as the server decodes it: compressed values too, which a byte scan cannot see."""
+        """Read every live row, and the planner's samples, as the server decodes them: compressed values too."""
         wanted = Needles(canaries)
         found = []
-        for name in names:
+        queries = [(f"rows of {name}", f"SELECT * FROM {name}") for name in names]
+        for label, query in (*queries, *(("the planner's statistics", query) for query in sql_statistics.SAMPLES)):
             self.arm(connection, limit)
             try:
                 with _raw(connection).cursor() as cursor:
-                    statement = f"COPY (SELECT * FROM {name}) TO STDOUT (FORMAT binary)"
+                    statement = f"COPY ({query}) TO STDOUT (FORMAT binary)"
                     with cursor.copy(statement.encode()) as copied:
-                        found.append((f"rows of {name}", wanted.count_chunks((bytes(part) for part in copied), limit)))
+                        found.append((label, wanted.count_chunks((bytes(part) for part in copied), limit)))
             except psycopg.Error as error:
                 problem = self.explain(sa.exc.DBAPIError("", None, error), limit)
                 if isinstance(problem, Refused):
@@ -319,12 +358,12 @@ class PostgresDatabase(Database):
         return bool(connection.exec_driver_sql("SELECT has_function_privilege(%s, 'EXECUTE')", (name,)).scalar())
 
     def _scan(
-        self, connection: sa.Connection, table: Table, canaries: Sequence[bytes], limit: Deadline
+        self, connection: sa.Connection, plain: str, canaries: Sequence[bytes], limit: Deadline
     ) -> list[tuple[str, Hits]]:
         """Scan the files of a table, its TOAST table and their indexes, one gigabyte segment after another."""
         wanted = Needles(canaries)
         found = []
-        for oid, _, _, name in self._files(connection, table):
+        for oid, _, _, name in self._files(connection, plain):
             paths = connection.exec_driver_sql(
                 "WITH own AS (SELECT oid, reltoastrelid FROM pg_catalog.pg_class WHERE oid = %s),"
                 " heaps AS (SELECT oid FROM own UNION SELECT reltoastrelid FROM own WHERE reltoastrelid <> 0),"

@@ -285,6 +285,57 @@ def test_partitions_are_reclaimed_with_their_table(bed: PostgresBed) -> None:
     assert bed.hits("in the first partition") == 0
 
 
+@pytest.mark.parametrize("who", ["superuser", "owner"])
+def test_samples_that_the_planner_took_go_with_the_row(bed: PostgresBed, who: str) -> None:
+    # ANALYZE, which autovacuum runs, copies values into pg_statistic; an emptied table keeps what was taken last.
+    mine = [Item(copy_id="c", locator=bed.put("mia-0", text_of("mia-0"), "mia"))]
+    bed.run("CREATE INDEX ON notes (upper(body))")
+    bed.run("CREATE STATISTICS both_columns (mcv) ON body, person FROM notes")
+    url = bed.role(reads=True) if who == "owner" else bed.config()["url"]
+    if who == "owner":
+        name = url.partition("//")[2].partition(":")[0]
+        bed.run(f"ALTER DATABASE {bed.name} OWNER TO {name}")
+        bed.run(f"ALTER TABLE notes OWNER TO {name}")
+        bed.run("DROP STATISTICS both_columns")
+    bed.run("INSERT INTO notes SELECT 'mia-' || n, 'mia', %s FROM generate_series(1, 3) n", text_of("mia-0"))
+    bed.run("ANALYZE notes")
+    bed.run("DELETE FROM notes WHERE id <> 'mia-0'")
+    with open_connector("sql", {"url": url, "owner_field": "person"}, secrets=str) as connector:
+        items = captured(connector, mine)
+        erase(connector, items)
+        told = {residue.where for residue in connector.residue(items[0].canaries, deadline=30)}
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+        finding = connector.verify(items, Level.L2, deadline=30, reclaimed=report)[0]
+        left = connector.residue([text_of("mia-0").encode(), text_of("mia-0").upper().encode()], deadline=30)
+    assert "the planner's statistics" in told
+    assert (report.level, finding.level, finding.present, left) == (Level.L2, Level.L2, False, [])
+
+
+def test_a_role_that_may_not_renew_samples_gets_no_level_it_did_not_reach(bed: PostgresBed) -> None:
+    mine, _ = fill(bed, 1)
+    url = bed.role(reads=True)
+    bed.run(f"ALTER TABLE notes OWNER TO {url.partition('//')[2].partition(':')[0]}")
+    bed.run("ANALYZE notes")
+    with open_connector("sql", {"url": url, "owner_field": "person"}, secrets=str) as connector:
+        items = captured(connector, mine)
+        erase(connector, items)
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+        finding = connector.verify(items, Level.L2, deadline=30, reclaimed=report)[0]
+    assert (report.level, finding.level, finding.present) == (Level.L1, Level.L1, None)
+    assert "pg_statistic" in report.detail
+
+
+def test_rows_of_tables_that_inherit_are_reclaimed_too(bed: PostgresBed) -> None:
+    bed.run("CREATE TABLE old_notes () INHERITS (notes)")
+    bed.run("INSERT INTO old_notes (id, person, body) VALUES ('mia-0', 'mia', %s)", text_of("mia-0"))
+    with bed.open() as connector:
+        items = captured(connector, [Item(copy_id="c", locator={"table": "notes", "key": {"id": "mia-0"}})])
+        erase(connector, items)
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+    assert (report.level, bed.hits(text_of("mia-0"))) == (Level.L2, 0)
+    assert "2 tables rewritten" in report.detail
+
+
 def test_wrong_credentials_are_told_apart_from_no_server(bed: PostgresBed) -> None:
     mine, _ = fill(bed, 1)
     for url, expected in (
