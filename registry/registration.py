@@ -696,12 +696,10 @@ class _Registration:
         return self.plain_ends[name]
 
     def _scope_rows(self, artifact_id: int, item: Item) -> list[tuple[Any, ...]]:
-        scope = dict(item.scope)
+        scope = set(item.scope.items())
         if item.run is not None and item.data_class.state == working.WORKING:
-            scope.setdefault(working.SCOPE, item.run)
-        return [
-            (self.tenant_id, self.lookups.scope(name, value), ARTIFACT, artifact_id) for name, value in scope.items()
-        ]
+            scope.add((working.SCOPE, item.run))  # beside what the caller's own scope may call a run
+        return [(self.tenant_id, self.lookups.scope(name, value), ARTIFACT, artifact_id) for name, value in scope]
 
     def _insert_edges(self, wanted: Mapping[int, set[Parent]], present: Mapping[int, set[Parent]]) -> None:
         rows = [

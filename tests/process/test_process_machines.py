@@ -270,15 +270,16 @@ def test_working_state_ends_with_its_run(desk: Any) -> None:
     desk.call("platform", "PUT", "/v1/stores/files", {"kind": "files", "config": {"root": str(folder)}})
     run = desk.call("writer", "POST", "/v1/runs", {"run": "r9", "status": "active"})
 
-    def register(path: str, run_name: str, data_class: str = "scratch") -> str:
+    def register(path: str, run_name: str, data_class: str = "scratch", **more: Any) -> str:
         item = {"data_class": data_class, "store": "files", "locator": {"path": path}, "subjects": ["user:ada"],
-                "activity": {"kind": "draft", "run": run_name}}  # fmt: skip
+                "activity": {"kind": "draft", "run": run_name}, **more}  # fmt: skip
         [made] = desk.call("writer", "POST", "/v1/artifacts", {"artifacts": [item]})["results"]
         assert made["status"] == "created"
         return str(made["id"])
 
     names = {name: register(*of) for name, of in {
         "its": ("a", "r9"), "another run's": ("b", "r8"), "a memory": ("c", "r9", "memory")}.items()}  # fmt: skip
+    names["of a tool's run"] = register("e", "r9", scope={"run": "pytest-3"})
 
     def ends(name: str) -> Any:
         return desk.call("legal", "GET", f"/v1/artifacts/{names[name]}")
@@ -286,6 +287,7 @@ def test_working_state_ends_with_its_run(desk: Any) -> None:
     assert all(ends(name)["expires_at"] is None for name in names)
     over = desk.call("writer", "PATCH", f"/v1/runs/{run['id']}", {"status": "completed"})
     assert ends("its")["ends_at"] == over["ended_at"]
+    assert ends("of a tool's run")["ends_at"] == over["ended_at"], "what a scope calls a run hides the item's own"
     assert ends("its")["rule"] == "item_expiry"
     assert [ends(name)["expires_at"] for name in ("another run's", "a memory")] == [None, None]
     names["late"] = register("d", "r9")
