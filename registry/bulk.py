@@ -37,6 +37,9 @@ _TYPES: tuple[tuple[type[sa.types.TypeEngine[Any]], str], ...] = (
 _collecting = threading.Lock()
 _pauses = 0
 _ran = True
+_ended = 0
+_OVERDUE, _DEEP = 10, 200
+"""After so many batches that ended while others kept the collector off it runs once, and at the second goes deep."""
 
 
 def insert(session: Session, model: type[SQLModel], names: tuple[str, ...], rows: Sequence[tuple[Any, ...]]) -> None:
@@ -105,9 +108,10 @@ def moment(value: int | None) -> datetime | None:
 def without_collector() -> Iterator[None]:
     """Let the cycle collector rest while many objects without cycles are made, of which none outlives the batch.
 
-    It would walk the whole heap of the service several times a batch to find nothing. Nests, over threads too.
+    It would walk the whole heap of the service several times a batch to find nothing. Nests, over threads too; where
+    batches follow each other without a gap, every tenth lets it run once.
     """
-    global _pauses, _ran  # noqa: PLW0603 - the collector is one for the process
+    global _pauses, _ran, _ended  # noqa: PLW0603 - the collector is one for the process
     with _collecting:
         if not _pauses:
             _ran = gc.isenabled()
@@ -118,8 +122,12 @@ def without_collector() -> Iterator[None]:
     finally:
         with _collecting:
             _pauses -= 1
+            _ended = _ended + 1 if _pauses else 0
+            ended = _ended if _ran else 0
             if _ran and not _pauses:
                 gc.enable()
+        if ended and ended % _OVERDUE == 0:
+            gc.collect(1 if ended % _DEEP else 2)
 
 
 @lru_cache(maxsize=64)

@@ -6,6 +6,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -151,6 +152,25 @@ def test_the_collector_runs_again_after_the_last_batch_whatever_happened_in_it()
         assert not gc.isenabled(), "who switched it off keeps it off"
     finally:
         gc.enable()
+
+
+class Ring:
+    """A cycle, which only the collector finds."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+def test_the_collector_runs_now_and_then_while_batches_follow_each_other_without_a_gap() -> None:
+    with bulk.without_collector():  # another batch, always at work
+        lost = weakref.ref(Ring())
+        for _ in range(10):
+            assert lost() is not None
+            with bulk.without_collector():
+                pass
+        assert lost() is None
+        assert not gc.isenabled()
+    assert gc.isenabled()
 
 
 def test_a_session_of_another_kind_of_statement_stays_usable(place: Any) -> None:
