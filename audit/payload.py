@@ -36,6 +36,13 @@ class Counts:
     expired: int = 0
 
 
+class Gap(NamedTuple):
+    """An object of which some bytes are in no part, as far as it was looked at; `covered` bytes are."""
+
+    size: int
+    covered: int
+
+
 class _Wanted(NamedTuple):
     """A tuple, because there is one for every part of the log."""
 
@@ -55,8 +62,7 @@ class PayloadCheck:
     states: PartStates | None
     everything: bool = True
     counts: Counts = field(default_factory=Counts)
-    loose_objects: int = 0
-    loose_bytes: int = 0
+    gaps: dict[str, Gap] = field(default_factory=dict)
 
     def check(self, first: int, end: int, entries: Iterable[tuple[int, ReadHeader]]) -> None:
         """Check the parts of these entries, all of them between two indexes."""
@@ -84,7 +90,7 @@ class PayloadCheck:
         try:
             info = uncovered(self.reader, key)
             if self.everything:
-                self._weigh(info.size, parts)
+                self._weigh(key, info.size, parts)
             if info.size <= WHOLE_OBJECT:
                 self._check_whole(key, memoryview(self.reader.get(key)), parts)
             else:
@@ -104,17 +110,25 @@ class PayloadCheck:
 
     def notes(self) -> list[str]:
         """Say what lies in payload objects and belongs to no entry; a fault is not in it, an addition would show."""
-        if not self.loose_objects:
+        if not self.gaps:
             return []
+        loose = sum(gap.size - gap.covered for gap in self.gaps.values())
         return [
             (
-                f"{self.loose_bytes} bytes in {self.loose_objects} payload objects belong to no entry: a part that was "
+                f"{loose} bytes in {len(self.gaps)} payload objects belong to no entry: a part that was "
                 "repeated or dropped leaves such bytes, and so would something that was added"
             )
         ]
 
-    def _weigh(self, size: int, parts: list[_Wanted]) -> None:
-        """Count the bytes of an object that no part covers. One object serves one batch only."""
+    def cover(self, key: str, gap: Gap) -> None:
+        """Take what one batch covers of an object, beside what other batches do: a flush may be several batches."""
+        before = self.gaps.pop(key, Gap(gap.size, 0))
+        covered = before.covered + gap.covered
+        if covered < gap.size:
+            self.gaps[key] = Gap(gap.size, covered)
+
+    def _weigh(self, key: str, size: int, parts: list[_Wanted]) -> None:
+        """Count the bytes of an object that no part of this batch covers."""
         covered = at = 0
         for start, end in sorted([(part.off, part.off + part.len) for _, _, part, _ in parts]):
             if start >= at:  # nearly always: parts lie one behind the other
@@ -124,8 +138,7 @@ class PayloadCheck:
                 covered += end - at
                 at = end
         if size > covered:
-            self.loose_objects += 1
-            self.loose_bytes += size - covered
+            self.cover(key, Gap(size, covered))
 
     def _check_whole(self, key: str, data: memoryview, parts: list[_Wanted]) -> None:
         for one in parts:

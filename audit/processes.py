@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from audit.findings import Finding, Findings, Verdict
 from audit.headers import unchecked
-from audit.payload import Counts, PartStates, PayloadCheck
+from audit.payload import Counts, Gap, PartStates, PayloadCheck
 from audit.reader import Reader
 from ledger.batches import batch_digest, decode_batch
 from ledger.errors import LedgerError
@@ -45,8 +45,7 @@ class Outcome:
     """What the parts of one batch came to."""
 
     counts: Counts
-    loose_objects: int
-    loose_bytes: int
+    gaps: Mapping[str, Gap]
     kept: Sequence[Finding]
     verdicts: Counter[Verdict]
 
@@ -93,8 +92,8 @@ class Helpers:
         check.counts.checked += outcome.counts.checked
         check.counts.erased += outcome.counts.erased
         check.counts.expired += outcome.counts.expired
-        check.loose_objects += outcome.loose_objects
-        check.loose_bytes += outcome.loose_bytes
+        for key, gap in outcome.gaps.items():
+            check.cover(key, gap)
         check.findings.take(outcome.kept, outcome.verdicts)
 
     def _ended(self, key: str | None = None, first: int | None = None) -> None:
@@ -149,8 +148,7 @@ def _check(task: Task) -> Outcome:
             check.findings.add(Verdict.ALTERED, detail, object=task.key, index=task.first)
     return Outcome(
         counts=check.counts,
-        loose_objects=check.loose_objects,
-        loose_bytes=check.loose_bytes,
+        gaps=check.gaps,
         kept=tuple(check.findings.kept),
         verdicts=check.findings.counts,
     )

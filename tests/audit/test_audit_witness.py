@@ -113,3 +113,15 @@ def test_a_part_that_a_header_no_longer_names_is_told_too(small_log: Copy) -> No
     headers[-1] = replace(headers[-1], parts=headers[-1].parts[:1])
     log.write(replace(history, headers=tuple(headers)), log.key)
     assert any("64 bytes in 1 payload" in note for note in audit(log).notes)
+
+
+def test_an_object_that_two_batches_of_one_flush_share_holds_nothing_that_belongs_to_no_entry(small_log: Copy) -> None:
+    log = small_log.fresh()
+    starts = tuple(start + more for start in log.history.starts for more in (0, 2))
+    names = tuple(start for start in log.history.starts for _ in range(2))
+    log.write(replace(log.history, starts=starts, names=names, fences=(1,) * len(starts)), log.key)
+    report = audit(log)
+    assert report.verdict is Verdict.SOUND
+    assert report.notes == (UNANCHORED,)
+    log.bucket.objects[log.part()[0]] += b"x" * 100
+    assert any(note.startswith("100 bytes in 1 payload objects belong to no entry") for note in audit(log).notes)
