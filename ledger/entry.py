@@ -287,13 +287,16 @@ def _part_of(part: _WirePart) -> Part:
 def part_at(data: bytes, number: int) -> Part:
     """Return one part of a header that was checked when it was stored: a fraction of the work, no check of its own.
 
-    For readers that check the part's bytes by other means. Raises: MalformedHeader, IndexError.
+    For readers that check the part's bytes by other means. Raises: MalformedHeader, also where it has no such part.
     """
     try:
         wire = _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         reason = "not JSON of the known form"
         raise MalformedHeader(reason) from error
+    if not 0 <= number < len(wire.parts):
+        reason = f"part {number} is not among its {len(wire.parts)} parts"
+        raise MalformedHeader(reason)
     return _part_of(wire.parts[number])
 
 

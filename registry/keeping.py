@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from sqlmodel import Session
 
-from ledger.entry import part_at
-from ledger.errors import ObjectHidden, ObjectMissing
+from ledger.entry import Part, part_at
+from ledger.errors import MalformedHeader, ObjectHidden, ObjectMissing
 from ledger.log import Log
 from vault.envelope import context, joint_prk, part_key_of
 from vault.errors import VaultError
@@ -63,11 +63,16 @@ def part_keys(session: Session, vault: Vault, log: Log, tenant_id: int, parts: S
     indexes = sorted({part.idx for part in open_parts})
     # What a header says of a part is not believed: only a key that opens the stored bytes is returned.
     headers = dict(zip(indexes, log.headers(tenant_id, indexes), strict=True))
-    places = {part.place: part_at(headers[part.idx], part.part) for part in open_parts}
+    places: dict[PartPlace, Part] = {}
+    for part in open_parts:
+        try:
+            places[part.place] = part_at(headers[part.idx], part.part)
+        except MalformedHeader as error:
+            made.faults[part.place] = f"its header does not say where it is: {error.reason}"
     stored = log.payloads(tenant_id, places.values())
     prks: dict[tuple[str, ...], bytes] = {}
     tenant = str(tenant_id)
-    for part in sorted(open_parts, key=lambda one: one.place):
+    for part in sorted((part for part in open_parts if part.place in places), key=lambda one: one.place):
         place = places[part.place]
         if part.key_ids not in prks:
             prks[part.key_ids] = joint_prk({key_id: reading.opened[key_id] for key_id in part.key_ids})

@@ -298,3 +298,11 @@ def test_every_kind_is_for_users_or_for_the_system_and_well_named() -> None:
     assert not entry.USER_KINDS & entry.SYSTEM_KINDS
     assert all(re.fullmatch(r"[a-z]+(\.[a-z]+)?", kind) for kind in Kind)
     assert len(entry.USER_KINDS) == 16
+
+
+@pytest.mark.parametrize("number", [-1, 1, 2**40])
+def test_a_part_that_a_header_does_not_have_is_a_named_error(number: int) -> None:
+    raw = GOOD.encode()
+    assert [entry.part_at(raw, 0)] == list(entry.decode_header(raw).parts)
+    with pytest.raises(MalformedHeader, match="among its 1 parts"):
+        entry.part_at(raw, number)
