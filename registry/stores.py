@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
@@ -48,6 +48,7 @@ _CONFIG: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
 KINDS = tuple(_CONFIG)
 _ALONE = frozenset({"qdrant", "chroma", "lancedb", "mem0"})
 _SECRET_SETTINGS = frozenset({"api_key", "secret", "access_key", "secret_key", "password", "token"})
+_SECONDS = frozenset({"statement_timeout", "wal_retention"})
 _ABOUT = ("recipient", "country", "backup_retention", "log_retention", "cache_ttl", "provider_retention")
 _REFERENCE = re.compile(r"env:[A-Z0-9_]{1,200}|file:[A-Za-z0-9][A-Za-z0-9_./-]{0,255}")
 _COUNTRY = re.compile(r"[A-Z]{2}")
@@ -194,10 +195,10 @@ def _config(kind: str, reader: Reader, tenant: str) -> dict[str, Any]:
 
 
 def _check_setting(reader: Reader, name: str, value: object, tenant: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, str | int) or (isinstance(value, str) and not value.strip()):
-        reader.add(name, "expected a text or a whole number")
+    if name in _SECONDS and isinstance(value, int) and not isinstance(value, bool):
         return
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not value.strip():
+        reader.add(name, f"expected a text{' or a whole number of seconds' if name in _SECONDS else ''}")
         return
     if any(ord(sign) < 32 for sign in value) or len(value) > 2048:  # noqa: PLR2004
         reader.add(name, "expected at most 2048 characters without control characters")
@@ -223,7 +224,7 @@ def _has_password(address: str) -> bool:
         parts = urlsplit(address)
     except ValueError:
         return True
-    return parts.password is not None or "password=" in parts.query
+    return parts.password is not None or any(name.endswith("password") for name, _ in parse_qsl(parts.query))
 
 
 _SCHEMES = {

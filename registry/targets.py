@@ -1,7 +1,9 @@
 """Where a store or a callback may point: the operator's allow-list, and never the service's own data.
 
 Guarantees: nothing is allowed by default; paths are compared resolved, so links and `..` change nothing; our own
-folders, database and buckets are refused even where a pattern would allow them. Pure but for resolving paths.
+folders, database and buckets are refused even where a pattern would allow them. An address is judged as its driver
+reads it: what a driver would read otherwise, and parameters that lead elsewhere, are refused. Pure but for resolving
+paths.
 Does not pin addresses or follow redirects; that is the connector's business at connect time.
 """
 
@@ -12,12 +14,34 @@ from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import sqlalchemy as sa
 
 from registry.errors import TargetNotAllowed
 
 _REFERENCES = ("env:", "file:")
 _DEFAULT_PORTS = {"postgresql": 5432, "redis": 6379, "rediss": 6379, "http": 80, "https": 443}
+_TLS = frozenset({"ssl_cert_reqs", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile", "ssl_check_hostname"})
+_PARAMETERS = {
+    "postgresql": frozenset(
+        {
+            "application_name",
+            "channel_binding",
+            "connect_timeout",
+            "gssencmode",
+            "sslcert",
+            "sslcrl",
+            "sslkey",
+            "sslmode",
+            "sslrootcert",
+            "target_session_attrs",
+        }
+    ),
+    "redis": frozenset({"db", "protocol"}),
+    "rediss": frozenset({"db", "protocol"}) | _TLS,
+}
+"""What an address may say after `?`: nothing that names a host, port, database, user or file of secrets."""
 _NO_TARGET = frozenset({"agent"})
 """Kinds that run inside the agent's own process: the service connects to nothing."""
 
@@ -68,11 +92,10 @@ class Targets:
         if scheme == "file":
             self._check_path(kind, unquote(parts.path), self._files, "file:")
             return
-        if "host=" in parts.query or "hostaddr=" in parts.query or "service=" in parts.query:
-            raise TargetNotAllowed(kind, "the host stands in the query; write it as the address's host")
-        host = (parts.hostname or "").lower().rstrip(".")
-        if not host:
+        if not parts.hostname:
             raise TargetNotAllowed(kind, "the address names no host")
+        _check_reading(kind, scheme, url, (parts.hostname, port, parts.path.removeprefix("/")))
+        host = parts.hostname.lower().rstrip(".")
         place = f"{host}:{port or _DEFAULT_PORTS.get(scheme, 0)}"
         if any(_same_database(own, url) for own in self._own_urls):
             raise TargetNotAllowed(kind, "this is the service's own data")
@@ -112,6 +135,26 @@ class Targets:
             self._own_urls.append(place)
         elif place:
             self._own_paths.append(Path(place).resolve())
+
+
+def _check_reading(kind: str, scheme: str, url: str, place: tuple[str, int | None, str]) -> None:
+    """Return when the driver reads the same host, port and database out of an address. Raises: TargetNotAllowed."""
+    known = _PARAMETERS.get(scheme, frozenset())
+    given = {name for name, _ in parse_qsl(urlsplit(url).query, keep_blank_values=True)}
+    if given - known:
+        raise TargetNotAllowed(
+            kind, f"after ? an address may have {', '.join(sorted(known)) or 'nothing'}; host and database stand before"
+        )
+    if scheme != "postgresql":
+        return
+    try:
+        read = sa.make_url(url)
+    except (sa.exc.ArgumentError, ValueError):
+        raise TargetNotAllowed(kind, "the address cannot be read") from None
+    if ((read.host or "").lower(), read.port, read.database or "") != (place[0].lower(), *place[1:]):
+        raise TargetNotAllowed(
+            kind, "its driver reads another host out of the address; write # ? / @ as %23 %3F %2F %40"
+        )
 
 
 def sqlite_path(url: str) -> str:
