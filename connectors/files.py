@@ -63,9 +63,13 @@ from connectors.residue import Needles, samples
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from datetime import datetime
+    from typing import BinaryIO
 
 _JSON_LIMIT = 16 * 1024 * 1024
 """A whole file is parsed for its owner only up to this size; a larger one names no owner and is left alone."""
+
+LINE_ENDS = (".jsonl", ".ndjson")
+"""Files of JSON lines: each line names its owner."""
 
 _ABSENT = (Outcome.ALREADY_ABSENT, "no file of this name in the root")
 Answer = tuple[Outcome, str]
@@ -138,10 +142,14 @@ class FilesConnector(Connector):
             raise BadConfig("discover needs owner_field")
         forms = owner_forms(selector.identifiers)
         for path, _, place in self._tree.walk(limit):
-            owners = self._line_owners(place, limit) if path.endswith(".jsonl") else set()
-            for value in sorted(owners & forms):
-                yield {"path": path, "lines": {"field": self._config.owner_field, "value": value}}
-            if not path.endswith(".jsonl") and self._file_owner(place) in forms:
+            if path.endswith(LINE_ENDS):
+                for value in self._line_owners(place, limit):
+                    if str(value) in forms:
+                        yield {"path": path, "lines": {"field": self._config.owner_field, "value": value}}
+                continue
+            with place.open() as stream:
+                owner = self._file_owner(stream, path, limit)
+            if owner in forms:
                 yield {"path": path}
 
     @override
@@ -149,21 +157,31 @@ class FilesConnector(Connector):
         limit = Deadline("walk", deadline)
         for path, _, place in self._tree.walk(limit):
             yield {"path": path}
-            if path.endswith(".jsonl") and self._config.owner_field is not None:
-                for value in sorted(self._line_owners(place, limit)):
+            if path.endswith(LINE_ENDS) and self._config.owner_field is not None:
+                for value in self._line_owners(place, limit):
                     yield {"path": path, "lines": {"field": self._config.owner_field, "value": value}}
 
-    def _line_owners(self, place: Place, limit: Deadline) -> set[str]:
+    def _line_owners(self, place: Place, limit: Deadline) -> list[str | int]:
+        """Return whom the lines name, as they write it: a number names others than its digits as a text."""
         with place.open() as stream:
             documents = (parse(line) for line in lines(stream, limit))
             named = (each.get(self._config.owner_field) for each in documents if isinstance(each, dict))
-            return {owner for owner in named if isinstance(owner, str)}
+            found = {
+                each for each in named if isinstance(each, str | int) and not isinstance(each, bool) and each != ""
+            }
+        return sorted(found, key=str)
 
-    def _file_owner(self, place: Place) -> str | None:
-        with place.open() as stream:
-            content = stream.read(_JSON_LIMIT + 1)
-        document = parse(content) if len(content) <= _JSON_LIMIT else None
-        return self._owner(document)
+    def _file_owner(self, stream: BinaryIO, name: str, limit: Deadline) -> str | None:
+        """Return whom a whole file names: its document, or of JSON lines every one."""
+        content = stream.read(_JSON_LIMIT + 1)
+        if len(content) > _JSON_LIMIT:
+            return None
+        owner = self._owner(parse(content))
+        if owner is not None or not name.endswith(LINE_ENDS):
+            return owner
+        stream.seek(0)
+        named = {self._owner(parse(line)) for line in lines(stream, limit) if line.strip()}
+        return named.pop() if len(named) == 1 else None
 
     def _owner(self, document: object) -> str | None:
         value = document.get(self._config.owner_field) if isinstance(document, dict) else None
@@ -298,7 +316,7 @@ class FilesConnector(Connector):
         """Remove every name of one file, and see through an open descriptor that none is left."""
         with place.open() as stream:
             before = os.fstat(stream.fileno())
-            if self._config.owner_field is not None and self._file_owner(place) not in forms:
+            if self._config.owner_field is not None and self._file_owner(stream, place.name, limit) not in forms:
                 return Outcome.OWNER_MISMATCH, "the file names another owner, or none"
             others = before.st_nlink - 1
             if others and not self._config.all_names:
@@ -308,6 +326,9 @@ class FilesConnector(Connector):
                 if missing:
                     return Outcome.FAILED, f"{missing} of the file's other names are not below the root"
                 self._unlink_others(place, before, limit, dry=False)
+            now = place.stat()
+            if now is None or _identity(now) != _identity(before):
+                return Outcome.FAILED, "the file was replaced or written to while it was looked at"
             os.unlink(place.name, dir_fd=place.folder)
             os.fsync(place.folder)
             left = os.fstat(stream.fileno()).st_nlink
@@ -479,6 +500,10 @@ class FilesConnector(Connector):
     @override
     def close(self) -> None:
         self._tree.close()
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size
 
 
 def _texts(document: object) -> Iterator[str]:

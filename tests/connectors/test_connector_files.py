@@ -238,6 +238,52 @@ def test_a_line_of_another_owner_under_the_same_value_stops_the_item(tmp_path: P
     assert (bed.root / "shared.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("end", ["jsonl", "ndjson"])
+def test_lines_that_name_their_owner_by_a_number_are_found_and_go(tmp_path: Path, end: str) -> None:
+    bed = FilesBed(tmp_path)
+    shared = bed.root / f"shared.{end}"
+    others = '{"owner": "42x", "text": "b"}\n{"owner": true, "text": "c"}\n'
+    shared.write_text('{"owner": 42, "text": "a"}\n' + others)
+    with bed.open() as connector:
+        found = list(connector.discover(Selector(identifiers=("user:42",)), deadline=30))
+        assert found == [{"path": shared.name, "lines": {"field": "owner", "value": 42}}]
+        walked = [each["lines"]["value"] for each in connector.walk(deadline=30) if "lines" in each]
+        receipts = erase(connector, [Item(copy_id="c", locator=found[0])], "user:42")
+    assert walked == [42, "42x"]
+    assert receipts[0].outcome is Outcome.ERASED
+    assert shared.read_text() == others
+
+
+def test_a_whole_file_of_lines_goes_when_every_line_names_the_owner(tmp_path: Path) -> None:
+    # "One thread, one file" is often JSON lines; a file of which one line names somebody else, or nobody, stays.
+    bed = FilesBed(tmp_path)
+    mine = '{"owner": "mia", "text": "a"}\n'
+    for name, content in {"own": mine * 2 + "\n", "two": mine + '{"owner": "ben"}\n', "none": mine + "{}\n"}.items():
+        (bed.root / f"{name}.jsonl").write_text(content)
+    with bed.open() as connector:
+        items = [Item(copy_id=name, locator={"path": f"{name}.jsonl"}) for name in ("own", "two", "none")]
+        outcomes = [receipt.outcome for receipt in erase(connector, items)]
+    assert outcomes == [Outcome.ERASED, Outcome.OWNER_MISMATCH, Outcome.OWNER_MISMATCH]
+
+
+def test_a_file_that_takes_the_name_while_it_is_looked_at_stays(bed: FilesBed, monkeypatch: pytest.MonkeyPatch) -> None:
+    item = Item(copy_id="c", locator=bed.put("mia-0", text_of("mia-0"), "mia"))
+    bed.put("other", text_of("other"), "ben")
+    read = json.loads
+
+    def read_and_replaced(content: bytes) -> object:
+        if b"mia-0" in content and bed.path("other").exists():
+            bed.path("other").rename(bed.path("mia-0"))
+        return read(content)
+
+    with bed.open() as connector:
+        monkeypatch.setattr(json, "loads", read_and_replaced)
+        receipt = erase(connector, [item])[0]
+        monkeypatch.undo()
+    assert receipt.outcome is Outcome.FAILED
+    assert bed.get("mia-0") == text_of("other")
+
+
 def test_a_shared_file_with_another_name_is_not_rewritten(tmp_path: Path) -> None:
     bed = LinesBed(tmp_path)
     mine, _ = fill(bed, 1)
