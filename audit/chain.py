@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from audit.findings import Findings, Verdict
 from audit.headers import ReadHeader, read_header
-from ledger.batches import Batch, batch_digest, decode_batch, open_envelope, open_frame
+from ledger.batches import Batch, batch_digest, decode_batch, open_envelope, open_frame, salvage_headers
 from ledger.entry import NO_PREVIOUS, Kind, header_hash
 from ledger.errors import MalformedBatch, MalformedHeader
 
@@ -140,8 +140,20 @@ def _decode(taken: Taken, findings: Findings) -> None:
 
 
 def _salvage(key: str, first: int, data: bytes, error: MalformedBatch, findings: Findings) -> Taken | None:
-    """Take of a damaged batch what can be: its entries where the envelope is damaged, their number where they are."""
-    raws: Sequence[bytes | None] = ()
+    """Take of a damaged batch what can be.
+
+    Of version 1 every entry but a damaged one; else its entries where the envelope is damaged, their number where the
+    frame is.
+    """
+    raws: Sequence[bytes | None] = salvage_headers(data)
+    if raws:
+        # Which header is damaged, where one is; else it is the envelope.
+        lost = [first + offset for offset, raw in enumerate(raws) if raw is None]
+        what = "header of this entry" if lost else "envelope of the batch"
+        for index in lost or [first]:
+            detail = f"the {what} is damaged ({error.reason}); {RESTORE}"
+            findings.add(Verdict.ALTERED, detail, object=key, index=index)
+        return _loose(key, first, data, raws, findings)
     with suppress(MalformedBatch):
         raws = open_frame(data)
     try:
@@ -156,6 +168,11 @@ def _salvage(key: str, first: int, data: bytes, error: MalformedBatch, findings:
         # A frame with a changed byte may still open, to headers that nobody wrote: nothing is judged by them.
         raws = [None] * count
     findings.add(Verdict.ALTERED, detail, object=key, index=first)
+    return _loose(key, first, data, raws, findings)
+
+
+def _loose(key: str, first: int, data: bytes, raws: Sequence[bytes | None], findings: Findings) -> Taken:
+    """Take entries whose envelope says nothing any more."""
     taken = Taken(key=key, first=first, digest=batch_digest(data), envelope=None, raws=raws)
     _decode(taken, findings)
     return taken

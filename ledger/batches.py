@@ -190,6 +190,15 @@ def open_frame(data: bytes) -> tuple[bytes, ...]:
     return tuple(plain.split(_LINE))
 
 
+def salvage_headers(data: bytes) -> tuple[bytes | None, ...]:
+    """Return the headers of a damaged batch of version 1, None in place of a damaged one; nothing for any other bytes.
+
+    Of a version 2 batch `open_frame` gives all headers or none.
+    """
+    found = batches_v1.salvage(data)
+    return tuple(raw if raw and len(raw) <= MAX_HEADER_BYTES and _LINE not in raw else None for raw in found)
+
+
 def decode_batch(data: bytes) -> Batch:
     """Return the batch in these bytes, when they are exactly what `encode_batch` wrote.
 
