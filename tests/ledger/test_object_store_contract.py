@@ -127,8 +127,10 @@ def s3_buckets(s3_service: Any) -> Any:
 def ceph_buckets(shared_folder: Path) -> Iterator[Any]:
     """Buckets on a Ceph object gateway that lives as long as the session."""
     tool = shared_folder / "tools" / "ceph_rgw.sh"
-    if shutil.which("radosgw") is None or not tool.is_file():
-        pytest.skip(f"Ceph is not installed here ({tool.name} install)")
+    if not tool.is_file():
+        pytest.skip("nothing here starts a Ceph object gateway: the folder of shared tools is missing")
+    if shutil.which("radosgw") is None:
+        pytest.skip(f"no Ceph object gateway (radosgw) is installed: `{tool.name} install` installs one, as root")
     folder = Path(tempfile.mkdtemp(prefix="muniment-ceph-"))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
