@@ -2,7 +2,8 @@
 
 Guarantees: the host is on the operator's list, is resolved once, and the connection goes to that address and no other;
 a name that leads to this machine or to a link-local address is refused unless it says so itself. No redirect is
-followed, no proxy asked, every call is bounded. The body holds ids only and is signed:
+followed, no proxy asked, every call is bounded as a whole, however slowly it is answered. The body holds ids only and
+is signed:
 
     Muniment-Signature: t=<unix seconds>,v1=<hexadecimal HMAC-SHA-256 of "<t>." and the body, under the class's secret>
 
@@ -19,7 +20,9 @@ import ipaddress
 import json
 import socket
 import ssl
+import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
 from urllib.parse import urlsplit
 
@@ -30,6 +33,7 @@ from registry.errors import TargetNotAllowed
 from registry.targets import Targets
 
 SECONDS = 10.0
+"""For one read of the answer; twice that for the whole call."""
 MAX_ANSWER = 65_536
 _ID_LENGTH = 256
 _THIS_MACHINE = ("localhost",)
@@ -72,6 +76,10 @@ class Callbacks:
         host = parts.hostname or ""
         port = parts.port or (443 if parts.scheme == "https" else 80)
         connection = _Pinned(host, port, address_of(host, port), secure=parts.scheme == "https", seconds=self._seconds)
+        # The time-out of a socket is for one read, and an answer may come byte by byte.
+        watch = threading.Timer(2 * self._seconds, connection.cut)
+        watch.daemon = True
+        watch.start()
         try:
             path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
             headers = {"Content-Type": "application/json", "Muniment-Signature": signed, "Connection": "close"}
@@ -79,7 +87,8 @@ class Callbacks:
             answer = connection.getresponse()
             return answer.status, answer.read(MAX_ANSWER + 1)
         finally:
-            connection.close()
+            watch.cancel()
+            connection.end()
 
 
 class _Pinned(http.client.HTTPConnection):
@@ -89,20 +98,28 @@ class _Pinned(http.client.HTTPConnection):
         super().__init__(host, port, timeout=seconds)
         self._address = address
         self._secure = secure
+        self._copy: socket.socket | None = None
         if secure:
             self.default_port = 443
 
     def connect(self) -> None:
         """Connects to the address that was resolved, whatever the name leads to by now."""
-        plain = socket.create_connection((self._address, self.port), self.timeout)
-        if not self._secure:
-            self.sock = plain
-            return
-        try:
-            self.sock = ssl.create_default_context().wrap_socket(plain, server_hostname=self.host)
-        except BaseException:
-            plain.close()
-            raise
+        self.sock = socket.create_connection((self._address, self.port), self.timeout)
+        self._copy = self.sock.dup()
+        if self._secure:
+            self.sock = ssl.create_default_context().wrap_socket(self.sock, server_hostname=self.host)
+
+    def cut(self) -> None:
+        """Breaks the connection off, from another thread: whoever reads from it is told that it ended."""
+        if self._copy is not None:
+            with suppress(OSError):
+                self._copy.shutdown(socket.SHUT_RDWR)
+
+    def end(self) -> None:
+        """Closes everything."""
+        self.close()
+        if self._copy is not None:
+            self._copy.close()
 
 
 def address_of(host: str, port: int) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -256,13 +259,13 @@ def owner() -> Iterator[Any]:
     server.server_close()
 
 
-def callbacks(tmp_path: Path, *, allowed: str = "127.0.0.1:*") -> Callbacks:
+def callbacks(tmp_path: Path, *, allowed: str = "127.0.0.1:*", seconds: float = 2.0) -> Callbacks:
     return Callbacks(
         secrets=Secrets(tmp_path, lambda _: "a secret of the owner"),
         targets=Targets(allowed=[allowed]),
         tenant_of=lambda _: "acme",
         now=lambda: datetime(2026, 6, 1, tzinfo=UTC),
-        seconds=2.0,
+        seconds=seconds,
     )
 
 
@@ -319,10 +322,28 @@ def test_a_name_that_leads_elsewhere_than_it_says_is_refused(monkeypatch: pytest
     assert address_of("owner.example", 443) == "93.184.216.34"
 
 
-def test_a_slow_owner_costs_a_bounded_time(tmp_path: Path) -> None:
-    import socket
+def test_an_owner_that_answers_byte_by_byte_costs_no_more_time_than_a_silent_one(tmp_path: Path) -> None:
+    # Each byte came within the time of one read, and the worker, of whom there is one, waited for days.
+    with socket.create_server(("127.0.0.1", 0)) as listening:
 
+        def drip() -> None:
+            line, _ = listening.accept()
+            with line, suppress(OSError):
+                line.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 60000\r\n\r\n")
+                for _ in range(60_000):
+                    line.sendall(b" ")
+                    time.sleep(0.02)
+
+        threading.Thread(target=drip, daemon=True).start()
+        call = Call(url=f"http://127.0.0.1:{listening.getsockname()[1]}/", secret=CALLBACK["secret"], body=b"{}")
+        begun = time.monotonic()
+        with pytest.raises(CallbackFailed):
+            callbacks(tmp_path, seconds=0.2)(1, call)
+        assert time.monotonic() - begun < 1
+
+
+def test_a_slow_owner_costs_a_bounded_time(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         call = Call(url=f"http://127.0.0.1:{silent.getsockname()[1]}/", secret=CALLBACK["secret"], body=b"{}")
         with pytest.raises(CallbackFailed, match="Timeout"):
-            callbacks(tmp_path)(1, call)
+            callbacks(tmp_path, seconds=0.2)(1, call)
