@@ -11,9 +11,11 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
+import threading
 import time
 import traceback
 from collections.abc import MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,9 +93,25 @@ def build(*, otlp_endpoint: str | None = None, level: str = "info", stream: Any 
     )
 
 
+class _Lines:
+    """Writes whole lines; where nobody can read them any more (a closed pipe, a full disk), the service goes on."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    def msg(self, line: str) -> None:
+        """Writes one line."""
+        with self._lock, suppress(OSError, ValueError):
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
+
+    debug = info = warning = error = msg
+
+
 def _logger(level: str, stream: Any) -> Any:
     return structlog.wrap_logger(
-        structlog.PrintLogger(stream or sys.stderr),
+        _Lines(stream or sys.stderr),
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),

@@ -183,6 +183,17 @@ def test_what_the_alarm_clock_says_goes_into_our_log_as_information_and_nowhere_
     assert not any(isinstance(one, telemetry.Forwarded) for one in logging.getLogger("apscheduler").handlers)
 
 
+def test_a_log_that_nobody_reads_any_more_ends_no_work(database: Database) -> None:
+    class Broken(StringIO):
+        def write(self, _: str) -> int:
+            raise BrokenPipeError
+
+    # The worker said what failed, could not say it, and was gone; the service went on without it.
+    jobs = jobs_of(database, Broken())
+    jobs.add_work(lambda _: 1 // 0)
+    assert jobs.work_once() == 0
+
+
 def test_durations_are_counted_in_buckets_of_seconds() -> None:
     made = telemetry.build(stream=StringIO())
     made.requests.record(0.03, {"http.route": "/v1/tokens"})
