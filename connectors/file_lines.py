@@ -45,6 +45,12 @@ class LineKey:
         found = document[self.field]
         return type(found) is type(self.value) and found == self.value
 
+    def resembles(self, document: object) -> bool:
+        """Tell whether a line has the value as another type: 42 where "42" was named, which may well be meant."""
+        found = document.get(self.field) if isinstance(document, dict) else None
+        is_value = isinstance(found, str | int) and not isinstance(found, bool)
+        return is_value and type(found) is not type(self.value) and str(found) == str(self.value)
+
     def may_hide_in(self, line: bytes) -> bool:
         """Tell whether a line that is no JSON holds the value as text, so that nobody can say whose it is."""
         text = self.value if isinstance(self.value, str) else str(self.value)
@@ -86,7 +92,7 @@ def parse(line: bytes) -> object:
 
 
 def matching(stream: BinaryIO, keys: Sequence[LineKey], deadline: Deadline) -> Iterator[tuple[LineKey, object, bytes]]:
-    """Yield (key, document, line) for each line meant, (key, None, line) for a broken one that may be."""
+    """Yield (key, document, line) for each line meant, (key, None, line) for one that may be: broken, another type."""
     for line in lines(stream, deadline):
         document = parse(line)
         for key in keys:
@@ -95,6 +101,8 @@ def matching(stream: BinaryIO, keys: Sequence[LineKey], deadline: Deadline) -> I
                     yield key, None, line
             elif key.matches(document):
                 yield key, document, line
+            elif key.resembles(document):
+                yield key, None, line
 
 
 def rewrite(place: Place, drops: Callable[[bytes], bool], deadline: Deadline) -> int:

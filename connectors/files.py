@@ -71,6 +71,7 @@ _JSON_LIMIT = 16 * 1024 * 1024
 LINE_ENDS = (".jsonl", ".ndjson")
 """Files of JSON lines: each line names its owner."""
 
+_DOUBTFUL = "a line that is no JSON, or has the value as another type, may be the item: repair or name it first"
 _ABSENT = (Outcome.ALREADY_ABSENT, "no file of this name in the root")
 Answer = tuple[Outcome, str]
 
@@ -367,7 +368,7 @@ class FilesConnector(Connector):
             for key, document, _ in matching(stream, keys, limit):
                 counts[key] += 1
                 if document is None:
-                    refused[key] = Outcome.FAILED, "a line that is no JSON may hold the item; repair the file first"
+                    refused[key] = Outcome.FAILED, _DOUBTFUL
                 elif self._config.owner_field is not None and self._owner(document) not in forms:
                     refused.setdefault(key, (Outcome.OWNER_MISMATCH, "a line names another owner, or none"))
         wanted = [key for key in keys if counts[key] and key not in refused]

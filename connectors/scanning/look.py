@@ -83,6 +83,15 @@ class Look:
                 return name, shown
         return None
 
+    def owners_in(self, fields: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+        """Return (field, value as it stands) of everybody a document names: several where the field holds a list."""
+        for name in self.owner_names():
+            value = fields.get(name)
+            named = value if isinstance(value, list | tuple) else (value,)
+            if found := tuple((name, each) for each in named if each is not None and name_of(each) is not None):
+                return found
+        return ()
+
     def owner_column(self, columns: Mapping[str, str]) -> str | None:
         """Return the column that names owners, among lower-case → real names."""
         return next((columns[name.lower()] for name in self.owner_names() if name.lower() in columns), None)

@@ -254,6 +254,16 @@ def test_lines_that_name_their_owner_by_a_number_are_found_and_go(tmp_path: Path
     assert shared.read_text() == others
 
 
+def test_a_value_of_another_type_is_no_absence(tmp_path: Path) -> None:
+    # "42" was registered and 42 is written: no line has that value, and yet the person's line is there.
+    bed = FilesBed(tmp_path)
+    (bed.root / "shared.jsonl").write_text('{"owner": 42, "text": "a"}\n')
+    item = Item(copy_id="c", locator={"path": "shared.jsonl", "lines": {"field": "owner", "value": "42"}})
+    with bed.open() as connector:
+        assert erase(connector, [item], "user:42")[0].outcome is Outcome.FAILED
+        assert connector.verify([item], Level.L1, deadline=30)[0].present is True
+
+
 def test_a_whole_file_of_lines_goes_when_every_line_names_the_owner(tmp_path: Path) -> None:
     # "One thread, one file" is often JSON lines; a file of which one line names somebody else, or nobody, stays.
     bed = FilesBed(tmp_path)

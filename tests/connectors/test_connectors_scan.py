@@ -23,7 +23,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.store.sqlite import SqliteStore
 
 from connectors.base import Item, open_connector
-from connectors.scanning.look import time_of, time_of_uuid
+from connectors.scanning.look import Found, time_of, time_of_uuid
 from connectors.scanning.pickled import NotPlain, plain_pickle
 from connectors.scanning.plain import as_json, lines, sentences
 from connectors.scanning.report import LIMIT, Names, Place, Scan
@@ -322,6 +322,25 @@ def test_folders_of_documents_and_lines_name_their_people(tmp_path: Path) -> Non
     assert place.unread == ["a .jsonl file: 1 documents are not JSON"]
     assert place.dry_run is not None
     assert place.dry_run.mentions == 2
+
+
+def test_lines_of_numbers_and_of_several_people_are_handed_over_as_they_are_written(tmp_path: Path) -> None:
+    # A number handed over as a text names no line, and a line with a list of owners was counted as nobody's.
+    rows = [{"id": "a", "user_id": 42}, {"id": "b", "user_id": ["ada", "ben"]}, {"id": "c", "user_id": "ada"}]
+    (tmp_path / "chat.jsonl").write_text("\n".join(map(json.dumps, [*rows, {"user_id": ["ada", "ben"]}])))
+    handed: list[tuple[Any, set[str]]] = []
+
+    def sink(_: Place, item: Found) -> None:
+        handed.append((item.locator["lines"], {value for _, value in item.owners}))
+
+    place = only(look(tmp_path, sink=sink), "files")
+    assert sorted(handed, key=str) == [
+        ({"field": "id", "value": "b"}, {"ada", "ben"}),
+        ({"field": "user_id", "value": "ada"}, {"ada"}),
+        ({"field": "user_id", "value": 42}, {"42"}),
+    ]
+    assert (len(place.people), place.nobody) == (3, 0)
+    assert place.unread == ["a .jsonl file: 1 lines name several people and have no id to name them by"]
 
 
 def git(folder: Path, *arguments: str) -> None:
