@@ -10,14 +10,18 @@ import re
 from pathlib import Path
 
 from api.settings import EnvironmentSecret
+from connectors.errors import ConnectorError
 from registry.stores import secret_prefix
 
 MAX_SECRET_BYTES = 64 * 1024
 _ENV_NAME = re.compile(r"[A-Z0-9][A-Z0-9_]*")
 
 
-class SecretRefused(Exception):
-    """A reference points outside the tenant's own secrets, or to nothing; `reference` is what the store says."""
+class SecretRefused(ConnectorError):
+    """A reference points outside the tenant's own secrets, or to nothing; `reference` is what the store says.
+
+    A store whose secret is gone cannot be opened, like one that does not answer: nobody else's work waits for it.
+    """
 
     problem = "secret-not-allowed"
 

@@ -33,7 +33,6 @@ from erasure.request import GONE, CopyState
 from erasure.work import captures_of, failed, is_ready, joined, load_work, may_go, owners_of, report_fact
 from ledger.entry import Kind
 from registry import stores
-from registry.errors import RegistryError
 from registry.models import StoreRow
 
 _ENDS = {
@@ -43,7 +42,6 @@ _ENDS = {
     Outcome.LOCKED: CopyState.FAILED,
     Outcome.ACCEPTED: CopyState.AWAITING_EXTERNAL,
 }
-_UNREACHED = (ConnectorError, RegistryError, OSError)
 _GRACE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
 
@@ -129,7 +127,7 @@ class Dispatch:
                 order.done(name)
                 if name in self._needing_reclaim():
                     self._reclaim(stack, name)
-        except _UNREACHED:
+        except (ConnectorError, OSError):
             self._down.add(name)  # closing it failed: what it did is written down
         except BaseException as error:  # noqa: BLE001 - raised by run, in the thread that asked
             self._failures.append(error)
@@ -186,7 +184,7 @@ class Dispatch:
             try:
                 store = self._stores[name]
                 self._open[name] = stack.enter_context(self._parts.connect(store, False))
-            except (*_UNREACHED, KeyError):
+            except Exception:  # noqa: BLE001 - whatever a driver raises is its own store's failure
                 self._down.add(name)
                 return None
         return self._open[name]
@@ -226,7 +224,7 @@ class Dispatch:
             return
         try:
             receipts = connector.erase(items, owner_identifiers=owners, now=at, deadline=self._parts.store_seconds)
-        except _UNREACHED as error:
+        except Exception as error:  # noqa: BLE001 - as above: its copies were tried, the other stores go on
             self._down.add(name)
             self._record_silence([int(item.copy_id) for item in items], type(error).__name__)
             return
@@ -269,6 +267,8 @@ class Dispatch:
                 if copy.state == CopyState.PENDING:
                     copy.attempts += 1
                     copy.started_at = self._parts.instant(self._now)
+                elif copy.state != CopyState.RUNNING:
+                    continue  # its answer came after all, or somebody settled it
                 failed(session, copy, self._parts, detail=detail, end=CopyState.UNREACHABLE)
 
     def _needing_reclaim(self) -> set[str]:
@@ -329,7 +329,7 @@ class Dispatch:
             if not connector.await_done(deadline=limit):
                 return None
             return connector.reclaim(wanted, now=self._parts.instant(self._now), deadline=limit)
-        except _UNREACHED:
+        except Exception:  # noqa: BLE001 - as above
             return None
 
     def _locked(self, session: Any, numbers: Sequence[int]) -> list[CopyRow]:

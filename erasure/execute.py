@@ -1,6 +1,6 @@
 """Executes an approved plan, of a request or of a sweep. Every step can be run again, after a crash anywhere.
 
- 1. Begin: the request is `executing`; what a dead worker left running is pending; what was retained is decided again.
+ 1. Begin: the request is `executing`; what a dead worker left running is tried again; what stayed is decided again.
  2. Close the persons' keys for sealing and mark the request destructive: from here it cannot be cancelled.
  3. Record keys: give parts that stay keys of their own (`erasure.keeping`); put into the record which keys go (binds),
     then decide each again and delete it, in one transaction. Keys of parts whose ground to stay has ended go alike.
@@ -98,8 +98,9 @@ class _Execution:
                 if work.row.state != State.EXECUTING:
                     return False
             for copy in history.copies_of(session, self._tenant_id, self._owner, CopyState.RUNNING):
-                copy.state = CopyState.PENDING
-                session.add(copy)
+                # A copy at which every worker dies is given up like one that its store refuses each time.
+                why = "a worker ended while it was being erased"
+                failed(session, copy, self._parts, detail=why, end=CopyState.UNREACHABLE)
             retained = history.copies_of(session, self._tenant_id, self._owner, CopyState.RETAINED)
             kept = [copy for copy in retained if copy.method != BY_HAND]
             self._decide_retained(session, work, kept)

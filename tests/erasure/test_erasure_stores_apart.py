@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from api.secrets import SecretRefused
 from connectors.base import Connector
 from connectors.memory import Faults, MemoryConnector
 from erasure.errors import IllegalMove
@@ -174,3 +176,63 @@ def test_each_step_has_its_own_instant_in_order(world: Any) -> None:
 
     body = json.loads(world.reader.certificate(world.acting(), request, None))["certificate"]
     assert all(copy["verified_at"] <= body["issued_at"] for copy in body["copies"])
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def break_off(world: Any, fails: dict[str, str], error: BaseException) -> None:
+    """Let a call of some stores raise; `connect` is a secret that nobody can read any more."""
+    connect = world.parts.connect
+
+    def raises(*_: Any, **__: Any) -> Any:
+        raise error
+
+    def open_store(store: Any, read_only: bool) -> Connector:
+        where = fails.get(store.name, "")
+        if where == "connect":
+            raise SecretRefused("env:GONE", "the variable is not set for the service")
+        opened: Connector = connect(store, read_only)
+        if where:
+            setattr(opened, where, raises)
+        return opened
+
+    world.change(connect=open_store)
+
+
+@pytest.mark.scenario("C7")
+def test_whatever_a_driver_raises_costs_the_copies_of_its_store_and_nobody_elses(world: Any) -> None:
+    # A secret that was removed ended the plan; an error that no driver should raise kept a request executing for ever.
+    fails = {"unopened": "connect", "broken": "erase", "blind": "verify"}
+    for name, where in fails.items():
+        world.memory_store(name)
+        world.keep_in_memory(name, "k", f"Ada in a store that fails to {where}")
+    world.note("n1", "Ada in the database")
+    break_off(world, fails, ValueError("a driver's own words"))
+    request = approved(world)
+    world.work()
+    assert world.state(request) == "partially_failed"
+    found = by_store(world, request)
+    assert {name: found[name].state for name in (*fails, "db")} == {
+        "unopened": "unreachable", "broken": "unreachable", "blind": "unreachable", "db": "erased_physical",
+    }  # fmt: skip
+    assert found["broken"].detail == "ValueError", "its kind, and none of its words"
+
+
+@pytest.mark.scenario("D2")
+def test_a_copy_at_which_every_worker_dies_is_given_up_and_the_rest_is_done(world: Any) -> None:
+    world.memory_store("deadly")
+    world.keep_in_memory("deadly", "k", "Ada where workers die")
+    world.note("n1", "Ada in the database")
+    request = approved(world)
+    break_off(world, {"deadly": "erase"}, Killed())
+    for _ in range(world.parts.max_attempts):
+        with pytest.raises(Killed):
+            world.work(1)
+        assert by_store(world, request)["deadly"].state == "running"
+        world.now += timedelta(minutes=1)
+    world.work()
+    found = by_store(world, request)
+    assert (found["deadly"].state, found["db"].state) == ("unreachable", "erased_physical")
+    assert world.state(request) == "partially_failed"
