@@ -8,7 +8,7 @@ here destroys anything.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import sqlalchemy as sa
@@ -69,6 +69,8 @@ _SETTLEMENTS = {
     Right.RECTIFICATION: _CORRECTING,
 }
 """What a human can say of a copy, by right; `erased` is a claim that `confirm` still has to see."""
+_STOOD = "stood_seconds"
+"""How long the clock stood still, each time: a later extension counts from a receipt that much later."""
 _BROKEN = (CopyState.FAILED, CopyState.UNREACHABLE, CopyState.NOT_COVERED)
 
 
@@ -201,16 +203,20 @@ class Desk:
             return history.view_of(session, row)
 
     def extend(self, acting: Acting, request_id: str, *, reason: str, now: datetime) -> dict[str, Any]:
-        """The request with its second date. Raises: TooLate after the first one, IllegalMove for a second time."""
+        """The request with its second date, later by what its clock stood still.
+
+        Raises: TooLate after the first date, IllegalMove for a second time.
+        """
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             move(State(row.state), Move.EXTEND, self._facts(row, acting, now))
-            dates = deadlines(row.regulation, row.received_at, timezone=row.timezone, jurisdiction=row.jurisdiction)
-            row.extended_until = dates.extended_due_at
+            zone, place = row.timezone, row.jurisdiction
+            until = deadlines(row.regulation, row.received_at, timezone=zone, jurisdiction=place).extended_due_at
+            for seconds in row.details.get(_STOOD, ()):
+                until = paused_due_at(until, timedelta(seconds=seconds), timezone=zone, jurisdiction=place)
+            row.extended_until = until
             self._note(session, row, acting, now, name="extend", text=reason)
-            self._state(
-                session, row, acting, now, event="extended", detail={"due_at": instant_text(dates.extended_due_at)}
-            )
+            self._state(session, row, acting, now, event="extended", detail={"due_at": instant_text(until)})
             return history.view_of(session, row)
 
     def pause(self, acting: Acting, request_id: str, *, reason: str, now: datetime) -> dict[str, Any]:
@@ -230,7 +236,7 @@ class Desk:
             details = dict(row.details)
             stood = now - datetime.fromisoformat(details.pop("paused_at"))
             details.pop("pause_reason", None)
-            row.details = details
+            row.details = {**details, _STOOD: [*details.get(_STOOD, ()), stood.total_seconds()]}
             moved = paused_due_at(
                 row.extended_until or row.due_at, stood, timezone=row.timezone, jurisdiction=row.jurisdiction
             )
@@ -447,7 +453,7 @@ def facts_of(
         approved_by=frozenset(str(line["by"]) for line in row.approvals),
         regulation=row.regulation,
         due_at=row.due_at,
-        extended=row.extended_until is not None,
+        extended_until=row.extended_until,
         paused="paused_at" in row.details,
         destructive=bool(row.details.get("destructive")),
         plan_hash=row.plan_hash,

@@ -198,7 +198,7 @@ class Facts:
     approved_by: frozenset[str] = frozenset()
     regulation: str = "gdpr"
     due_at: datetime | None = None
-    extended: bool = False
+    extended_until: datetime | None = None
     paused: bool = False
     destructive: bool = False
     plan_hash: str | None = None
@@ -248,7 +248,7 @@ def _check_clock(state: State, what: Move, facts: Facts) -> None:
     if state not in OPEN:
         raise IllegalMove(state, what)
     if what is Move.EXTEND:
-        if facts.extended:
+        if facts.extended_until is not None:
             raise IllegalMove(state, what, "it was extended already")
         if facts.due_at is None or facts.now > facts.due_at:
             raise TooLate("extend", facts.due_at, "notice must be given before the first date")
@@ -258,8 +258,9 @@ def _check_clock(state: State, what: Move, facts: Facts) -> None:
             raise ClockCannotPause(facts.regulation, allowed)
         if facts.paused:
             raise IllegalMove(state, what, "it is paused already")
-        if facts.due_at is not None and facts.now > facts.due_at:
-            raise TooLate("pause", facts.due_at, "the date has passed")
+        ends = facts.extended_until or facts.due_at
+        if ends is not None and facts.now > ends:
+            raise TooLate("pause", ends, "the date has passed")
     elif not facts.paused:
         raise IllegalMove(state, what, "it is not paused")
 

@@ -95,7 +95,7 @@ def test_an_extension_comes_once_and_before_the_first_date() -> None:
     with pytest.raises(TooLate):
         move(State.PLANNED, Move.EXTEND, replace(FACTS, now=NOW + timedelta(days=10)))
     with pytest.raises(IllegalMove):
-        move(State.PLANNED, Move.EXTEND, replace(FACTS, extended=True))
+        move(State.PLANNED, Move.EXTEND, replace(FACTS, extended_until=NOW + timedelta(days=60)))
     with pytest.raises(IllegalMove):
         move(State.COMPLETED, Move.EXTEND, FACTS)
 
@@ -114,6 +114,9 @@ def test_a_gdpr_clock_stands_still_for_a_reason_of_the_law_only() -> None:
         move(State.IDENTITY_PENDING, Move.PAUSE, replace(waiting, paused=True))
     with pytest.raises(TooLate):
         move(State.IDENTITY_PENDING, Move.PAUSE, replace(waiting, now=NOW + timedelta(days=10)))
+    # After an extension it is the second date that has not passed.
+    extended = replace(waiting, now=NOW + timedelta(days=10), extended_until=NOW + timedelta(days=60))
+    assert move(State.IDENTITY_PENDING, Move.PAUSE, extended) == State.IDENTITY_PENDING
     with pytest.raises(IllegalMove):
         move(State.IDENTITY_PENDING, Move.RESUME, waiting)
     assert move(State.IDENTITY_PENDING, Move.RESUME, replace(waiting, paused=True)) == State.IDENTITY_PENDING
