@@ -64,8 +64,8 @@ def decisions(count: int = 300_000) -> float:
     return best
 
 
-def find_due(bench: Bench, live: int) -> tuple[float, float]:
-    """Seconds for a batch of what is due among `live` items, and for the look-up of its rows alone."""
+def find_due(bench: Bench, live: int) -> tuple[float, float, float]:
+    """Seconds for a batch of what is due among `live` items, this process's share of them, and the look-up alone."""
     now, tenant_id = bench.services.clock.now(), bench.tenant.tenant_id
     with bench.services.database.transaction(tenant_id) as session:
         session.connection().execute(sa.delete(Artifact).where(col(Artifact.tenant_id) == tenant_id))
@@ -77,7 +77,7 @@ def find_due(bench: Bench, live: int) -> tuple[float, float]:
             )
     with bench.services.database.transaction(tenant_id) as session:
         session.connection().execute(sa.text("ANALYZE"))
-    whole = look = 60.0
+    whole = share = look = 60.0
     for _ in range(5):
         with bench.services.database.transaction(tenant_id, write=False) as session:
             schedules = schedules_in_force(session, tenant_id)
@@ -85,13 +85,14 @@ def find_due(bench: Bench, live: int) -> tuple[float, float]:
             _look_up(session, tenant_id, now)
             look = min(look, time.perf_counter() - started)
         with bench.services.database.transaction(tenant_id, write=False) as session:
-            started = time.perf_counter()
+            started, before = time.perf_counter(), time.process_time()
             found = due(session, tenant_id, schedules, before=now)
             whole = min(whole, time.perf_counter() - started)
+            share = min(share, time.process_time() - before)
         if len(found.candidates) != BATCH:
             message = f"{len(found.candidates)} items are due, expected {BATCH}"
             raise RuntimeError(message)
-    return whole, look
+    return whole, share, look
 
 
 def _row(tenant_id: int, number: int, now: datetime) -> dict[str, object]:
@@ -145,10 +146,10 @@ def measure(make_url: Callable[[], str] | None, rows: int, sizes: list[int]) -> 
         swept, erased = sweep(bench, rows)
         print(f"sweep {swept:.0f} items/s, erasure {erased:.0f} items/s: {swept / erased:.2f} x ({rows} rows)")
         for size in sizes:
-            whole, look = find_due(bench, size)
+            whole, share, look = find_due(bench, size)
             print(
-                f"due: a batch of {BATCH} in {size} artifacts {1e3 * whole:.0f} ms with all that decisions read, "
-                f"its look-up {1e3 * look:.0f} ms"
+                f"due: a batch of {BATCH} in {size} artifacts {1e3 * whole:.0f} ms with all that decisions read "
+                f"({1e3 * share:.0f} ms of this processor; wanted ≤ 100), its look-up {1e3 * look:.0f} ms"
             )
         bench.services.close()
 

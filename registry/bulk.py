@@ -55,6 +55,14 @@ def insert(session: Session, model: type[SQLModel], names: tuple[str, ...], rows
         db.exec_driver_sql(_insert_values(table, names), list(rows))
 
 
+def select(session: Session, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The rows of a query with a `?` for each of these values."""
+    session.flush()
+    db = session.connection()
+    text = query.replace("?", "%s") if db.dialect.name == "postgresql" else query
+    return list(db.exec_driver_sql(text, tuple(values)).fetchall())
+
+
 def select_in(
     session: Session, head: str, known: Sequence[Any], values: Sequence[Any], kind: str
 ) -> Iterator[tuple[Any, ...]]:

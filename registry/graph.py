@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col
 
 from ledger.models import EntryRow
+from registry import bulk
 from registry.claims import Edge, claims_of, open_review
 from registry.ids import new_id
 from registry.keyed import chunks
@@ -29,6 +30,7 @@ CLAIMED = "claimed"
 """In place of a token: somebody's erasure reached an item by a claim that was there before."""
 REMOVABLE = ("live", "quarantined", "revoked")
 """States in which an item is there and nobody has decided its end."""
+_PARENTS = "SELECT child, parent_kind, parent FROM derivation WHERE tenant_id = ? AND child"
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -74,14 +76,8 @@ def made_from_entries(session: Session, tenant_id: int, entry_indexes: Iterable[
 def parents_of(session: Session, tenant_id: int, artifact_ids: Iterable[int]) -> dict[int, set[Parent]]:
     """What each of these artifacts was directly made from."""
     found: dict[int, set[Parent]] = {}
-    for chunk in chunks(sorted(set(artifact_ids))):
-        rows = session.execute(
-            sa.select(col(Derivation.child), col(Derivation.parent_kind), col(Derivation.parent)).where(
-                col(Derivation.tenant_id) == tenant_id, col(Derivation.child).in_(chunk)
-            )
-        )
-        for child, kind, parent in rows:
-            found.setdefault(child, set()).add(Parent(kind, parent))
+    for child, kind, parent in bulk.select_in(session, _PARENTS, (tenant_id,), sorted(set(artifact_ids)), "int8"):
+        found.setdefault(child, set()).add(Parent(kind, parent))
     return found
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from typing import Protocol
 
 from sqlmodel import Session, col, select
 
@@ -48,6 +49,17 @@ def covered_until(
         if known:
             found[key] = min(known)
     return found
+
+
+class _Owned(Protocol):
+    """An artifact, whole or what a decision reads of it."""
+
+    @property
+    def id(self) -> int: ...
+    @property
+    def data_class(self) -> str: ...
+    @property
+    def set_id(self) -> int: ...
 
 
 def ended_at(row: ConsentRow) -> datetime | None:
@@ -92,7 +104,7 @@ def consent_ends(
     }
 
 
-def until_of(session: Session, tenant_id: int, rows: Sequence[Artifact], names: Iterable[str]) -> dict[int, datetime]:
+def until_of(session: Session, tenant_id: int, rows: Sequence[_Owned], names: Iterable[str]) -> dict[int, datetime]:
     """`covered_until` for those of these artifacts whose class is named."""
     wanted = frozenset(names)
     mine = [row for row in rows if row.data_class in wanted]

@@ -16,7 +16,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from ledger.models import Instant
-from registry import classes
+from registry import bulk, classes
 from registry.artifacts import by_numbers
 from registry.declaration import DataClass
 from registry.ids import first_id
@@ -26,7 +26,7 @@ from registry.registration import dates_of
 from retention.consents import CLOCK, until_of
 from retention.decide import Item, class_end
 from retention.events import ARTIFACT_KIND, ENDED, happened, scopes_of, write_hints
-from retention.items import Candidate, load_artifacts, load_kept, load_keys
+from retention.items import DATED, Candidate, Dated, load_artifacts, load_kept, load_keys
 from retention.key_clocks import OVERLAP, due_keys, waits, walk_of
 from retention.models import EventRow, HintRow
 from retention.parts import due_kept
@@ -38,6 +38,10 @@ PHASES = ("dates", "events", "keys", "months", "kept")
 """What a listing goes through, in order."""
 OWN_CLOCKS = ("created", "observed", "last_activity")
 """Clocks that start with dates of the item itself."""
+_DUE = (
+    f"SELECT {', '.join(DATED)} FROM artifact WHERE tenant_id = ? AND ends_at <= ? "  # noqa: S608 - names of ours
+    f"AND status NOT IN ({', '.join('?' * len(ENDED))}) {{more}} ORDER BY ends_at, id LIMIT ?"
+)
 _DAY = timedelta(days=1)
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -78,7 +82,8 @@ def due(
     """The next candidates whose end lies at or before an instant, at most `limit` of them."""
     place = place or Place()
     if place.phase == "dates":
-        return _by_date(session, tenant_id, schedules, before, limit=limit, place=place)
+        with bulk.without_collector():
+            return _by_date(session, tenant_id, schedules, before, limit=limit, place=place)
     if place.phase == "events":
         return _by_event(session, tenant_id, schedules, before, limit=limit, place=place)
     if place.phase == "keys":
@@ -236,19 +241,15 @@ def _by_date(
     limit: int,
     place: Place,
 ) -> Batch:
-    end, number = col(Artifact.ends_at), col(Artifact.id)
-    query = select(Artifact).where(
-        Artifact.tenant_id == tenant_id,
-        end <= sa.literal(before, Instant()),
-        col(Artifact.status).not_in(ENDED),
-    )
+    values: tuple[object, ...] = (tenant_id, bulk.instant(before), *ENDED)
     if place.at is not None:
-        at = sa.literal(place.at, Instant())
-        query = query.where(end >= at, sa.or_(end > at, number > place.number))
-    rows = session.exec(query.order_by(end, number).limit(limit)).all()
+        at = bulk.instant(place.at)
+        values += (at, at, place.number)
+    query = _DUE.format(more="" if place.at is None else "AND ends_at >= ? AND (ends_at > ? OR id > ?)")
+    rows = [Dated._make(row) for row in bulk.select(session, query, (*values, limit))]
     following = Place(phase="events")
     if len(rows) == limit:
-        following = Place(phase="dates", at=rows[-1].ends_at, number=rows[-1].id)
+        following = Place(phase="dates", at=bulk.moment(rows[-1].ends_us), number=rows[-1].id)
     return Batch(candidates=load_artifacts(session, tenant_id, rows, schedules), following=following)
 
 

@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, SQLModel, col, select
 
 from ledger.models import Instant
-from registry import classes, streams, subjects
+from registry import bulk, classes, streams, subjects
 from registry.acting import Acting
 from registry.declaration import DataClass
 from registry.errors import Fault, InvalidDeclaration
@@ -47,6 +47,7 @@ SESSION_EXPIRED = "session.expired"
 CONVERSATION = "conversation"
 """The scope that streams of the record answer to by their names."""
 MAX_HINTS = 20_000
+_SCOPES = "SELECT item, lookup FROM scope_key WHERE tenant_id = ? AND kind = ? AND item"
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 ENDED = ("erased", "erasing")
@@ -187,14 +188,8 @@ def happened(
 def scopes_of(session: Session, tenant_id: int, kind: str, items: Sequence[int]) -> dict[int, frozenset[str]]:
     """The scope look-ups of artifacts (`a`) or streams (`s`) in hexadecimal."""
     found: dict[int, set[str]] = defaultdict(set)
-    for chunk in chunks(sorted(set(items))):
-        rows = session.execute(
-            sa.select(col(ScopeKey.item), col(ScopeKey.lookup)).where(
-                col(ScopeKey.tenant_id) == tenant_id, col(ScopeKey.kind) == kind, col(ScopeKey.item).in_(chunk)
-            )
-        )
-        for item, lookup in rows:
-            found[item].add(lookup.hex())
+    for item, lookup in bulk.select_in(session, _SCOPES, (tenant_id, kind), sorted(set(items)), "int8"):
+        found[item].add(lookup.hex())
     return {item: frozenset(lookups) for item, lookups in found.items()}
 
 
