@@ -132,7 +132,7 @@ class _Execution:
                 session.add(copy)
 
     def close_keys(self) -> None:
-        """Step 2. From this commit on the vault makes and gives out no key of these persons."""
+        """Step 2. From this commit on the vault makes no key of these persons, and this process gives none out."""
         with self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner, lock=True)
             if work.facts().get("destructive"):
@@ -143,6 +143,8 @@ class _Execution:
                     session, self._tenant_id, subject_no, now=self._now, request=self._owner
                 )
             work.put_facts(session, destructive=True)
+        if whole:
+            self._parts.vault.evict_all()  # another thread may have read a row before the commit
 
     def destroy_record_keys(self) -> None:
         """Step 3."""

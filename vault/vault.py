@@ -13,7 +13,6 @@ Example::
     sealed = seal(handle.key32, pack(body), context("acme", log_id, entry_id, 0))
 """
 
-import re
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -32,9 +31,6 @@ from vault.rows import AnyRow, PartId
 from vault.snapshot import RestoreReport
 from vault.transaction import pending
 from vault.wrapping import KeyHandle, KeySpec
-
-_MONTH = re.compile(r"0000-00|\d{4}-(0[1-9]|1[0-2])")
-# 0000-00 is the month of keys that belong to none: identity and request keys.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,11 +101,11 @@ class Vault:
                 given[spec] = KeyHandle(key_id=key_id, key32=key32)
         missing = [spec for spec in wanted if spec not in given]
         if missing:
-            generation = self._keys.generation
+            generations = self._generations()
             found = opening.rows_for_sealing(session, self.keks, tenant_id, missing, self._clock())
             for spec, row in found.items():
                 given[spec] = KeyHandle(key_id=row["key_id"], key32=opening.open_key(self.keks, row))
-                self._keep(session, row, given[spec].key32, generation)
+                self._keep(session, row, given[spec].key32, generations)
         return given
 
     def open_keys(self, session: Session, tenant_id: int, key_ids: Iterable[str]) -> dict[str, bytes]:
@@ -126,7 +122,7 @@ class Vault:
         missing = [key_id for key_id in wanted if key_id not in opened]
         destroyed: dict[str, KeyDestroyed] = {}
         if missing:
-            generation = self._keys.generation
+            generations = self._generations()
             found = rows.keys_by_id(rows.connection(session), tenant_id, missing)
             for key_id in missing:
                 if key_id not in found:
@@ -136,7 +132,7 @@ class Vault:
                 except KeyDestroyed as fact:
                     destroyed[key_id] = fact
                 else:
-                    self._keep(session, found[key_id], opened[key_id], generation)
+                    self._keep(session, found[key_id], opened[key_id], generations)
         return Reading(opened=opened, destroyed=destroyed)
 
     def keys_of(self, session: Session, tenant_id: int, subject_ids: Iterable[int]) -> list[KeyInfo]:
@@ -194,7 +190,11 @@ class Vault:
     # ── destruction, in the order of vault/destruction.py ─────────────────────────────────────────────────────
 
     def fence_subject(self, session: Session, tenant_id: int, subject_id: int, *, now: datetime, request: str) -> None:
-        """Close an incarnation: from the commit on, no key of it is made or given out for sealing."""
+        """Close an incarnation: from the commit on, no key of it is made or given out for sealing.
+
+        Evicted here and again by the caller after the commit (`evict_all`), as for a key that goes. Another process
+        that holds such a key may give it out for ``cache_seconds`` more: what must not be sealed is refused elsewhere.
+        """
         db = rows.connection(session)
         row = {"tenant_id": tenant_id, "subject_id": subject_id, "fenced_at": now, "request": request}
         rows.insert_missing(db, rows.FENCES, [row])
@@ -308,12 +308,16 @@ class Vault:
         held = self._keys.get(key_id)
         return held[1] if held is not None and held[0] == tenant_id else None
 
-    def _keep(self, session: Session, row: AnyRow, key32: bytes, generation: int) -> None:
+    def _generations(self) -> tuple[int, int]:
+        """Read before the rows are: what they said before an eviction is not put after it."""
+        return self._keys.generation, self._ids.generation
+
+    def _keep(self, session: Session, row: AnyRow, key32: bytes, generations: tuple[int, int]) -> None:
         if row["state"] != KeyState.LIVE or row["key_id"] in pending(session).keys:
             return
         tenant_id = row["tenant_id"]
-        self._keys.put(row["key_id"], (tenant_id, key32), generation)
-        self._ids.put((tenant_id, rows.spec_of(row)), row["key_id"], self._ids.generation)
+        self._keys.put(row["key_id"], (tenant_id, key32), generations[0])
+        self._ids.put((tenant_id, rows.spec_of(row)), row["key_id"], generations[1])
 
 
 def _info(row: AnyRow) -> KeyInfo:

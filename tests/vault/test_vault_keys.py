@@ -20,6 +20,7 @@ from vault.errors import (
 )
 from vault.models import DataKey, KeyGroup, KeyState, PartKey
 from vault.parts import KeptPart
+from vault.providers import FileRoot
 from vault.vault import Vault
 from vault.wrapping import KeyHandle, KeySpec
 
@@ -206,6 +207,27 @@ def test_a_fenced_subject_gets_no_key_old_or_new(any_world: Any) -> None:
     with any_world.transaction() as session:
         assert vault.open_keys(session, TENANT, [handle.key_id])
         assert vault.key_for(session, TENANT, 2, "transcript", "2026-05")
+
+
+@pytest.mark.parametrize("any_world", [pytest.param("postgresql", marks=pytest.mark.postgres)], indirect=True)
+def test_a_key_that_was_read_before_a_fence_and_opened_after_it_is_not_kept(any_world: Any) -> None:
+    # On SQLite nobody reads a key for sealing beside a fence: there is one writer at a time.
+    provision(any_world, any_world.vault(), 1)
+    vault = any_world.vault()
+
+    class Between(FileRoot):
+        """A root that takes so long that a fence is set meanwhile."""
+
+        def unwrap(self, tenant: str, wrapped: bytes, aad: bytes) -> bytes:
+            with any_world.transaction() as session:
+                vault.fence_subject(session, TENANT, 1, now=any_world.clock.now, request="r1")
+            return super().unwrap(tenant, wrapped, aad)
+
+    vault.keks.root = Between(any_world.folder, clock=any_world.clock)
+    with any_world.transaction() as session:
+        vault.key_for(session, TENANT, 1, "transcript", "2026-05")
+    with any_world.transaction() as session, pytest.raises(KeyFenced):
+        vault.key_for(session, TENANT, 1, "transcript", "2026-05")
 
 
 def test_what_is_known_of_keys_is_told_without_opening_them(world: Any) -> None:
