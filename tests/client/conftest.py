@@ -86,6 +86,9 @@ class Handler(BaseHTTPRequestHandler):
             headers = {"Retry-After": "1"} if fault in {"429", "503"} else {}
             self.answer(int(fault), {"type": "/problems/unavailable", "title": "not now"}, headers)
             return
+        if fault == "page400":
+            self.answer(400, "<html>the plain HTTP request was sent to an HTTPS port</html>")
+            return
         if fault == "html":
             self.answer(200, "<html>a proxy's page</html>")
             return

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -133,6 +134,20 @@ def test_a_closed_recorder_counts_and_does_not_raise(tmp_path: Path) -> None:
     recorder.close(0)
     assert recorder.record(kind="note", stream="c", body=1) == ""
     assert recorder.stats().errors["record.closed"] == 1
+
+
+@pytest.mark.parametrize("left", [b"", b"\xff\xfe\x00", b"r1-", b"r1-0badf00d\nr1-", b"other-0badf00d"], ids=range(5))
+def test_an_id_that_a_power_cut_left_broken_is_made_anew_and_a_whole_one_kept(tmp_path: Path, left: bytes) -> None:
+    (tmp_path / "recorder").write_bytes(left)
+    (tmp_path / f"seg-{9:020d}").mkdir()  # not ours, and no reason not to start
+    names = []
+    for _ in range(2):
+        with Recorder(NOWHERE, "t", spool=tmp_path) as recorder:
+            names.append(recorder.id)
+            assert recorder.record(kind="note", stream="c", body=1)
+            recorder.close(0)
+    assert names[0] == names[1]
+    assert re.fullmatch("r1-[0-9a-f]{8}", names[0])
 
 
 def test_two_recorders_do_not_share_a_folder(recorder: Recorder) -> None:

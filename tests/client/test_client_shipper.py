@@ -46,6 +46,17 @@ def test_a_fault_delays_and_neither_loses_nor_doubles(fault_server: Any, tmp_pat
     assert fault_server.order == ids
 
 
+def test_a_refusal_that_is_not_the_services_own_lets_go_of_nothing(fault_server: Any, tmp_path: Path) -> None:
+    # A proxy, or another server at a mistyped address: entries were taken for refused, and dropped past their bound.
+    fault_server.faults.extend(["page400"] * 3)
+    with open_recorder(fault_server, tmp_path) as recorder:
+        ids = record_many(recorder, 3)
+        result = recorder.flush(15)
+        assert (result.acknowledged, result.pending, result.refused) == (3, 0, 0)
+        assert recorder.stats().errors["server.400"] >= 1
+    assert fault_server.order == ids
+
+
 def test_retry_after_is_waited_for(fault_server: Any, tmp_path: Path) -> None:
     fault_server.faults.append("503")
     with open_recorder(fault_server, tmp_path) as recorder:

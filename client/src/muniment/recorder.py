@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import threading
 import time
 import weakref
@@ -41,6 +42,7 @@ from muniment.spool import Spool
 from muniment.transport import Transport
 
 _STAMP = b'{"seq":%d,'
+_RANDOM = re.compile(r"[0-9a-f]{8}")
 _CHILD_TRIES = 5
 _TELLING_BYTES = 4096
 HEARTBEAT_KIND = "recorder.heartbeat"
@@ -389,13 +391,14 @@ def _acknowledged(counts: Mapping[Verdict, int]) -> int:
 def _recorder_id(folder: Path, name: str) -> str:
     """Return the id kept in the folder, made at the first opening: sequence numbers count per recorder."""
     path = folder / "recorder"
-    if path.exists():
-        kept = path.read_text(encoding="ascii").strip()
-        if kept.startswith(name + "-"):
+    if path.is_file():
+        kept = path.read_bytes().decode(errors="replace")
+        # What a power cut left of the file is no id.
+        if kept.startswith(f"{name}-") and _RANDOM.fullmatch(kept.removeprefix(f"{name}-")):
             return kept
     made = f"{name}-{os.urandom(4).hex()}"
     temporary = folder / "recorder.new"
-    temporary.write_text(made, encoding="ascii")
+    temporary.write_bytes(made.encode())
     temporary.chmod(0o600)
     temporary.replace(path)
     return made

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import threading
 import time
@@ -39,17 +40,19 @@ log = logging.getLogger("muniment")
 
 PARKED = "parked"
 REFUSED = "refused/entries.ndjson"
+"""Where in a spool folder the entries lie that the server did not take."""
 _SUPPRESSED = (
     "what was said by or about a person whose erasure is in force is not stored; if the person is back, open a new "
     "incarnation: POST /v1/subjects:reopen"
 )
 """Nothing is wrong then, and somebody who looks for the missing words must be able to find why."""
-"""Where in a spool folder the entries lie that the server did not take."""
 
 ENTRIES_PATH = "/v1/record/entries"
 MAX_BATCH_ENTRIES = 1000
 MAX_BATCH_BYTES = 4 << 20
 _OK = 200
+_TOO_LARGE = 413
+_OURS = re.compile(r"(https?://[^/]+)?/problems/")
 # The server read the batch and will not have it: one of its entries is at fault, so find out which.
 _BATCH_AT_FAULT = frozenset({400, 413, 422})
 _IDLE_BEFORE_TRIM_SECONDS = 1.0
@@ -254,7 +257,7 @@ class Shipper:
         if answer.status in _BATCH_AT_FAULT:
             self._failures = 0
             if len(records) == 1:
-                return [Judged(Verdict.REFUSE, _problem_of(answer))]
+                return [self._refusal_of(answer)]
             middle = len(records) // 2
             first = self._post(records[:middle])
             if self._failed:
@@ -263,6 +266,16 @@ class Shipper:
         self.faults.note(f"server.{answer.status}", "the server does not take entries; they are kept")
         self._fail(answer.retry_after)
         return [AGAIN] * len(records)
+
+    def _refusal_of(self, answer: Answer) -> Judged:
+        """Judge an entry that was refused alone: for good by the server itself or for its size, else sent again."""
+        problem = _problem_of(answer)
+        if answer.status == _TOO_LARGE or (isinstance(problem, dict) and _OURS.match(str(problem.get("type")))):
+            return Judged(Verdict.REFUSE, problem)
+        # A proxy on the way, or another server at this address: it says nothing about the entry.
+        self.faults.note(f"server.{answer.status}", "who answers is not the service; entries are kept")
+        self._fail(answer.retry_after)
+        return AGAIN
 
     def _read_answer(self, records: Sequence[Record], answer: Answer) -> list[Judged]:
         try:
@@ -365,4 +378,4 @@ def _problem_of(answer: Answer) -> object:
     try:
         return msgspec.json.decode(answer.body)
     except msgspec.DecodeError:
-        return {"type": f"/problems/http-{answer.status}", "status": answer.status}
+        return {"type": f"http-{answer.status}", "status": answer.status}

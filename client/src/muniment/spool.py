@@ -375,7 +375,7 @@ class Spool:
         """Read what an earlier run left: the same frames, never appended to again."""
         for leftover in ("spare", "next"):
             (self.folder / leftover).unlink(missing_ok=True)
-        names = sorted(path for path in self.folder.iterdir() if _SEGMENT_NAME.fullmatch(path.name))
+        names = sorted(path for path in self.folder.iterdir() if _SEGMENT_NAME.fullmatch(path.name) and path.is_file())
         for path in names:
             segment = Segment.adopt(path)
             found = scan(segment.read(0, segment.size), DATA_START)
