@@ -9,10 +9,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+_TRIES = 5
+_PAUSE_S = 0.02
 
 
 class FolderMissing(Exception):
@@ -108,13 +112,23 @@ def lock(folder: Path) -> Iterator[None]:
         raise FolderMissing(folder)
     descriptor = os.open(_lock_path(folder), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise FolderLocked(folder) from None
+        _take(descriptor, folder)
         yield
     finally:
         os.close(descriptor)
+
+
+def _take(descriptor: int, folder: Path) -> None:
+    """Takes the lock; who only asks whether somebody serves (`is_locked`) has it for a moment. Raises FolderLocked."""
+    for left in reversed(range(_TRIES)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not left:
+                raise FolderLocked(folder) from None
+            time.sleep(_PAUSE_S)
+        else:
+            return
 
 
 def is_locked(folder: Path) -> bool:
