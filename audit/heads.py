@@ -23,7 +23,7 @@ from ledger.errors import BadSignature, MalformedNote, ObjectHidden, ObjectMissi
 _PREFIX = "checkpoint/"
 _KEY = re.compile(r"[0-9]{20}")
 _ANCHORS = "anchor/"
-_ANCHOR = re.compile(r"([0-9]{20})-([0-9a-f]{8})")
+_ANCHOR = re.compile(r"([0-9]{20})-([0-9a-f]{8})(?:-[0-9a-f]{16})?")
 _REMEMBERED = 4096
 PINNED = "the pinned checkpoint"
 

@@ -8,7 +8,8 @@
     c. follow the positions of every stream;
     d. grow the tree; at every signed size its root is the signed one;
     e. compare the sealed parts with the digests in their header.
- 4. At the end: nothing that was signed, pinned, or known lies beyond it, and nothing lies hidden behind it.
+ 4. At the end: nothing that was signed, pinned, or known lies beyond it, and nothing lies hidden behind it; what
+    witnesses and time stamp authorities signed is about the checkpoints in the bucket.
  5. Judge the heads that did not fit, and say in one word what all of it comes to.
 
 Guarantees: every entry between two signed heads is hashed, never only some (CVE-2022-36111 is what a partial check
@@ -23,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from audit.anchored import AnchorCheck, authority_pin
 from audit.chain import RESTORE, Taken, blame, heal, take
 from audit.errors import BadPin
 from audit.findings import Findings, Report, Sampled, Verdict
@@ -57,7 +59,8 @@ _SILENCES_TOLD = 20
 class Options:
     """What to check, and against what.
 
-    `since` is the note of a head the auditor kept, `witnesses` the vkeys of witnesses that he trusts. `sample`: look
+    `since` is the note of a head the auditor kept, `witnesses` the vkeys of witnesses that he trusts, `authorities` the
+    SHA-256 fingerprints of the certificates of time stamp authorities that he trusts. `sample`: look
     into the content of so many entries only. `stream`: of the entries of this random stream id only; the chain is
     checked whole either way. `known_size`: a size that the operator's own database has seen. `seed` makes a sample
     repeatable, for tests.
@@ -65,6 +68,7 @@ class Options:
 
     since: bytes | None = None
     witnesses: tuple[str, ...] = ()
+    authorities: tuple[str, ...] = ()
     sample: int | None = None
     stream: str | None = None
     known_size: int = 0
@@ -160,6 +164,15 @@ class _Audit:
             findings=self.findings,
             witnesses=[witness_key(text) for text in dict.fromkeys(options.witnesses)],
         )
+        self.anchors = AnchorCheck(
+            reader=reader,
+            prefix=self.prefix,
+            keys=self.keys,
+            origin=self.origin,
+            findings=self.findings,
+            authorities=[authority_pin(text) for text in options.authorities],
+            witnesses={witness.key_id for witness in self.heads.witnesses},
+        )
         self.payload = PayloadCheck(
             reader=reader,
             prefix=self.prefix,
@@ -192,6 +205,7 @@ class _Audit:
                 pass
             self._settle(None, link_holds=True)
             self._end()  # 4
+            self.anchors.run()
         except (StoreUnavailable, StoreDenied) as error:
             self.findings.add(Verdict.UNREADABLE, f"the bucket could not be read: {error.detail}", object=self.prefix)
         if self.helpers is not None:
@@ -584,6 +598,7 @@ class _Audit:
             notes.append("anchored: it continues the checkpoint that you kept")
         for name, size in sorted(heads.cosigned.items()) if anchored else ():
             notes.append(f"anchored: the witness {name} cosigned the first {size} of {state.end} entries")
+        notes += self.anchors.notes()
         notes += self.payload.notes()
         for one in self.silences:
             until = "" if one.until is None else f" to {one.until.isoformat()}"

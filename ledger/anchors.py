@@ -2,10 +2,12 @@
 
 `file:/abs/path` (with `{log_id}` in it one file a log): every checkpoint note is appended to a file the auditor owns.
 `witness+http[s]://host:port/path#VKEY`: a C2SP witness cosigns the newest one; the cosigned note is stored once under
-`<log id>/anchor/<size>-<key id>`.
+`<log id>/anchor/<size>-<key id>-<digest>`.
 `tsa+http[s]://host:port/path#SHA256`: an RFC 3161 authority stamps the newest one; its answer is stored once under
-`<log id>/anchor/<size>-<fingerprint>.tsr`. It says when a head existed, not that there is no other one, so a log that
-only has time stamps still reads `unanchored`.
+`<log id>/anchor/<size>-<fingerprint>-<digest>.tsr`. It says when a head existed, not that there is no other one, so a
+log that only has time stamps still reads `unanchored`.
+Names hold the first 16 digits of a fingerprint or of the object's own SHA-256: some bytes of a token are under no
+signature, and a witness's cosignature says nothing to who has not its key.
 
 Guarantees: a failing anchor never blocks or changes the log; it is tried again, with growing pauses, and its state
 says since when it is behind. What an anchor has seen and this log does not extend is `refused`, which is a finding
@@ -20,6 +22,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from typing import Any
 
 from ledger.checkpoint import Checkpoint, parse_checkpoint, parse_note
@@ -46,6 +49,7 @@ TIMESTAMP = "timestamp"
 FIRST_PAUSE = timedelta(seconds=10)
 LONGEST_PAUSE = timedelta(minutes=5)
 _AT_ONCE = 1000
+_DIGITS = 16
 _SHOWN = ("anchor", "kind", "size", "at", "state", "detail")
 
 
@@ -257,18 +261,21 @@ class Anchoring:
             return self._log.consistency(head.tenant_id, old, checkpoint.size)
 
         made = offer(witness, offered.note, checkpoint, known=known, proof=proof)
-        key = head.key(f"anchor/{checkpoint.size:020d}-{witness.verifier.key_id.hex()}")
-        with contextlib.suppress(ObjectExists):  # an earlier one of the same size says the same, only sooner
-            self._locked.put(key, made.note, lock_until=self._lock_end(offered.now))
+        self._keep(offered, witness.verifier.key_id.hex(), made.note)
         return made.at
 
     def _stamp(self, authority: TimestampAddress, offered: _Offered) -> datetime:
         """Let the authority stamp the note, and store its answer once; returns the time in it."""
         made = stamp(authority, offered.note)
-        name = f"anchor/{offered.checkpoint.size:020d}-{authority.fingerprint.hex()[:16]}.tsr"
-        with contextlib.suppress(ObjectExists):  # an earlier one says the same, only sooner
-            self._locked.put(offered.head.key(name), made.answer, lock_until=self._lock_end(offered.now))
+        self._keep(offered, authority.fingerprint.hex()[:_DIGITS], made.answer, ".tsr")
         return made.at
+
+    def _keep(self, offered: _Offered, who: str, data: bytes, end: str = "") -> None:
+        """Store what an anchor made, once: one of the same bytes may be there after a lost answer."""
+        digest = sha256(data).hexdigest()[:_DIGITS]
+        key = offered.head.key(f"anchor/{offered.checkpoint.size:020d}-{who}-{digest}{end}")
+        with contextlib.suppress(ObjectExists):
+            self._locked.put(key, data, lock_until=self._lock_end(offered.now))
 
     def _root(self, head: Head, size: int) -> bytes:
         with self._log.entered(head.tenant_id) as entered:

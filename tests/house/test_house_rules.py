@@ -18,7 +18,9 @@ VAULT_DESTRUCTION = frozenset({"delete_wrapped", "destroy_due_keks", "drop_parts
 DISPATCHERS = frozenset({"erasure/execute.py", "erasure/dispatch.py"})
 # Repeats what the record says was destroyed, after the database was lost, and destroys nothing else.
 DESTROYERS = frozenset({"erasure/execute.py", "registry/rebuild.py"})
-FORMAT_MODULES = ("entry", "merkle", "checkpoint", "tiles", "batches", "batches_v1", "objects", "errors")
+FORMAT_MODULES = (
+    "entry", "merkle", "checkpoint", "tiles", "batches", "batches_v1", "objects", "errors", "tokens", "issuers", "der",
+)  # fmt: skip
 # The format needs hashes, canonical JSON and typed decoding, so that a stranger could write the checker again.
 FORMAT_MAY_IMPORT = frozenset({"cryptography", "msgspec", "rfc8785", "zstandard"})
 STANDARD_LIBRARY = frozenset(__import__("sys").stdlib_module_names)

@@ -495,7 +495,10 @@ def test_each_checkpoint_is_cosigned_and_stored_once(bench: Bench, witness: Runn
         assert (state.state, state.size) == (ANCHORED, size)
     keys = list(bench.locked.list(f"{LOG_ID}/anchor/"))
     number = parse_witness(witness.setting).verifier.key_id.hex()
-    assert keys == [f"{LOG_ID}/anchor/{size:020d}-{number}" for size in (3, 4, 10)]
+    digests = [sha256(bench.locked.get(key)).hexdigest()[:16] for key in keys]
+    assert keys == [
+        f"{LOG_ID}/anchor/{size:020d}-{number}-{digest}" for size, digest in zip((3, 4, 10), digests, strict=True)
+    ]
     verifiers = [verifier_from_vkey(log_signer().vkey), verifier_from_vkey(witness.vkey)]
     for key in keys:
         assert len(open_note(bench.locked.get(key), verifiers).signatures) == 2

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -149,8 +150,10 @@ def test_each_newest_checkpoint_is_stamped_stored_once_and_checked_by_openssl_to
         assert state.at is not None
         assert abs(datetime.fromisoformat(state.at) - datetime.now(UTC)) < timedelta(minutes=2)
         prefix = f"{LOG_ID}/anchor/{state.size:020d}-{pinned.fingerprint(hashes.SHA256()).hex()[:16]}"
-        answer = bench.locked.get(f"{prefix}.tsr")
-        assert bench.locked.head(f"{prefix}.tsr").locked_until is not None
+        (key,) = bench.locked.list(prefix)
+        answer = bench.locked.get(key)
+        assert key == f"{prefix}-{sha256(answer).hexdigest()[:16]}.tsr"
+        assert bench.locked.head(key).locked_until is not None
         check_answer(answer, note, pinned.fingerprint(hashes.SHA256()))
         (tmp_path / "note").write_bytes(note)
         (tmp_path / "answer").write_bytes(answer)
