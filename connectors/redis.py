@@ -18,6 +18,7 @@ import json
 import secrets
 from collections import Counter, defaultdict
 from datetime import timedelta
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -41,8 +42,9 @@ from connectors.base import (
     owner_forms,
 )
 from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector, StoreUnreachable, Timeout
+from connectors.redis_parts import NAMED, Part, entry_owner, flat, is_entry_id, owner_in, part, parts
 from connectors.redis_scripts import AGAIN, ANSWERS, BUDGET, ERASE, MOST_ENTRIES, MOST_PARTS, REWRITE_STREAM
-from connectors.redis_server import Server, owner_in
+from connectors.redis_server import Server
 from connectors.residue import Needles, samples
 
 if TYPE_CHECKING:
@@ -53,11 +55,7 @@ BATCH = 500
 _PAGE = 500
 _MOST_CAPTURED = 1000
 """Parts of one key whose values are captured."""
-_NAMED = frozenset({b"hash", b"zset", b"set", b"stream"})
-"""Types whose parts have names."""
 Answer = tuple[Outcome, str]
-Part = tuple[bytes | None, list[bytes]]
-"""A named part of a key, None for the key itself, and the byte strings it holds."""
 
 
 def open_store(config: Mapping[str, Any], *, read_only: bool) -> RedisConnector:
@@ -111,16 +109,16 @@ class RedisConnector(Connector):
         for keys in self._pages(limit):
             # SCAN may name a key twice; only those that were found are remembered.
             for key, kind in self._kinds([key for key in keys if key not in given], limit).items():
-                for part in self._owned(key, kind, forms, limit):
+                for name in self._owned(key, kind, forms, limit):
                     given.add(key)
-                    yield _locator(key, part)
+                    yield _locator(key, name)
 
     @override
     def walk(self, *, deadline: float) -> Iterator[dict[str, Any]]:
         limit = Deadline("walk", deadline)
         for keys in self._pages(limit):
             for key, kind in self._kinds(keys, limit).items():
-                names = (name for name, _ in self._parts(key, kind, limit)) if kind in _NAMED else ()
+                names = (name for name, _ in self._parts(key, kind, limit)) if kind in NAMED else ()
                 for place in chain((None,), names):
                     try:
                         yield _locator(key, place)
@@ -153,7 +151,7 @@ class RedisConnector(Connector):
         mine: list[bytes | None] = []
         others = 0
         for name, values in self._parts(key, kind, limit):
-            owner = self._entry_owner(values) if kind == b"stream" else owner_in(values[0], field)
+            owner = entry_owner(values, field) if kind == b"stream" else owner_in(values[0], field)
             if owner in forms:
                 mine.append(name)
             else:
@@ -165,64 +163,15 @@ class RedisConnector(Connector):
         else:
             yield from mine
 
-    def _entry_owner(self, values: Sequence[bytes]) -> str | None:
-        field = str(self._owner_field).encode()
-        for name, value in zip(values[::2], values[1::2], strict=False):
-            if name == field:
-                return value.decode(errors="replace")
-        return owner_in(values[1], str(self._owner_field)) if len(values) == 2 else None  # noqa: PLR2004 -- one field
-
     def _parts(self, key: bytes, kind: bytes, limit: Deadline) -> Iterator[Part]:
-        """Yield each named part of a key with what it holds; for strings and lists the values, without a name."""
-        run = self._server.run
-        if kind == b"string":
-            value = run(limit, "GET", key)
-            yield from [] if value is None else [(None, [value])]
-        elif kind == b"list":
-            start = 0
-            while values := run(limit, "LRANGE", key, start, start + _PAGE - 1):
-                yield from ((None, [value]) for value in values)
-                start += _PAGE
-        elif kind == b"stream":
-            after = b"-"
-            while entries := run(limit, "XRANGE", key, after, "+", "COUNT", _PAGE):
-                yield from ((name, _flat(fields)) for name, fields in entries)
-                after = b"(" + entries[-1][0]
-        elif kind in {b"hash", b"set", b"zset"}:
-            verb = {b"hash": "HSCAN", b"set": "SSCAN", b"zset": "ZSCAN"}[kind]
-            cursor: Any = b"0"
-            while True:
-                cursor, page = run(limit, verb, key, cursor, "COUNT", _PAGE)
-                flat = _flat(page)
-                if kind == b"hash":
-                    yield from ((name, [value]) for name, value in zip(flat[::2], flat[1::2], strict=True))
-                else:
-                    names = flat if kind == b"set" else flat[::2]
-                    yield from ((name, [name]) for name in names)
-                if int(cursor) == 0:
-                    return
-
-    def _part(self, key: bytes, field: bytes, kind: bytes, limit: Deadline) -> Part | None:
-        """Return one named part of a key, None where it is absent."""
-        run = self._server.run
-        if kind == b"hash":
-            value = run(limit, "HGET", key, field)
-            return None if value is None else (field, [value])
-        if kind == b"zset":
-            return None if run(limit, "ZSCORE", key, field) is None else (field, [field])
-        if kind == b"set":
-            return (field, [field]) if run(limit, "SISMEMBER", key, field) else None
-        if kind == b"stream" and _is_entry_id(field):
-            found = run(limit, "XRANGE", key, field, field)
-            return (field, _flat(found[0][1])) if found else None
-        return None
+        return parts(partial(self._server.run, limit), key, kind)
 
     def _held(self, item: Item, kinds: Mapping[bytes, bytes], limit: Deadline) -> Iterator[Part]:
         key, field = _place(item.locator)
         if field is None:
             yield from self._parts(key, kinds[key], limit)
-        elif (part := self._part(key, field, kinds[key], limit)) is not None:
-            yield part
+        elif (found := part(partial(self._server.run, limit), key, field, kinds[key])) is not None:
+            yield found
 
     @override
     def capture(self, items: Sequence[Item], *, deadline: float) -> dict[str, list[bytes]]:
@@ -296,14 +245,14 @@ class RedisConnector(Connector):
                 answers[number] = Outcome.FAILED, bad.detail
         waiting = list(places)
         while waiting and not limit.is_over():
-            part, waiting = waiting[:BATCH], waiting[BATCH:]
+            batch, waiting = waiting[:BATCH], waiting[BATCH:]
             try:
-                said = self._run_erase([places[number] for number in part], forms, limit)
+                said = self._run_erase([places[number] for number in batch], forms, limit)
             except Timeout:
                 if not any(outcome is not Outcome.FAILED for outcome, _ in answers):
                     raise
                 break
-            for number, letter in zip(part, said, strict=True):
+            for number, letter in zip(batch, said, strict=True):
                 if letter == AGAIN:
                     waiting.append(number)
                 else:
@@ -320,7 +269,7 @@ class RedisConnector(Connector):
         keys = [key for key, _ in places]
         said = self._server.run(limit, "EVAL", ERASE, len(keys), *keys, *settings, *forms, *fields)
         # Streams of earlier, interrupted runs are told by the same items, which are absent by now.
-        self._streams |= {key for key, field in places if field is not None and _is_entry_id(field)}
+        self._streams |= {key for key, field in places if field is not None and is_entry_id(field)}
         return str(said.decode() if isinstance(said, bytes) else said)
 
     @override
@@ -410,7 +359,7 @@ class RedisConnector(Connector):
             verb = {b"hash": "HEXISTS", b"zset": "ZSCORE", b"set": "SISMEMBER"}.get(kinds[key])
             if verb is not None:
                 asked.append((number, (verb, key, field)))
-            elif kinds[key] == b"stream" and _is_entry_id(field or b""):
+            elif kinds[key] == b"stream" and is_entry_id(field or b""):
                 asked.append((number, ("XRANGE", key, field, field)))
             elif kinds[key] != b"none":
                 found.add(number)  # another type now: what it holds cannot be told apart from the item
@@ -451,13 +400,13 @@ class RedisConnector(Connector):
 
     def _unwritten(self, places: Mapping[int, tuple[bytes, bytes | None]], limit: Deadline) -> set[int]:
         """Return the entries at or below the highest one that was deleted since their stream was written anew."""
-        named = {n: (key, field) for n, (key, field) in places.items() if field is not None and _is_entry_id(field)}
+        named = {n: (key, field) for n, (key, field) in places.items() if field is not None and is_entry_id(field)}
         kinds = self._kinds([key for key, _ in named.values()], limit)
         highest: dict[bytes, tuple[int, int] | None] = {}
         for key, kind in kinds.items():
             if kind == b"stream":
-                flat = _flat(self._server.run(limit, "XINFO", "STREAM", key))
-                deleted = dict(zip(flat[::2], flat[1::2], strict=False)).get(b"max-deleted-entry-id")
+                told = flat(self._server.run(limit, "XINFO", "STREAM", key))
+                deleted = dict(zip(told[::2], told[1::2], strict=False)).get(b"max-deleted-entry-id")
                 highest[key] = None if deleted is None else _entry(deleted)
         unwritten = set()
         for number, (key, field) in named.items():
@@ -573,27 +522,17 @@ def _place(locator: Locator) -> tuple[bytes, bytes | None]:
         raise BadLocator("key and field are valid Unicode") from None
 
 
-def _locator(key: bytes, part: bytes | None) -> dict[str, Any]:
+def _locator(key: bytes, name: bytes | None) -> dict[str, Any]:
     """Return the locator of a place. Raises: BadLocator where its name is no text."""
     try:
-        return {"key": key.decode()} | ({} if part is None else {"field": part.decode()})
+        return {"key": key.decode()} | ({} if name is None else {"field": name.decode()})
     except UnicodeDecodeError:
         raise BadLocator("a key or part of the owner has a name that is no text") from None
-
-
-def _is_entry_id(field: bytes) -> bool:
-    time, _, number = field.partition(b"-")
-    return time.isdigit() and number.isdigit()
 
 
 def _entry(field: bytes) -> tuple[int, int]:
     time, _, number = field.partition(b"-")
     return int(time), int(number)
-
-
-def _flat(answer: Any) -> list[Any]:
-    """Return a reply of names and values as the flat list that it is."""
-    return list(answer or ())
 
 
 def _document(kind: bytes, parts: Sequence[Part]) -> object:

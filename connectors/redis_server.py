@@ -7,7 +7,6 @@ succeeded. Does not know of items.
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -265,16 +264,6 @@ class Server:
         for client in self._clients.values():
             client.close()
         self._clients.clear()
-
-
-def owner_in(value: bytes, owner_field: str) -> str | None:
-    """Return whom a JSON value names, as the script in the server reads it."""
-    try:
-        document = json.loads(value)
-    except (ValueError, RecursionError):
-        return None
-    named = document.get(owner_field) if isinstance(document, dict) else None
-    return str(named) if isinstance(named, str | int) and not isinstance(named, bool) else None
 
 
 def _text(value: object) -> str:

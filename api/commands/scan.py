@@ -45,6 +45,7 @@ class _Wish:
     data_class: str | None
     subject_type: str
     address_ref: str | None
+    wal_retention: str | None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -90,6 +91,7 @@ class _Registered:
 @click.option("--class", "data_class", default=None, help="Data class of the artifacts.")
 @click.option("--subject-type", default="user", show_default=True, help="Type of people whose name has none.")
 @click.option("--address-ref", default=None, help="env:… or file:… under which the server finds the address.")
+@click.option("--wal-retention", default=None, help="How long PostgreSQL's log and its copies are kept, like P7D.")
 @click.option("--writer-token", envvar="MUNIMENT_WRITER_TOKEN", default=None, help="Token for the artifacts.")
 @remote
 def look(
@@ -104,6 +106,7 @@ def look(
     data_class: str | None,
     subject_type: str,
     address_ref: str | None,
+    wal_retention: str | None,
     writer_token: str | None,
     data: Path,
     tenant: str | None,
@@ -121,7 +124,10 @@ def look(
     text = [] if as_json else list(lines(found, names=names))
     registered = None
     if register:
-        wish = _Wish(name=name, data_class=data_class, subject_type=subject_type, address_ref=address_ref)
+        wish = _Wish(
+            name=name, data_class=data_class, subject_type=subject_type, address_ref=address_ref,
+            wal_retention=wal_retention,
+        )  # fmt: skip
         with client_of(data=data, url=url, token=token, tenant=tenant) as client:
             again = partial(_look, target, owner_field=owner_field, subject=None, timeout=timeout)
             with client_of(data=data, url=url, token=writer_token or token, tenant=tenant) as writer:
@@ -156,6 +162,8 @@ def _register(clients: tuple[Client, Client], found: Scan, wish: _Wish, again: C
             done.skipped.append(f"{place.label}: {problem.title}: {problem.detail}")
             continue
         done.stores.append({"name": store, "kind": place.kind, "version": made["version"]})
+        if _is_postgres(place) and wish.wal_retention is None:
+            done.noted.append(f"{store}: how long PostgreSQL's log is kept (--wal-retention): certificates say unknown")
         stores[place.what, place.label] = (store, wish.data_class or place.data_class or "")
     batch: list[dict[str, Any]] = []
 
@@ -190,8 +198,14 @@ def _can(place: Place, wish: _Wish, done: _Registered) -> bool:
     return False
 
 
+def _is_postgres(place: Place) -> bool:
+    return str(place.config.get("url", "")).startswith("postgres")
+
+
 def _config(place: Place, wish: _Wish) -> dict[str, Any]:
     config = place.store_config()
+    if wish.wal_retention is not None and _is_postgres(place):
+        config["wal_retention"] = wish.wal_retention
     address = config.get("url")
     if wish.address_ref is not None and isinstance(address, str):
         return {**config, "url": wish.address_ref}

@@ -14,6 +14,7 @@ from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.store.postgres import PostgresStore
 
+from connectors.base import Item, Outcome, open_connector
 from connectors.scanning.plain import as_json
 from connectors.scanning.report import Scan
 from connectors.scanning.scan import scan
@@ -122,6 +123,35 @@ def test_a_role_that_may_not_read_is_told_so(threads: PostgresSaver, database: D
     database.run("DROP ROLE scan_nobody")
 
 
+def _whose_keys_are_whose(client: Any, url: str) -> None:
+    """Every item that is handed over is one that the connector erases for the person it names, and for nobody else."""
+    client.flushall()
+    ada, ben = json.dumps({"user_id": "ada", "n": 1}), json.dumps({"user_id": "ben", "n": 1})
+    client.set("cache:1", ada)
+    client.hset("session:1", mapping={"user_id": "ada", "text": "hello"})
+    client.hset("all", mapping={"x": ada, "y": ben})
+    client.rpush("own", ada, ada)
+    client.rpush("both", ada, ben)
+    client.zadd("recent", {ada: 1, ben: 2, "nobody": 3})
+    client.xadd("turns", {"user_id": "ada", "text": "hello"}, id="5-1")
+    client.set("plain", "no owner")
+    handed: list[tuple[dict[str, str], tuple[str, ...]]] = []
+    place = only(look(url, sink=lambda _, item: handed.append(
+        (dict(item.locator), tuple(value for _, value in item.owners)))), "redis")  # fmt: skip
+    found = {(each["key"], each.get("field")): owners for each, owners in handed}
+    assert found == {
+        ("cache:1", None): ("ada",), ("session:1", None): ("ada",), ("all", "x"): ("ada",), ("all", "y"): ("ben",),
+        ("own", None): ("ada",), ("both", None): ("ada", "ben"), ("recent", ada): ("ada",), ("recent", ben): ("ben",),
+        ("recent", "nobody"): (), ("turns", None): ("ada",), ("plain", None): (),
+    }  # fmt: skip
+    assert (place.rows, place.nobody, len(place.people), place.owner_field()) == (8, 1, 2, "user_id")
+    items = [Item(copy_id=str(n), locator=each) for n, (each, owners) in enumerate(handed) if owners == ("ada",)]
+    with open_connector("redis", place.store_config(), secrets=str) as connector:
+        receipts = connector.erase(items, owner_identifiers=["user:ada"], now=NOW, deadline=30)
+    assert {receipt.outcome for receipt in receipts} == {Outcome.ERASED}
+    assert sorted(client.keys()) == [b"all", b"both", b"plain", b"recent"]
+
+
 def test_redis_families_expiry_and_lost_writes_are_named(tmp_path: Path) -> None:
     with service.running(tmp_path) as made:
         client: Any = redis.Redis.from_url(made.url)
@@ -132,6 +162,7 @@ def test_redis_families_expiry_and_lost_writes_are_named(tmp_path: Path) -> None
         before = client.info("stats")["total_commands_processed"], client.lastsave(), client.dbsize()
         found = look(made.url, subject="user:person-number-1")
         after = client.info("stats")["total_commands_processed"], client.lastsave(), client.dbsize()
+        _whose_keys_are_whose(client, made.url)
         client.close()
     assert (before[1:], after[0] > before[0]) == (after[1:], True)
     place = only(found, "langgraph-redis")
