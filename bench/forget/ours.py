@@ -199,7 +199,7 @@ def _look(service: _Service, place: Place, notes: list[str]) -> dict[str, str]:
                    "--writer-token", service.tokens["writer"]]  # fmt: skip
         if address.startswith(("postgresql://", "redis://")):
             url = address.replace("postgresql://", "postgresql+psycopg://")
-            command += ["--address-ref", _secret(service, name, url)]
+            command += ["--address-ref", _secret(service, name, url), "--wal-retention", WAL_KEPT]
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = cli.run(command)

@@ -17,6 +17,9 @@ from typing_extensions import override
 from bench.forget.bed import DIMENSIONS, Person, Record, Role, embed, joint_text, vector_of
 from bench.forget.places import OWNER, Ground, Place, Store, parts_of
 
+ANALYZE = "ANALYZE"
+"""Every server's autovacuum does that sooner or later: it copies values of rows into the planner's statistics."""
+
 
 class _NoExtensions(sqlite3.Connection):
     """For Pythons built without loadable extensions: LangGraph's store wants one only for its search by vector."""
@@ -172,6 +175,12 @@ class LangGraphPostgres(LangGraph):
         self.scanned = [self.address]
 
     @override
+    def fill(self, everybody: Sequence[Person]) -> None:
+        super().fill(everybody)
+        with self.opened() as (db, _, _):
+            db.execute(ANALYZE)
+
+    @override
     def url(self) -> str:
         return self.address
 
@@ -230,6 +239,7 @@ class Pgvector(Rows):
                 self.run("INSERT INTO notes VALUES (%s, %s, %s, %s)", name, person.id, text, str(vector))
                 where = {"collection": "notes", "id": name}
                 self.add(role, name, [person], text, where, vectors=(tuple(vector),), made_of=origin)
+        self.run(ANALYZE)
         self.stores = [Store(name=self.name, kind="pgvector", config={"url": self.address, "owner_field": OWNER})]
 
     @override
@@ -266,6 +276,7 @@ class Postgres(Rows):
                 self._row("document", "text", f"{said.name}-document", said.long, person=person, origin=said.name)
                 self._row("summary", "summary", f"{said.name}-summary", said.summary, person=person, origin=said.name)
                 self._row("answer", "cache", f"{said.name}-cache", said.cache, person=person, origin=said.name)
+        self.run(ANALYZE)
         config = {"url": self.address, "owner_field": OWNER, "children": "delete"}
         self.stores = [Store(name=self.name, kind="sql", config=config)]
 
