@@ -177,13 +177,19 @@ def captures_of(session: Session, parts: Parts, work: Work, copies: Iterable[Cop
 
 
 def owners_of(session: Session, parts: Parts, work: Work, copies: Sequence[CopyRow]) -> tuple[str, ...]:
-    """The names under which a store may hold these copies: a request's plan names them, a sweep looks them up."""
+    """The names under which a store may hold these copies: a request's plan names them, a sweep looks them up.
+
+    So does a request whose words have ended while something was kept: the identity key still opens the names then.
+    """
     if isinstance(work.row, RequestRow):
         said = work.seal(session, parts).open("said", work.row.sealed)
-        return tuple(said.get("names", ()))
-    rows = [session.get(Artifact, (work.tenant_id, copy.artifact_id)) for copy in copies if copy.artifact_id]
-    sets = members(session, work.tenant_id, {row.set_id for row in rows if row is not None})
-    people = frozenset[int]().union(*sets.values())
+        if "names" in said:
+            return tuple(said["names"])
+        people = work.people
+    else:
+        rows = [session.get(Artifact, (work.tenant_id, copy.artifact_id)) for copy in copies if copy.artifact_id]
+        sets = members(session, work.tenant_id, {row.set_id for row in rows if row is not None})
+        people = frozenset[int]().union(*sets.values())
     names = subjects.names_of(session, parts.vault, work.tenant_id, people)
     return tuple(sorted({text for found in names.values() for name in found for text in (name.text, name.given)}))
 

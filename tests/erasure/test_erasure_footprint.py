@@ -17,6 +17,7 @@ from erasure.history import load
 from erasure.models import CopyRow, RequestRow, RequestSubject
 from erasure.planning import request_seal
 from erasure.sealed import REQUEST_CLASS
+from registry.models import Artifact
 from retention.models import HoldRow, SweepRow
 from vault.errors import KeyDestroyed
 from vault.models import DataKey
@@ -150,6 +151,26 @@ def _hold(world: Any, selectors: dict[str, Any]) -> HoldRow:
         created_at=world.now,
         **selectors,
     )
+
+
+def test_what_was_held_goes_when_the_hold_ends_years_after_the_words(world: Any) -> None:
+    # Without the words nobody knew whose row it was, so it waited for a human as if it were somebody else's.
+    held = world.note("n1", "Ada wrote about her rash")
+    world.file("a.txt", "Ada in a file")
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        row = session.exec(select(Artifact).where(Artifact.store == "db")).one()
+        blank: dict[str, Any] = {"subjects": [], "data_classes": [], "scopes": []}
+        session.add(_hold(world, {**blank, "artifacts": [row.id]}))
+    request = world.erase()
+    assert world.state(request) == "completed_with_retained"
+    to_final(world, request)
+    world.now += timedelta(days=700)
+    assert end(world) == 1
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        session.exec(select(HoldRow)).one().released_at = world.now
+    world.work()
+    assert world.copy_states(request)[held] == "erased_physical"
+    assert world.state(request) == "completed"
 
 
 def test_a_late_copy_after_the_end_is_erased_and_the_new_certificate_repeats_the_commitments(world: Any) -> None:
