@@ -24,6 +24,7 @@ from erasure.parts import Parts
 from erasure.plan import instant_text
 from erasure.request import (
     CONTENDING,
+    FINAL,
     NOTICE_KINDS,
     OPEN,
     CopyState,
@@ -312,6 +313,8 @@ class Desk:
         """A copy after a human's word on it; what can be said depends on the right."""
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
+            if row.state in FINAL:
+                raise IllegalMove(row.state, "have its copies settled")
             if outcome == "retry":
                 return self._retry_copy(session, row, acting, copy_no, comment=comment, now=now)
             allowed = _SETTLEMENTS.get(Right(row.right), {})

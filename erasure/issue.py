@@ -51,11 +51,11 @@ class Draft:
     copies: list[dict[str, Any]]
     entries: list[str]
     number: int
-    fingerprint: str
+    stand: str
 
 
 def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, version: str, state: State) -> bytes | None:
-    """The signed certificate, kept together with the request's state; None when a copy changed meanwhile.
+    """The signed certificate, kept together with the request's state; None when that or a copy changed meanwhile.
 
     Raises: NotVerified, and what the log raises.
     """
@@ -89,8 +89,7 @@ def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, versi
     )
     with parts.transactions(tenant.tenant_id) as session:
         row = history.load(session, tenant.tenant_id, request_id, lock=True)
-        copies = history.copies_of(session, tenant.tenant_id, request_id)
-        if _fingerprint(copies) != draft.fingerprint:
+        if _stand(row, history.copies_of(session, tenant.tenant_id, request_id)) != draft.stand:
             return None
         _keep(session, parts, row, body, now=now, version=version, state=state, number=draft.number)
     if parts.certificates is not None:
@@ -180,7 +179,7 @@ def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, n
         *details.get("addenda", []),
     )
     number = 1 if earlier is None else earlier.number + 1
-    return Draft(facts=facts, copies=lines, entries=entries, number=number, fingerprint=_fingerprint(copies))
+    return Draft(facts=facts, copies=lines, entries=entries, number=number, stand=_stand(row, copies))
 
 
 def _keep(
@@ -378,9 +377,11 @@ def _exceptions(copies: Sequence[CopyRow], details: dict[str, Any]) -> list[dict
     ]
 
 
-def _fingerprint(copies: Sequence[CopyRow]) -> str:
-    text = "\n".join(f"{copy.copy_no} {copy.state} {copy.level} {copy.key_state} {copy.verified_at}" for copy in copies)
-    return hashlib.sha256(text.encode()).hexdigest()
+def _stand(row: RequestRow, copies: Sequence[CopyRow]) -> str:
+    """What must not change between a look and the certificate: another worker may reopen a request, or issue first."""
+    lines = [f"{row.state} {row.completed_at} {row.final_due_at} {bool(row.details.get('final_issued'))}"]
+    lines += [f"{copy.copy_no} {copy.state} {copy.level} {copy.key_state} {copy.verified_at}" for copy in copies]
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 def _text(at: datetime | None) -> str | None:

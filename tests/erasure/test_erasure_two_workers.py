@@ -1,0 +1,78 @@
+"""Two workers at one request at once: one certificate of each version, and no state that overwrites a newer one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlmodel import col, select
+
+from erasure.errors import IllegalMove
+from erasure.models import CertificateRow, RequestRow
+from erasure.worker import finish
+
+
+class Between:
+    """A record that is slow to prove: `then` happens meanwhile, once."""
+
+    def __init__(self, record: Any, then: Callable[[], object]) -> None:
+        self._record, self._then = record, [then]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._record, name)
+
+    def evidence(self, *arguments: Any) -> Any:
+        if self._then:
+            self._then.pop()()
+        return self._record.evidence(*arguments)
+
+
+def issued(world: Any) -> list[str]:
+    with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
+        rows = session.exec(select(CertificateRow).order_by(col(CertificateRow.number)))
+        return [row.version for row in rows]
+
+
+def test_two_workers_at_the_end_of_the_quiet_period_issue_one_final_certificate(world: Any) -> None:
+    # The second one broke off on the number of the first, or issued another.
+    world.note("n1", "Ada in the database")
+    request = world.erase()
+    world.now += timedelta(days=2)
+    world.services.keks.turn(world.now, force=True)
+    record = world.parts.record
+    other = world.parts
+    world.change(record=Between(record, lambda: finish(other, world.tenant, request, world.now)))
+    assert not finish(world.parts, world.tenant, request, world.now)
+    assert issued(world) == ["interim", "final"]
+    world.work(1)
+    assert issued(world) == ["interim", "final"]
+
+
+def test_a_request_that_was_reopened_meanwhile_is_not_completed_over_it(world: Any) -> None:
+    world.note("n1", "Ada in the database")
+    request = world.erase()
+    world.now += timedelta(days=2)
+    world.services.keks.turn(world.now, force=True)
+    record, other = world.parts.record, world.parts
+
+    def late() -> None:
+        # A late copy that another worker found and put into the plan reopens the request.
+        with other.transactions(world.tenant.tenant_id) as session:
+            row = session.get_one(RequestRow, (world.tenant.tenant_id, request))
+            row.state, row.completed_at, row.final_due_at = "executing", None, None
+            session.add(row)
+
+    world.change(record=Between(record, late))
+    assert not finish(world.parts, world.tenant, request, world.now)
+    assert world.state(request) == "executing"
+
+
+def test_nobody_settles_a_copy_of_a_request_that_is_over(world: Any) -> None:
+    world.note("n1", "Ada in the database")
+    request = world.ask()
+    world.plan(request)
+    world.desk.cancel(world.acting("ann"), request, now=world.now)
+    with pytest.raises(IllegalMove, match="settled"):
+        world.desk.settle_copy(world.acting("ann"), request, 1, outcome="erase", comment="x", now=world.now)
