@@ -47,6 +47,7 @@ ANEW = "made anew as "
 """How the method of an old copy begins once its successor was accepted."""
 ASK_AGAIN = timedelta(minutes=5)
 _MOST_ANCESTORS = 100_000
+_TOO_MANY = "too much lies above it to be looked at"
 _SCAN_SECONDS = 60.0
 _WORKER = "worker"
 
@@ -177,6 +178,8 @@ def check(parts: Parts, tenant_id: int, owner: str, copy_no: int, answer: str) -
         if refusal is not None:
             return refusal
         above = _ancestors(session, tenant_id, old.artifact_id or 0)
+        if above is None:
+            return _TOO_MANY
         sources = [copy for number, copy in ending.items() if number in above]
         canaries = [piece for held in captures_of(session, parts, work, sources).values() for piece in held.canaries]
         place = artifacts.open_details(session, parts.vault, tenant_id, [new]).get(new.id)
@@ -210,6 +213,8 @@ def _provenance(  # noqa: PLR0917 - the values of one check
     if work.people & about:
         return "the new artifact is about a person who is erased"
     above = _ancestors(session, tenant_id, new.id)
+    if above is None:
+        return _TOO_MANY
     if not above:
         return "the new artifact names no source"
     if above & set(ending) or any(row.status == "erased" for row in _rows(session, tenant_id, above)):
@@ -221,11 +226,16 @@ def _rows(session: Session, tenant_id: int, numbers: set[int]) -> list[Artifact]
     return list(artifacts.by_numbers(session, tenant_id, numbers).values())
 
 
-def _ancestors(session: Session, tenant_id: int, number: int) -> set[int]:
-    """Every artifact above one; entries of the record are ends of their own kind and stand as negative numbers."""
+def _ancestors(session: Session, tenant_id: int, number: int) -> set[int] | None:
+    """Every artifact above one; entries of the record are ends of their own kind and stand as negative numbers.
+
+    None where they are more than are looked at: what is above those is not known, so nothing is shown by it.
+    """
     seen: set[int] = set()
     frontier = {number}
-    while frontier and len(seen) < _MOST_ANCESTORS:
+    while frontier:
+        if len(seen) >= _MOST_ANCESTORS:
+            return None
         found: set[Parent] = set().union(*parents_of(session, tenant_id, sorted(frontier)).values())
         seen |= {-1 - parent.number for parent in found if parent.kind != ARTIFACT}
         frontier = {parent.number for parent in found if parent.kind == ARTIFACT} - seen

@@ -32,6 +32,7 @@ from erasure.worker import advance
 from ledger.entry import Kind
 from registry import artifacts, stores
 from registry.errors import RegistryError
+from registry.ids import random_hex
 from registry.keyed import Lookups, chunks
 from registry.locators import MalformedLocator, canonical_locator, kind_of_places, normal_locator
 from registry.models import Artifact, StoreRow, Tombstone
@@ -257,7 +258,8 @@ def tell_lines(session: Session, parts: Parts, row: RequestRow, now: datetime, *
 
 def carry_out(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> str:
     """Bring an open request as far as it goes now; returns where it stands."""
-    with leased(parts, tenant.tenant_id, request_id, _WORKER, now) as lease:
+    # A name of this call's own: another process that recovers at the same time is somebody else.
+    with leased(parts, tenant.tenant_id, request_id, f"{_WORKER}-{random_hex()}", now) as lease:
         if lease is None:
             return "worked on by another process"
         find_lost_places(parts, tenant, request_id, now)

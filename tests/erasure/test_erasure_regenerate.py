@@ -110,11 +110,14 @@ def refused(world: Any, request: str, both: str) -> str:
         ("nothing known", "names no registered artifact"),
         ("without source", "names no source"),
         ("not there", "not in its store"),
+        ("with too much above", "too much lies above it"),
         ("not yet", "not answered yet"),
         ("broken", "the owner is away"),
     ],
 )
-def test_an_answer_that_does_not_show_what_it_says_changes_nothing(world: Any, answer: str, because: str) -> None:
+def test_an_answer_that_does_not_show_what_it_says_changes_nothing(
+    world: Any, answer: str, because: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     give(world, {"default": "regenerate", "callback": CALLBACK})
     one, two, both = merged(world)
 
@@ -126,6 +129,11 @@ def test_an_answer_that_does_not_show_what_it_says_changes_nothing(world: Any, a
                 return str(world.file("x.txt", "Bob sails", subjects=(BOB,), sources=[both]))
             case "with the canary":
                 return str(world.file("x.txt", f"Bob sails. {SAID}", subjects=(), sources=[two]))
+            case "with too much above":
+                # It was accepted, although nobody had looked at what lies above the most that is looked at.
+                monkeypatch.setattr("erasure.regenerate._MOST_ANCESTORS", 1)
+                between = world.file("y.txt", "Bob sails", subjects=(), sources=[two])
+                return str(world.file("x.txt", "Bob sails", subjects=(), sources=[between]))
             case "itself":
                 return str(both)
             case "without source":
