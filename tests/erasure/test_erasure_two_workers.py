@@ -70,9 +70,12 @@ def test_a_request_that_was_reopened_meanwhile_is_not_completed_over_it(world: A
 
 
 def test_nobody_settles_a_copy_of_a_request_that_is_over(world: Any) -> None:
-    world.note("n1", "Ada in the database")
+    world.classes({"summary": {"derived": {"default": "review"}}})
+    note = world.note("n1", "Ada in the database")
+    world.file("s.txt", "a summary of Ada", subjects=(), sources=[note])
     request = world.ask()
     world.plan(request)
+    [copy] = [row for row in world.rows(request) if row.state == "awaiting_human"]
     world.desk.cancel(world.acting("ann"), request, now=world.now)
-    with pytest.raises(IllegalMove, match="settled"):
-        world.desk.settle_copy(world.acting("ann"), request, 1, outcome="erase", comment="x", now=world.now)
+    with pytest.raises(IllegalMove, match="is cancelled"):
+        world.desk.settle_copy(world.acting("ann"), request, copy.copy_no, outcome="erase", comment="x", now=world.now)
