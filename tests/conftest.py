@@ -28,6 +28,24 @@ hypothesis_settings.register_profile("sample", max_examples=20, deadline=None)
 hypothesis_settings.register_profile("full", max_examples=200, deadline=None)
 hypothesis_settings.load_profile("full" if os.environ.get("MUNIMENT_TEST_FULL") == "1" else "sample")
 
+MEMORY_FOLDER = Path("/dev/shm")
+MEMORY_NEEDED = 6 << 30
+
+
+def _room_in_memory() -> bool:
+    """Tell whether temporary files fit in memory: making a small file is a hundred times as quick there."""
+    try:
+        about = os.statvfs(MEMORY_FOLDER)
+    except OSError:
+        return False
+    return not about.f_flag & os.ST_NOEXEC and about.f_bavail * about.f_frsize >= MEMORY_NEEDED
+
+
+# What a kill -9 leaves is the same on every file system. `TMPDIR=/somewhere make test` runs on a disk of your choice.
+if "TMPDIR" not in os.environ and _room_in_memory():
+    os.environ["TMPDIR"] = str(MEMORY_FOLDER)
+    tempfile.tempdir = None
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put tests of whole processes first: they are the longest, and several workers then end together."""

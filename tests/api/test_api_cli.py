@@ -17,6 +17,7 @@ import pytest
 
 from api import cli
 from api.cli import COMMANDS
+from tests import forked
 
 pytestmark = pytest.mark.process
 MUNIMENT = [sys.executable, "-c", "from api.cli import main; main()"]
@@ -27,9 +28,7 @@ def run(*arguments: str, token: str | None = None, stdin: str | None = None) -> 
     environment = {name: value for name, value in os.environ.items() if not name.startswith("MUNIMENT_")}
     if token:
         environment["MUNIMENT_TOKEN"] = token
-    return subprocess.run(
-        [*MUNIMENT, *arguments], capture_output=True, text=True, check=False, env=environment, input=stdin, timeout=120
-    )
+    return forked.run(*arguments, env=environment, stdin=stdin)
 
 
 def one_line(done: subprocess.CompletedProcess[str]) -> str:
@@ -53,13 +52,7 @@ def initialised(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[st
 
 @contextmanager
 def serving(folder: Path, *arguments: str) -> Iterator[str]:
-    process = subprocess.Popen(
-        [*MUNIMENT, "serve", "--data", str(folder), "--port", "0", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
+    process = forked.Piped("serve", "--data", str(folder), "--port", "0", *arguments)
     try:
         line = process.stdout.readline()
         assert line.startswith("ready "), line
@@ -84,7 +77,7 @@ def test_help_is_quick_and_imports_nothing_heavy() -> None:
 
 def _seconds(*arguments: str) -> float:
     started = time.perf_counter()
-    run(*arguments)
+    subprocess.run([*MUNIMENT, *arguments], capture_output=True, check=True)
     return time.perf_counter() - started
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 from api import cli, settings
 from ledger.signing import Ed25519Signer
+from tests import forked
 
 pytestmark = pytest.mark.process
 CHATS = (
@@ -151,22 +151,17 @@ def test_a_folder_whose_database_is_gone_before_anything_was_recorded_is_not_ser
 def test_what_the_server_library_says_is_a_line_of_our_log_too(tmp_path: Path) -> None:
     """Operators read one form: a caller that speaks no HTTP leaves JSON on stderr like everything else."""
     folder = tmp_path / "d"
-    program = [sys.executable, "-c", "from api.cli import main; main()"]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("MUNIMENT_")}
-    subprocess.run([*program, "init", "--data", str(folder)], check=True, capture_output=True, env=kept)
-    with subprocess.Popen(
-        [*program, "serve", "--data", str(folder), "--port", "0"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=kept,
-    ) as serving:
-        assert serving.stdout is not None
+    assert forked.run("init", "--data", str(folder), env=kept).returncode == 0
+    with (tmp_path / "said").open("w+b") as said:
+        serving = forked.Piped("serve", "--data", str(folder), "--port", "0", env=kept, stderr=said.fileno())
         port = int(serving.stdout.readline().rpartition(":")[2])
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(b"hello, is anybody there?\r\n\r\n")
             stranger.recv(1000)
-        serving.terminate()
-        _, said = serving.communicate(timeout=30)
-    lines = [json.loads(line) for line in said.splitlines()]
+        serving.send_signal(signal.SIGTERM)
+        assert serving.wait(30) == 0
+        serving.stdout.close()
+        said.seek(0)
+        lines = [json.loads(line) for line in said.read().splitlines()]
     assert [(one["library"], one["level"]) for one in lines if one["event"] == "server"] == [("uvicorn.error", "info")]

@@ -17,6 +17,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from tests import forked
+
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 TRAVELLER = "sophia_silva_7557"
 PURPOSE = "dispute;case=airline"
@@ -45,19 +47,12 @@ class Flight:
 
     def bring_in(self) -> dict[str, int]:
         """Run `muniment import` as a user would."""
-        command = [
-            sys.executable, "-m", "api.cli", "import", str(self.file), "--class", "transcript",
+        done = forked.run(
+            "import", str(self.file), "--class", "transcript",
             "--subject-field", "subject_id", "--stream-field", "conversation_id", "--json",
             "--data", str(self.desk.running.settings.data), "--url", self.desk.running.url,
-        ]  # fmt: skip
-        done = subprocess.run(
-            command,
             env={**os.environ, "MUNIMENT_TOKEN": self.desk.tokens["writer"]},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
         counts: dict[str, int] = json.loads(done.stdout)
         return counts
@@ -225,11 +220,7 @@ def test_one_traveller_of_fifty_conversations_is_erased_to_the_last_byte_and_the
 
     certificate = tmp_path / "certificate.json"
     certificate.write_bytes(desk.client("legal").send("GET", f"/v1/requests/{done['id']}/report").body)
-    check = subprocess.run(
-        [sys.executable, "-m", "api.cli", "verify-report", str(certificate), "--key", desk.certificate_key,
-         "--log-key", desk.log_key],
-        capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+    check = forked.run("verify-report", str(certificate), "--key", desk.certificate_key, "--log-key", desk.log_key)
     assert check.returncode == 0, check.stderr
     assert flight.residue(tmp_path) == []
 

@@ -25,6 +25,7 @@ from ledger.entry import Kind
 from ledger.signing import Ed25519Signer, verifier_from_vkey
 from muniment.errors import ApiProblem
 from muniment.registry import Client
+from tests import forked
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WITNESS = REPOSITORY / "infra" / "witness.py"
@@ -37,7 +38,7 @@ class Place:
     def __init__(self, base: Path) -> None:
         self.base = base
         self.file = base / "auditor.notes"
-        self.process: subprocess.Popen[str] | None = None
+        self.process: forked.Piped | None = None
         key = base / "witness.key"
         made = self._run(str(WITNESS), "--key", str(key), "--new-key", "witness.example/one")
         self.witness_vkey = made.stdout.strip()
@@ -62,12 +63,11 @@ class Place:
     def watch(self, *vkeys: str) -> None:
         """Start the witness by its command, for these keys of the log; the services use it."""
         self.end_witness()
-        command = [sys.executable, "-m", "api.cli", "witness", "--key", str(self.base / "witness.key")]
-        command += ["--state", str(self.base / "witness"), "--port", "0"]
+        command = ["witness", "--key", str(self.base / "witness.key"), "--state", str(self.base / "witness")]
+        command += ["--port", "0"]
         for vkey in vkeys:
             command += ["--origin", f"{self.origin}={vkey}"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
-        assert self.process.stdout is not None
+        self.process = forked.Piped(*command)
         assert self.process.stdout.readline().strip() == f"witness {self.witness_vkey}"
         port = int(self.process.stdout.readline().rpartition(":")[2])
         self.anchors = f"file:{self.file},witness+http://127.0.0.1:{port}#{self.witness_vkey}"
@@ -78,7 +78,6 @@ class Place:
         if self.process is not None:
             self.process.send_signal(signal.SIGTERM)
             assert self.process.wait(20) == 0
-            assert self.process.stdout is not None
             self.process.stdout.close()
             self.process = None
 
@@ -97,15 +96,8 @@ class Place:
 
     def muniment(self, *arguments: str, **settings: str) -> tuple[int, Any, str]:
         """Run a command on the folder, which no service holds; returns code, JSON and stderr."""
-        done = subprocess.run(
-            [sys.executable, "-m", "api.cli", *arguments, "--data", str(self.base / "data"), "--json"],
-            check=False,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            cwd=REPOSITORY,
-            env={**os.environ, **{f"MUNIMENT_{name.upper()}": value for name, value in settings.items()}},
-        )
+        env = {**os.environ, **{f"MUNIMENT_{name.upper()}": value for name, value in settings.items()}}
+        done = forked.run(*arguments, "--data", str(self.base / "data"), "--json", env=env)
         assert done.stdout or done.stderr
         return done.returncode, json.loads(done.stdout or "null"), done.stderr
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from erasure.footprint import end_footprints
 from erasure.parts import Tenant
 from erasure.worker import finish
 from muniment.errors import ApiProblem
+from tests import forked
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 SUBJECT = "email:grace@example.org"
@@ -77,11 +77,8 @@ def problem(desk: Any, principal: str, path: str, accept: str = "*/*") -> tuple[
 
 def command(desk: Any, *arguments: str, principal: str = "legal") -> subprocess.CompletedProcess[str]:
     where = ["--data", str(desk.running.settings.data), "--url", desk.running.url]
-    return subprocess.run(
-        [sys.executable, "-m", "api.cli", *arguments, *(where if arguments[0] != "verify-report" else [])],
-        env={**os.environ, "MUNIMENT_TOKEN": desk.tokens[principal]},
-        capture_output=True, text=True, check=False, timeout=120,
-    )  # fmt: skip
+    words = (*arguments, *(where if arguments[0] != "verify-report" else []))
+    return forked.run(*words, env={**os.environ, "MUNIMENT_TOKEN": desk.tokens[principal]})
 
 
 def test_a_request_ends_in_papers_that_the_desk_sends_and_the_person_checks(desk: Any, tmp_path: Path) -> None:

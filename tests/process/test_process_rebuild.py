@@ -6,9 +6,7 @@ import base64
 import json
 import os
 import shutil
-import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -29,6 +27,7 @@ from ledger.signing import verifier_from_vkey
 from muniment.errors import ApiProblem
 from registry.journal import complete_snapshots
 from registry.models import Token
+from tests import forked
 from vault.models import DataKey, KeyState
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -108,14 +107,8 @@ def lose_database(running: Any) -> None:
 
 
 def command(running: Any, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "api.cli", *arguments, "--data", str(running.settings.data), "--json"],
-        env=environment(running),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=seconds,
-    )
+    words = (*arguments, "--data", str(running.settings.data), "--json")
+    return forked.run(*words, env=environment(running), timeout=seconds)
 
 
 def environment(running: Any) -> dict[str, str]:
@@ -320,20 +313,15 @@ def test_a_killed_rebuild_is_not_served_and_ends_when_run_again(desk: Any, runni
     for delay in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8) if full_length else (0.15,):
         lose_database(running)
         (running.settings.data / "run" / "rebuilding").unlink(missing_ok=True)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "api.cli", "rebuild", "--data", str(running.settings.data)],
-            env=environment(running),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
+        process = forked.Piped("rebuild", "--data", str(running.settings.data), env=environment(running))
         end = time.monotonic() + 60
         while not (running.settings.data / "run" / "rebuilding").exists():
-            assert process.poll() is None
             assert time.monotonic() < end
             time.sleep(0.005)
         time.sleep(delay)
-        process.send_signal(signal.SIGKILL)
+        process.kill()
         process.wait()
+        process.stdout.close()
         if (running.settings.data / "run" / "rebuilding").exists():
             with pytest.raises(CannotRun, match="did not end"), opened(running.settings.data):
                 pass
@@ -360,10 +348,7 @@ def test_without_keys_it_says_what_is_lost_and_an_empty_database_is_not_served(d
     assert not keys.exists()
     away.rename(keys)
     (running.settings.data / "run" / "initialised").write_text("1\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "api.cli", "serve", "--data", str(running.settings.data), "--port", "0"],
-        env=environment(running), capture_output=True, text=True, check=False, timeout=60,
-    )  # fmt: skip
+    done = forked.run("serve", "--data", str(running.settings.data), "--port", "0", env=environment(running))
     assert done.returncode == 2
     assert "muniment rebuild" in done.stderr
     rebuild(running)

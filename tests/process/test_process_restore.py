@@ -11,7 +11,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -25,6 +24,7 @@ import sqlalchemy as sa
 from erasure.report_check import check
 from ledger.entry import uuid7
 from muniment.errors import ApiProblem
+from tests import forked
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
 PURPOSE = "dispute;case=7"
@@ -181,10 +181,7 @@ def command(running: Any, *arguments: str, seconds: float = 120) -> subprocess.C
     }
     if settings.s3_endpoint_url:
         more["MUNIMENT_S3_ENDPOINT_URL"] = settings.s3_endpoint_url
-    return subprocess.run(
-        [sys.executable, "-m", "api.cli", *arguments, "--data", str(settings.data)],
-        env={**os.environ, **more}, capture_output=True, text=True, check=False, timeout=seconds,
-    )  # fmt: skip
+    return forked.run(*arguments, "--data", str(settings.data), env={**os.environ, **more}, timeout=seconds)
 
 
 def again(running: Any, kept: Any) -> None:

@@ -6,8 +6,6 @@ import io
 import json
 import os
 import sqlite3
-import subprocess
-import sys
 import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,6 +16,7 @@ import pytest
 from ledger.entry import uuid7
 from muniment.errors import ApiProblem
 from registry.classes import STARTER_CLASSES
+from tests import forked
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 ADA = "email:ada@example.org"
@@ -191,12 +190,8 @@ def test_a_portability_package_is_written_by_the_command_line(desk: Any, tmp_pat
 
 def cli(desk: Any, principal: str, *arguments: str) -> dict[str, Any]:
     """Run a command as a user would."""
-    command = [
-        sys.executable, "-m", "api.cli", *arguments, "--json",
-        "--data", str(desk.running.settings.data), "--url", desk.running.url,
-    ]  # fmt: skip
-    env = {**os.environ, "MUNIMENT_TOKEN": desk.tokens[principal]}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=60)
+    words = (*arguments, "--json", "--data", str(desk.running.settings.data), "--url", desk.running.url)
+    done = forked.run(*words, env={**os.environ, "MUNIMENT_TOKEN": desk.tokens[principal]})
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
