@@ -4,8 +4,8 @@
  2. Put rows back in the order of time: those before the newest whole snapshot, the snapshot, those after it. A later
     row takes the place of an earlier one; a row of the vault goes only forward and a tombstone is never undone.
  3. Make the log's head, index every batch, build the tree and hold it against the newest checkpoint (`ledger.head`).
- 4. Replay what the record says was decided since: fences, destroyed keys, destroyed key-encryption keys, holds, ended
-    tokens. Log first means that what it says is going is gone.
+ 4. Replay what the record says was decided since: fences, destroyed keys, destroyed key-encryption keys, holds,
+    consents, ended tokens. Log first means that what it says is going is gone.
  5. Turn the key groups in which something was destroyed, so that no backup of the rows opens it.
  6. Count what could not be brought back.
 
@@ -38,7 +38,7 @@ from ledger.head import Transactions, save
 from ledger.log import Log
 from ledger.models import EntryRow, LogState, PartRef
 from ledger.objects import HotStore
-from registry import artifacts, limited, merging, restricted, streams, subjects
+from registry import artifacts, consent_replay, limited, merging, restricted, streams, subjects
 from registry.errors import JournalUnreadable, NothingToRebuild
 from registry.graph import mark_erasing
 from registry.journal import (
@@ -69,7 +69,11 @@ _REPLAYED = (
     Kind.HOLD_RELEASED, Kind.TOKEN_MINTED, Kind.TOKEN_REVOKED, Kind.REQUEST_RECEIVED, Kind.COPY_ERASED,
     Kind.RESTRICTION_SET, Kind.RESTRICTION_LIFTED, Kind.SUBJECT_MERGED, Kind.SUBJECT_SPLIT,
     Kind.REQUEST_PLANNED, Kind.REQUEST_APPROVED, Kind.REQUEST_STATE, Kind.CERTIFICATE_ISSUED,
+    Kind.CONSENT_GIVEN, Kind.CONSENT_WITHDRAWN,
 )  # fmt: skip
+_RESTRICTIONS = {
+    Kind.RESTRICTION_SET: restricted.set_again, Kind.RESTRICTION_LIFTED: restricted.lifted_again,
+}  # fmt: skip
 _GONE = frozenset({"erased_logical", "erased_physical", "already_absent", "regenerated"})
 
 Progress = Callable[[str, int], None]
@@ -392,10 +396,7 @@ class _Replay:
             case Kind.FENCE_SET | Kind.FENCE_LIFTED:
                 self._fence(session, event)
             case Kind.RESTRICTION_SET | Kind.RESTRICTION_LIFTED:
-                again = event.kind is Kind.RESTRICTION_SET
-                (restricted.set_again if again else restricted.lifted_again)(
-                    session, self._made.tenant_id, body, event.at
-                )
+                _RESTRICTIONS[event.kind](session, self._made.tenant_id, body, event.at)
             case Kind.KEY_DESTROYING:
                 self._going.append((body["owner"], _going_of(body), event.at))
             case Kind.KEY_DESTROYED:
@@ -407,6 +408,8 @@ class _Replay:
                 self._token(session, event)
             case Kind.HOLD_PLACED | Kind.HOLD_RELEASED:
                 self._hold(session, event)
+            case Kind.CONSENT_GIVEN | Kind.CONSENT_WITHDRAWN:
+                self._consent(session, event)
             case Kind.REQUEST_RECEIVED if not self._behind:
                 self._known(session, "request", "request_id", body["request"], "requests that must be filed again")
             case Kind.SUBJECT_MERGED | Kind.SUBJECT_SPLIT:
@@ -415,8 +418,6 @@ class _Replay:
                 merging.replay(session, self._made.tenant_id, people, apart)
             case Kind.COPY_ERASED:
                 self._bury(session, body, event.at)
-            case _:
-                pass
 
     def _fence(self, session: Session, event: Decided) -> None:
         """Close or open whole persons, and what an erasure limited to classes closed.
@@ -548,6 +549,19 @@ class _Replay:
         self._made.holds += 1
         if vault_rows.insert_missing(session.connection(), table, [row]):
             self._missing.setdefault("names and reasons of holds, which are in force", []).append(hold_id)
+
+    def _consent(self, session: Session, event: Decided) -> None:
+        table, walks = (self._rebuild.table(name) for name in (consent_replay.CONSENTS, consent_replay.WALKS))
+        if table is None or walks is None:
+            return
+        body, tenant_id = event.body, self._made.tenant_id
+        if event.kind is Kind.CONSENT_GIVEN:
+            of = next(iter(_numbers_of(session, tenant_id, [body["subject"]] if "subject" in body else [])), None)
+            if lost := consent_replay.give_again(session, table, tenant_id, body, of):
+                self._missing.setdefault(lost, []).append(body["consent"])
+        else:
+            consent_replay.withdraw_again(session, table, tenant_id, body, event.at)
+        consent_replay.date_again(session, walks, tenant_id)
 
     def _known(self, session: Session, name: str, column: str, value: str, what: str) -> None:
         table = self._rebuild.table(name)

@@ -85,7 +85,8 @@ def record_consent(  # noqa: PLR0917 - as every verb that records
     )
     session.add(row)
     session.flush()
-    record.announce(session, acting.tenant_id, Kind.CONSENT_GIVEN, _body(row), now)
+    whose = subjects.public_id(session, acting.tenant_id, subject_no)
+    record.announce(session, acting.tenant_id, Kind.CONSENT_GIVEN, {**_body(row), "subject": whose}, now)
     _renew(session, acting.tenant_id, subject_no)
     return view_of(row)
 
@@ -195,6 +196,9 @@ def _body(row: ConsentRow) -> dict[str, Any]:
         "consent": row.consent_id,
         "data_classes": list(row.data_classes),
         "scoped": bool(row.scopes),
+        "given_at": row.given_at.isoformat(),
+        "until": None if row.until is None else row.until.isoformat(),
+        "withdrawn_at": None if row.withdrawn_at is None else row.withdrawn_at.isoformat(),
         "ends_at": None if (end := ended_at(row)) is None else end.isoformat(),
     }
 

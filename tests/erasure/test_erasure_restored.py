@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlmodel import select
 
 from erasure.recover import heal
 from erasure.report_check import check
+from erasure.sweep_copies import Sweeps
+from retention.consenting import record_consent, withdraw_consent
+from retention.models import ConsentRow
+from retention.sweep import Brakes
+from tests.erasure.conftest import ADA
 
 _SLOW = pytest.mark.slow
 
@@ -24,6 +30,62 @@ def shipped(world: Any) -> None:
 def copied(source: Path, target: Path) -> None:
     with sqlite3.connect(source) as old, sqlite3.connect(target) as new:
         old.backup(new)
+
+
+def consent(world: Any, name: str, **more: Any) -> str:
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        spec = {"subject": ADA, "data_classes": [name], "words": "version 3", **more}
+        given = record_consent(session, world.services.vault, world.parts.record, world.acting(), spec, world.now)
+    return str(given["id"])
+
+
+def swept(world: Any) -> set[str]:
+    """What is still there of the person's notes after a pass."""
+    sweeps = Sweeps(world.parts, brakes=Brakes(share=1.0, jump=timedelta(days=10_000)))
+    sweeps.start(world.acting(), world.now)
+    sweeps.run_due(world.tenant.tenant_id, world.now)
+    with sqlite3.connect(world.database_file) as db:
+        return {key for (key,) in db.execute("SELECT id FROM note")}
+
+
+def test_a_consent_that_was_withdrawn_after_the_backup_is_withdrawn_and_a_new_one_is_in_force(world: Any) -> None:
+    database, kept = world.base / "data" / "muniment.db", world.base / "yesterday.db"
+    waits = {"state": "file", "retention": {"keep": "P0D", "from": "consent", "latest": "P2Y", "then": "erase"}}
+    names = ("voice", "image", "place")
+    world.classes(dict.fromkeys(names, waits))
+    with sqlite3.connect(world.database_file) as db:
+        db.executemany("INSERT INTO note VALUES (?, ?, ?)", [(name, ADA, f"a {name} of Ada") for name in names])
+    world.register(
+        *(
+            {"data_class": name, "store": "db", "locator": {"table": "note", "key": {"id": name}}, "subjects": [ADA]}
+            for name in names
+        )
+    )
+    old = {name: consent(world, name) for name in ("voice", "image")}
+    old["place"] = consent(world, "place", until=(world.now + timedelta(days=3)).isoformat())
+    assert swept(world) == {"voice", "image", "place"}
+    shipped(world)
+    copied(database, kept)
+
+    world.now += timedelta(days=2)
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        withdraw_consent(session, world.parts.record, world.acting(), old["voice"], at=world.now - timedelta(days=1),
+                         now=world.now)  # fmt: skip
+    scoped = consent(world, "image", scope={"role": "r1"})
+    longer = consent(world, "place")
+    shipped(world)
+    world.services.database.engine.dispose()
+    copied(kept, database)
+    healed = heal(world.services.recovery, world.tenant, world.now)
+    assert healed is not None
+    assert f"1 consents that must be recorded again: {scoped}" in healed.lost
+    assert f"1 words of consents, which are in force: {longer}" in healed.lost
+    world.now += timedelta(days=2)
+    assert swept(world) == {"image", "place"}, "one was withdrawn, one has a newer consent than the backup knew"
+    with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
+        rows = {row.consent_id: row for row in session.exec(select(ConsentRow))}
+    assert rows[old["voice"]].withdrawn_at == world.now - timedelta(days=3)
+    assert rows.keys() == {*old.values(), longer}
 
 
 @pytest.mark.scenario("B4")
