@@ -310,6 +310,11 @@ class _Replay:
         self._unknown = 0
         self._unread = 0
         self._missing: dict[str, list[str]] = {}
+        self._takes: dict[Kind, Callable[[Session, Decided], None]] = {
+            Kind.FENCE_SET: self._fence, Kind.FENCE_LIFTED: self._fence, Kind.TOKEN_MINTED: self._token,
+            Kind.TOKEN_REVOKED: self._token, Kind.HOLD_PLACED: self._hold, Kind.HOLD_RELEASED: self._hold,
+            Kind.CONSENT_GIVEN: self._consent, Kind.CONSENT_WITHDRAWN: self._consent,
+        }  # fmt: skip
 
     def run(self) -> None:
         """Replay all, then settle what the log's end left open."""
@@ -392,9 +397,9 @@ class _Replay:
 
     def _take(self, session: Session, event: Decided) -> None:
         body = event.body
+        if take := self._takes.get(event.kind):
+            take(session, event)
         match event.kind:
-            case Kind.FENCE_SET | Kind.FENCE_LIFTED:
-                self._fence(session, event)
             case Kind.RESTRICTION_SET | Kind.RESTRICTION_LIFTED:
                 _RESTRICTIONS[event.kind](session, self._made.tenant_id, body, event.at)
             case Kind.KEY_DESTROYING:
@@ -404,12 +409,6 @@ class _Replay:
             case Kind.KEK_DESTROYED:
                 for epoch in body["epochs"]:
                     self._epochs[epoch["group"], epoch["epoch"]] = event.at
-            case Kind.TOKEN_MINTED | Kind.TOKEN_REVOKED:
-                self._token(session, event)
-            case Kind.HOLD_PLACED | Kind.HOLD_RELEASED:
-                self._hold(session, event)
-            case Kind.CONSENT_GIVEN | Kind.CONSENT_WITHDRAWN:
-                self._consent(session, event)
             case Kind.REQUEST_RECEIVED if not self._behind:
                 self._known(session, "request", "request_id", body["request"], "requests that must be filed again")
             case Kind.SUBJECT_MERGED | Kind.SUBJECT_SPLIT:
