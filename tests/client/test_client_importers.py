@@ -117,6 +117,17 @@ def test_an_id_cannot_be_computed_without_the_key(tmp_path: Path) -> None:
         read(tmp_path / "a.jsonl", id_key=b"short")
 
 
+def test_files_of_one_name_make_no_conversation_of_two(tmp_path: Path) -> None:
+    # A log that is rotated under its name: what stood in line 1 last week was taken for the same conversation.
+    streams = set()
+    for week, said in (("1", "Ada's order"), ("2", "Bob's illness")):
+        (tmp_path / week).mkdir()
+        path = tmp_path / week / "chats.jsonl"
+        path.write_text(json.dumps({"user": week, "messages": [{"role": "user", "content": said}]}))
+        streams |= {entry["stream"] for entry in read(path)}
+    assert len(streams) == 2
+
+
 def test_times_are_the_messages_then_the_conversations_then_the_epoch_then_the_files(tmp_path: Path) -> None:
     messages = [{"role": "user", "content": "a", "timestamp": 1772366400}, {"role": "assistant", "content": "b"}]
     path = write(

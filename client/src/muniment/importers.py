@@ -6,7 +6,8 @@ gives no entry at all; JSONL is read line by line in bounded memory. Errors name
 
 Ids are UUIDv7: the time of the message, else of the conversation, else the `epoch` given, else the file's own time;
 the rest is an HMAC of stream and position under `id_key`, because a bare digest of personal data can be found by
-trying. Touching a file that states no time changes its ids: give `epoch` then.
+trying. Touching a file that states no time changes its ids: give `epoch` then. A conversation without a name gets one
+made of the file's name, its line and all of its bytes, so that two conversations never become one stream.
 
 Shapes: JSONL with `messages` (OpenAI style), JSONL of single messages, an array of dialogues (`original`, as ABCD
 has, or `messages`), SWE-agent `.traj`, an object of profiles by user id. OTLP is refused by name.
@@ -204,7 +205,7 @@ def _subjects_and_stream(reader: _Reader, unit: Unit, members: dict[str, msgspec
             return subjects, text_at(members, field, unit.line)
     if unit.is_message:
         raise ImportFault("each line is one message, so name the field that says its stream", line=unit.line)
-    place = f"{reader.path.name}\0{unit.line}".encode()
+    place = f"{reader.path.name}\0{unit.line}\0".encode() + unit.raw
     return subjects, f"import-{_keyed(reader, b'stream', place).hex()[:24]}"
 
 
