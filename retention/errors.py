@@ -64,7 +64,7 @@ class NotKnown(RetentionError):
     problem = "not-found"
 
     def __init__(self, what: str, name: str) -> None:
-        super().__init__(f"no {what} {name!r} in this tenant")
+        super().__init__(f"no {what} {name!r} in this tenant" if name else f"no such {what} in this tenant")
         self.what = what
         self.name = name
 

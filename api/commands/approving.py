@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from api.commands.failures import explain
-from api.commands.options import CannotRun, client_of, remote, show
+from api.commands.options import CannotRun, client_of, printable, remote, show
 from api.commands.requests import path_of
 from api.commands.watching import collateral_lines, exit_code, next_of, plan_lines, watch_request
 from muniment.errors import ApiProblem
@@ -58,7 +58,7 @@ def _approve(client: Client, path: str, plan_hash: str | None, *, accept_collate
     right = client.request("GET", path)["right"]
     plan = client.request("GET", f"{path}/plan")
     for line in plan_lines(plan, right=right):
-        click.echo(line, err=as_json)
+        click.echo(printable(line), err=as_json)
     told = collateral_lines(plan, right=right)
     if told and not accept_collateral:
         _ask(told)

@@ -1,7 +1,8 @@
 """`muniment import`: real chat logs into the record, the same entries again when run again.
 
-Guarantees: ids are made from the file's content under a key of this data folder's key store, so importing twice stores
-nothing twice and nobody outside can guess them; a file with a bad line is not half sent (unless `--skip-bad`).
+Guarantees: ids are made from names, places and times in the file under a key of this data folder's key store, so
+importing twice stores nothing twice and nobody outside can guess them; a file with a bad line is not half sent (unless
+`--skip-bad`).
 """
 
 from __future__ import annotations
@@ -9,18 +10,24 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from api.commands.options import client_of, progress, remote, show
+from api.commands.options import CannotRun, client_of, progress, remote, show
 from muniment.errors import ApiProblem, ImportFault
 from muniment.importers import batches, read_entries
 from muniment.registry import Client
 
 _PATIENCE_S = 60.0
+_ADVICE = {
+    "unknown-class": "register it with muniment classes apply FILE, or name another with --class",
+    "no-subject": "name the field that holds the person with --subject-field",
+}
 _RETRIED = frozenset({429, 503})
 _HEADERS = {"Content-Type": "application/json", "Accept": "application/json"}
 
@@ -60,6 +67,7 @@ def send(client: Client, body: bytes) -> list[dict[str, Any]]:
 @click.option("--subject-field", default=None, help="Dotted path of the person in a conversation.")
 @click.option("--subject-type", default="user", show_default=True, help="Type of a subject without one.")
 @click.option("--stream-field", default=None, help="Dotted path of the conversation's name.")
+@click.option("--epoch", default=None, help="Time (RFC 3339) of what states none; default: when the file was written.")
 @click.option("--skip-bad", is_flag=True, help="Leave bad lines out instead of stopping.")
 @remote
 def import_(
@@ -69,6 +77,7 @@ def import_(
     subject_field: str | None,
     subject_type: str,
     stream_field: str | None,
+    epoch: str | None,
     data: Path,
     tenant: str | None,
     token: str | None,
@@ -77,6 +86,7 @@ def import_(
     as_json: bool,
 ) -> int:
     """Imports chat logs: JSONL of OpenAI-style `messages` and the other shapes of the documentation."""
+    moment = _moment(epoch)
     bad: list[str] = []
     counts: Counter[str] = Counter()
     problems: Counter[str] = Counter()
@@ -89,6 +99,7 @@ def import_(
             subject_type=subject_type,
             stream_field=stream_field,
             id_key=import_key(data),
+            epoch=moment,
             skip_bad=skip_bad,
             on_bad=lambda fault: bad.append(f"{file.name}: {fault}") if note else None,
         )
@@ -105,15 +116,33 @@ def import_(
                                 problems[_reason(result)] += 1
                         bar.update(len(ids))
             except ImportFault as fault:
+                if counts:
+                    _report(counts, problems, bad, as_json=as_json)
                 click.echo(f"muniment: {file.name}: {fault}; nothing of this file was sent", err=True)
                 return 1
     _report(counts, problems, bad, as_json=as_json)
     return 1 if counts["rejected"] or bad else 0
 
 
+def _moment(epoch: str | None) -> datetime | None:
+    """The instant that `--epoch` names. Raises: CannotRun."""
+    if epoch is None:
+        return None
+    with suppress(ValueError):
+        at = datetime.fromisoformat(epoch)
+        if at.tzinfo is not None:
+            return at
+    message = "--epoch is no time with a zone: write it like 2026-01-31T12:00:00Z"
+    raise CannotRun(message)
+
+
 def _reason(result: dict[str, Any]) -> str:
     problem = result.get("problem") or {}
-    return str(problem.get("detail") or problem.get("type") if isinstance(problem, dict) else problem)
+    if not isinstance(problem, dict):
+        return str(problem)
+    advice = _ADVICE.get(str(problem.get("type")).rpartition("/")[2])
+    said = str(problem.get("detail") or problem.get("type"))
+    return f"{said}: {advice}" if advice else said
 
 
 def _report(counts: Counter[str], problems: Counter[str], bad: list[str], *, as_json: bool) -> None:

@@ -37,6 +37,8 @@ _NO_ANSWER = {
     "RemoteDisconnected": "it broke the connection off",
 }
 """The reasons of a TransportError in words."""
+_UNPRINTED = re.compile("[\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+"""Controls and marks of direction that JSON may hold as they are; other controls it writes by number already."""
 _UNSEEN = dict.fromkeys((0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF))
 """Soft hyphen, zero-width characters and byte order mark, which pages put between others for their line breaks."""
 
@@ -115,10 +117,15 @@ def _announced(data: Path) -> str:
 def show(value: Any, *, as_json: bool, lines: Sequence[str]) -> None:
     """Prints one JSON document, or lines for a reader."""
     if as_json:
-        click.echo(json.dumps(value, ensure_ascii=False))
+        click.echo(_UNPRINTED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False)))
         return
     for line in lines:
-        click.echo(line)
+        click.echo(printable(line))
+
+
+def printable(text: str) -> str:
+    """The text without control characters: what somebody said could move a terminal's cursor, or colour a lie."""
+    return text if text.isprintable() else "".join(one if one.isprintable() or one in "\n\t" else "�" for one in text)
 
 
 def progress(length: int, label: str) -> Any:

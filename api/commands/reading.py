@@ -7,10 +7,11 @@ from urllib.parse import quote
 
 import click
 
-from api.commands.options import client_of, remote, show
+from api.commands.options import CannotRun, client_of, remote, show
 from audit.render import text_lines
 
 _FAULTS = frozenset({"altered", "missing", "hidden"})
+_NEED_PURPOSE = "content is read for a purpose: pass --purpose CODE, one that the class of the entries lists"
 
 
 @click.command("replay")
@@ -29,12 +30,15 @@ def replay(
     url: str | None,
     as_json: bool,
 ) -> int:
-    """Shows a stream entry by entry with its proof state; exits 1 when one is altered, missing or hidden."""
+    """Shows a stream entry by entry with its proof state; exits 1 when one is altered, missing or hidden, 2 unread."""
     body = {"stream": stream} | ({"at": at} if at else {})
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        if purpose is None:
+            raise CannotRun(_NEED_PURPOSE)
         found = client.request("POST", "/v1/replay", body, purpose=purpose)
     show(found, as_json=as_json, lines=list(text_lines(found)))
-    return 1 if any(entry["integrity"] in _FAULTS for entry in found["entries"]) else 0
+    verdicts = {entry["integrity"] for entry in found["entries"]}
+    return 1 if verdicts & _FAULTS else 2 if "unreadable" in verdicts else 0
 
 
 @click.command("explain")

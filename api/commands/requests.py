@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from api.commands.options import CannotRun, client_of, remote, show
+from api.commands.options import CannotRun, client_of, printable, remote, show
 from api.commands.watching import exit_code, next_of, plan_lines, request_lines, watch_request
 from muniment.registry import Client
 
@@ -37,7 +37,10 @@ _ABOUT = {
 _SETTLED = (
     "erase", "erased", "retained", "failed", "release", "withhold", "corrected", "unchanged", "retry"
 )  # fmt: skip
-_NOTICES = ("acknowledged", "extended", "refused", "answered", "restriction_lifting")
+_NOTICES = (
+    "acknowledged", "extended", "refused", "answered", "restriction_lifting",
+    "recipient_told", "recipient_answered", "recipient_not_told",
+)  # fmt: skip
 
 
 def subjects_of(given: tuple[str, ...]) -> list[str]:
@@ -102,7 +105,7 @@ def _filing(name: str, right: str) -> click.Command:
             shown = _shown_plan(client, state)
             if not as_json:
                 for line in (f"request {made['id']}: {state['state']}, due {made['due_at']}", *shown):
-                    click.echo(line)
+                    click.echo(printable(line))
             if watch:
                 state = watch_request(client, made["id"])
         lines = [f"request {made['id']}: {state['state']}"] if watch else []
@@ -260,10 +263,12 @@ _verb("retry", "Tries again what failed.")
 _verb("accept-exceptions", "Ends with what failed, as a second person.", _reason)
 _verb(
     "notices",
-    "Notes what the person was told; `answered` stops the legal clock.",
+    "Notes what the person, or a recipient, was told; `answered` stops the legal clock.",
     click.option("--kind", type=click.Choice(_NOTICES), required=True),
     click.option("--channel", required=True, help="Such as e-mail."),
     click.option("--sent-at", required=True, help="When (RFC 3339)."),
+    click.option("--recipient", help="Which recipient, as `request show` names it."),
+    click.option("--answer", help="done, nothing_held, refused; or why it is not told: impossible, disproportionate."),
 )
 
 

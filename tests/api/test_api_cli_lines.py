@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from api import cli, settings
+from api.commands.options import show
 from ledger.signing import Ed25519Signer
 from tests import forked
 
@@ -49,6 +50,51 @@ def test_a_bad_line_that_is_left_out_is_told_once(
     assert told["stored"] == 4
     assert len(told["left_out"]) == 1
     assert "line 2" in told["left_out"][0]
+
+
+def test_an_import_that_is_refused_says_what_to_do_and_what_came_before_a_bad_file(
+    service: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good, bad = tmp_path / "good.jsonl", tmp_path / "bad.jsonl"
+    good.write_text(CHATS.splitlines()[0], encoding="utf-8")
+    bad.write_text(CHATS, encoding="utf-8")
+    folder = ("--data", service.services.settings.data)
+    assert call(service, "writer", "import", good, bad, *ENTRY_CLASS, *folder) == 1
+    said = capsys.readouterr()
+    assert "stored: 2" in said.out or "duplicate: 2" in said.out
+    assert "bad.jsonl: line 2" in said.err
+    for options, advice in (
+        (("--class", "nowhere", "--subject-field", "user"), "muniment classes apply"),
+        (("--class", "transcript"), "--subject-field"),
+    ):
+        good.write_text(CHATS.splitlines()[0].replace("hi", advice), encoding="utf-8")
+        assert call(service, "writer", "import", good, *options, *folder) == 1
+        assert advice in capsys.readouterr().out
+
+
+def test_a_file_copied_with_another_time_is_known_again_by_the_old_one(
+    service: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = tmp_path / "old.jsonl", ("--data", service.services.settings.data)
+    file.write_text(CHATS.splitlines()[0], encoding="utf-8")
+    os.utime(file, (1_700_000_000, 1_700_000_000))
+    assert call(service, "writer", "import", file, *ENTRY_CLASS, *folder) == 0
+    os.utime(file, (1_710_000_000, 1_710_000_000))
+    capsys.readouterr()
+    assert call(service, "writer", "import", file, *ENTRY_CLASS, *folder, "--epoch", "2023-11-14T22:13:20Z") == 0
+    assert "duplicate: 2" in capsys.readouterr().out
+    assert call(service, "writer", "import", file, *ENTRY_CLASS, *folder, "--epoch", "yesterday") == 2
+    assert "like 2026-01-31T12:00:00Z" in one_line(capsys)
+
+
+def test_what_somebody_said_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    body = {"words": "\x1b[2J\u202etxet\x9b31m\nso"}
+    show(body, as_json=False, lines=[body["words"]])
+    assert capsys.readouterr().out == "�[2J�txet�31m\nso\n"
+    show(body, as_json=True, lines=[])
+    told = capsys.readouterr().out
+    assert told.rstrip("\n").isprintable()
+    assert json.loads(told) == body
 
 
 def one_line(capsys: pytest.CaptureFixture[str]) -> str:
