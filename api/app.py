@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 from fastapi import FastAPI
@@ -71,10 +70,7 @@ def create_app(services: Services) -> FastAPI:
     )
     app.state.services = services
     for name in ROUTERS:
-        module = f"api.routes.{name}"
-        # Routes of issues that are still being built are taken as soon as their module is there.
-        if find_spec(module) is not None:
-            app.include_router(import_module(module).router)
+        app.include_router(import_module(f"api.routes.{name}").router)
     errors.install(app)
     app.add_middleware(BodyLimits)
     app.add_middleware(RequestLog, telemetry=services.telemetry)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from typing import Any
 
 import click
@@ -57,10 +56,7 @@ class Lazy(click.Group):
         """The command, imported now."""
         if cmd_name not in COMMANDS:
             return None
-        module = f"api.commands.{COMMANDS[cmd_name][0]}"
-        if find_spec(module) is None:
-            module = "api.commands.later"
-        commands: dict[str, click.Command] = import_module(module).COMMANDS
+        commands: dict[str, click.Command] = import_module(f"api.commands.{COMMANDS[cmd_name][0]}").COMMANDS
         return commands[cmd_name]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -70,6 +66,7 @@ class Lazy(click.Group):
 
 
 @click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="muniment-server", message="muniment %(version)s")
 def muniment() -> None:
     """A provable record of what AI agents did, and erasure with evidence."""
 

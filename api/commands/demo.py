@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -17,9 +16,6 @@ def demo(keep: Path | None, data: str | None, tenant: str | None) -> int:
     """Runs the main job end to end on embedded stores, with a readable result."""
     del data, tenant  # a demo has its own; the options exist because every command takes them
     click.echo("Muniment demo: a recruiting screen, its record, one erasure, and the end of a role.")
-    if find_spec("api.demo") is None:
-        click.echo("muniment: demo is not built yet (issue 2)", err=True)
-        return 2
     code: int = import_module("api.demo").run(keep=keep)
     return code
 

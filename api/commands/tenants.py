@@ -59,6 +59,6 @@ def list_(data: Path, tenant: str | None, token: str | None, url: str | None, *,
     return 0
 
 
-tenant.add_command(not_built("export", "tenant export", None))
-tenant.add_command(not_built("delete", "tenant delete", None))
+tenant.add_command(not_built("export", "tenant export"))
+tenant.add_command(not_built("delete", "tenant delete"))
 COMMANDS = {"tenant": tenant}

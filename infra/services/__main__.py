@@ -4,8 +4,6 @@
 """
 
 import contextlib
-import importlib
-import importlib.util
 import json
 import os
 import shutil
@@ -16,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from infra.services import postgres
+from infra.services import postgres, seaweedfs
 
 STATE = Path(__file__).resolve().parents[2] / ".services"
 ADDRESSES = STATE / "addresses.json"
@@ -51,12 +49,10 @@ def keep_running() -> int:
             "pid": str(os.getpid()),
             "MUNIMENT_DATABASE_URL": stack.enter_context(postgres.running(root / "pg")),
         }
-        if importlib.util.find_spec("infra.services.seaweedfs") is not None:
-            seaweedfs = importlib.import_module("infra.services.seaweedfs")
-            service = stack.enter_context(seaweedfs.running(root / "s3"))
-            addresses["MUNIMENT_S3_ENDPOINT_URL"] = service.endpoint
-            addresses["AWS_ACCESS_KEY_ID"] = service.access_key
-            addresses["AWS_SECRET_ACCESS_KEY"] = service.secret_key
+        service = stack.enter_context(seaweedfs.running(root / "s3"))
+        addresses["MUNIMENT_S3_ENDPOINT_URL"] = service.endpoint
+        addresses["AWS_ACCESS_KEY_ID"] = service.access_key
+        addresses["AWS_SECRET_ACCESS_KEY"] = service.secret_key
         draft = ADDRESSES.with_suffix(".draft")
         draft.touch(mode=0o600)
         draft.write_text(json.dumps(addresses), encoding="utf-8")
