@@ -13,11 +13,11 @@ import httpx
 import pytest
 import uvicorn
 
-from api import migrate, settings, telemetry
+from api import settings, telemetry
 from api.administration import NewTenant, create_tenant
 from api.app import create_app
-from api.database import Database
 from api.wiring import Services, build
+from tests import schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def running(folder: Path, database_url: str | None = None) -> Iterator[Running]:
     log = StringIO()
     chosen = settings.load(folder, database_url=database_url, allow_targets=f"file:{folder.parent}/stores/**")
     services = build(chosen, telemetry=telemetry.build(stream=log))
-    migrate.upgrade(services.database)
+    schema.bring(services.database)
     services.lease.take(services.clock.now(), force=True)
     services.heal()
     made = create_tenant(services, "default")
@@ -80,19 +80,12 @@ def running(folder: Path, database_url: str | None = None) -> Iterator[Running]:
         services.close()
 
 
-def prepare(url: str) -> None:
-    """Brings an empty PostgreSQL database to the newest schema."""
-    database = Database(url)
-    migrate.upgrade(database)
-    database.close()
-
-
 @pytest.fixture(scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Yields a running service, once on each database."""
     url = None
     if request.param == "postgres":
         make: Callable[..., str] = request.getfixturevalue("make_postgres_database")
-        url = make(prepare)
+        url = make(schema.prepare)
     with running(tmp_path_factory.mktemp("service") / "data", url) as service:
         yield service

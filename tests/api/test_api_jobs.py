@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlmodel import select
 
-from api import migrate, telemetry
+from api import telemetry
 from api.clock import Clock
 from api.database import Database
 from api.errors import Problem
 from api.jobs import LOOK_EVERY, Job, Jobs, fire_time
 from api.pagination import paged, read_cursor, write_cursor
 from retention.models import TickRow
+from tests import schema
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)
@@ -30,7 +31,7 @@ MINUTE = timedelta(minutes=1)
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
     database = Database(f"sqlite:///{tmp_path / 'jobs.db'}")
-    migrate.upgrade(database)
+    schema.bring(database)
     yield database
     database.close()
 

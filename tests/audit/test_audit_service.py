@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from sqlmodel import col, update
 
-from api import cli, migrate, settings, telemetry
+from api import cli, settings, telemetry
 from api.administration import NewTenant, create_tenant
 from api.verification import KnownLog, OpensAgain, logs_of, part_states, read_only, stores_of
 from api.wiring import Services, build
@@ -32,6 +32,7 @@ from audit.replay import Content, StoredEntry, Unsealed, fold, transcript_json
 from audit.verify import Helping, verify
 from ledger.entry import Header, uuid7
 from registry.acting import Acting
+from tests import schema
 from vault.models import DataKey
 
 
@@ -90,7 +91,7 @@ def record(kept: Kept, stream: str, texts: list[str], *, subject: str) -> list[s
 def kept(tmp_path: Path) -> Iterator[Kept]:
     folder = tmp_path / "data"
     services = build(settings.load(folder), telemetry=telemetry.build(stream=StringIO()))
-    migrate.upgrade(services.database)
+    schema.bring(services.database)
     services.lease.take(services.clock.now(), force=True)
     made = create_tenant(services, "default")
     acting = services.tenants()[0]
@@ -126,6 +127,23 @@ def test_without_a_pinned_key_the_report_says_whose_key_was_used(kept: Kept) -> 
     code, found = kept.verify()
     assert code == 0
     assert any("pin it" in note for note in found["logs"][0]["notes"])
+
+
+def test_what_lies_beside_the_record_is_checked_by_the_command_too(kept: Kept) -> None:
+    base = kept.folder / "objects" / kept.acting.log_id
+    for folder in ("certificate/req_1/0001-final-" + "0" * 16 + ".json", "keys/log/000001", "anchor/x"):
+        path = base / folder
+        path.parent.mkdir(parents=True)
+        path.write_bytes(b"{}")
+        code, found = kept.verify("--key", kept.made.log_key)
+        assert (code, found["verdict"]) == (1, "altered")
+        assert [one["object"] for one in found["findings"]] == [f"{kept.acting.log_id}/{folder}"]
+        path.unlink()
+        path.parent.rmdir()
+    for option, value in (("--tsa", "ab"), ("--certificate-key", "ab"), ("--certificate-key", kept.made.log_key)):
+        code, found = kept.verify(option, value)
+        assert (code, found["verdict"]) == (2, "unreadable"), found
+    assert kept.verify("--certificate-key", kept.made.certificate_key, "--tsa", "ab" * 32)[0] == 0
 
 
 def test_a_log_that_continues_the_kept_head_is_anchored(kept: Kept, tmp_path: Path) -> None:

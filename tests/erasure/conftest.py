@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlmodel import SQLModel, select
+from sqlmodel import select
 
 from api import models as api_models
 from api.administration import create_tenant
@@ -34,6 +34,7 @@ from registry.playback import ReadEntry, read_entries
 from registry.record import entry_row
 from registry.stores import put_store
 from registry.tenants import get_tenant
+from tests import schema
 
 START = datetime(2026, 6, 1, 9, tzinfo=UTC)
 ADA = "email:ada@example.org"
@@ -64,7 +65,7 @@ class World:
             db.execute("CREATE TABLE note (id TEXT PRIMARY KEY, owner TEXT, text TEXT)")
         settings = load(base / "data", allow_targets=f"file:{base}/stores/**,sqlite:{base}/stores/**")
         self.services: Services = build(settings)
-        SQLModel.metadata.create_all(self.services.database.engine)
+        schema.bring(self.services.database)
         self.services.lease.take(self.services.clock.now(), force=True)
         made = create_tenant(self.services, "acme")
         self.log_key, self.certificate_key = made.log_key, made.certificate_key

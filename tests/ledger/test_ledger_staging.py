@@ -20,7 +20,6 @@ import pytest
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from api import migrate
 from api.database import Database
 from ledger import log as log_module
 from ledger import staging
@@ -37,6 +36,7 @@ from ledger.merkle import root, verify_inclusion
 from ledger.models import LogKnock, LogLease, LogState, StagedRow
 from ledger.signing import Ed25519Signer, verifier_from_vkey
 from ledger.tiles import parse_tile_path, read_tile
+from tests import schema
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 TENANT = 7
@@ -113,7 +113,7 @@ class World:
         self.locked, self.hot = MemoryStore(lambda: NOW), MemoryStore(lambda: NOW, locked=False)
         self.processes: list[Process] = []
         self.database = Database(url)
-        migrate.upgrade(self.database)
+        schema.bring(self.database)
         with self.session() as session:
             Log.create(session, TENANT, LOG_ID)
 
@@ -175,7 +175,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     url = (
         f"sqlite:///{tmp_path / 'log.db'}"
         if request.param == "sqlite"
-        else request.getfixturevalue("make_postgres_database")()
+        else request.getfixturevalue("make_postgres_database")(schema.prepare)
     )
     made = World(url)
     yield made

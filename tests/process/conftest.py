@@ -26,6 +26,7 @@ from api.commands.serving import bind
 from api.settings import Settings, load
 from api.wiring import Services, build
 from muniment.registry import Client
+from tests import schema
 
 _names = itertools.count()
 
@@ -45,7 +46,8 @@ class Running:
         self._lock = folder.lock(self.settings.data)
         self._lock.__enter__()
         self.services: Services = build(self.settings)
-        migrate.upgrade(self.services.database)
+        if migrate.current(self.services.database) is None:
+            schema.bring(self.services.database)
         self.services.start(sole=True)
         self._socket = bind("127.0.0.1", port)
         self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
@@ -111,7 +113,7 @@ def _embedded(base: Path) -> Settings:
 
 def _on_servers(base: Path, request: pytest.FixtureRequest, patch: pytest.MonkeyPatch) -> Settings:
     service = request.getfixturevalue("s3_service")
-    url = request.getfixturevalue("make_postgres_database")()
+    url = request.getfixturevalue("make_postgres_database")(schema.prepare)
     patch.setenv("AWS_ACCESS_KEY_ID", service.access_key)
     patch.setenv("AWS_SECRET_ACCESS_KEY", service.secret_key)
     patch.setenv("AWS_DEFAULT_REGION", "us-east-1")

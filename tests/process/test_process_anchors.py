@@ -25,7 +25,7 @@ from ledger.entry import Kind
 from ledger.signing import Ed25519Signer, verifier_from_vkey
 from muniment.errors import ApiProblem
 from muniment.registry import Client
-from tests import forked
+from tests import forked, schema
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WITNESS = REPOSITORY / "infra" / "witness.py"
@@ -56,7 +56,8 @@ class Place:
     def open(self, anchors: str = "") -> Services:
         folder.make(self.base / "data")
         services = build(load(self.base / "data", anchors=anchors))
-        migrate.upgrade(services.database)
+        if migrate.current(services.database) is None:
+            schema.bring(services.database)
         services.lease.take(services.clock.now(), force=True)
         return services
 

@@ -14,7 +14,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from api import administration, examination, folder, migrate
+from api import administration, examination, folder
 from api.commands.examining import examine
 from api.commands.failures import explain
 from api.settings import Settings, load
@@ -23,6 +23,7 @@ from ledger.entry import uuid7
 from ledger.errors import ObjectLocked
 from ledger.models import LogLease
 from ledger.objects import Attack
+from tests import schema
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(180)]
 
@@ -118,7 +119,7 @@ def initialised(base: Path, **more: Any) -> Settings:
     settings = load(base / "data", **more)
     folder.make(settings.data)
     services = build(settings)
-    migrate.upgrade(services.database)
+    schema.bring(services.database)
     services.lease.take(services.clock.now(), force=True)
     administration.create_tenant(services, "default")
     services.close()

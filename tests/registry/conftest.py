@@ -18,6 +18,7 @@ from registry.stores import put_store
 from registry.targets import Targets
 from registry.tenants import create_tenant
 from registry.tokens import authenticate, mint
+from tests import schema
 from vault.keks import KekStore
 from vault.providers import FileRoot
 from vault.vault import Vault
@@ -114,7 +115,10 @@ def build(folder: Path, url: str = "") -> House:
             connection.execute("PRAGMA secure_delete=ON")
             connection.execute("PRAGMA journal_mode=WAL")
 
-    SQLModel.metadata.create_all(engine)
+    if url:
+        SQLModel.metadata.create_all(engine)
+    else:
+        schema.copy_newest(engine)
     keys = folder / "keys"
     vault = Vault(KekStore(keys, FileRoot(keys, clock=lambda: NOW)), clock=lambda: NOW)
     return House(engine, vault, folder)

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from api import migrate
 from api.administration import create_tenant
-from api.database import Database
 from api.settings import load
 from api.wiring import Services, build
 from erasure.parts import Parts
@@ -32,6 +30,7 @@ from registry.tenants import get_tenant
 from retention.events import Recorded, record_event
 from retention.holds import Holds
 from retention.sweep import Brakes
+from tests import schema
 
 START = datetime(2040, 6, 1, 9, tzinfo=UTC)
 ADA = "email:ada@example.org"
@@ -52,7 +51,7 @@ class House:
         self.services: Services = build(settings)
         # Beyond any machine's own date, so that locks of what is written lie in the future.
         self.services.clock.move(START - self.services.clock.now())
-        migrate.upgrade(self.services.database)
+        schema.bring(self.services.database)
         self.services.lease.take(self.services.clock.now(), force=True)
         create_tenant(self.services, "acme")
         with self.services.database.unscoped() as session:
@@ -185,19 +184,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.slow)
 
 
-def _prepare(url: str) -> None:
-    database = Database(url)
-    migrate.upgrade(database)
-    database.close()
-
-
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
     """One tenant, once on each database."""
     url = None
     if request.param == "postgres":
         make: Callable[..., str] = request.getfixturevalue("make_postgres_database")
-        url = make(_prepare)
+        url = make(schema.prepare)
     built = House(tmp_path, url)
     yield built
     built.services.close()

@@ -90,13 +90,18 @@ def world(tmp_path: Path) -> Iterator[World]:
     engine.dispose()
 
 
+def _prepare(url: str) -> None:
+    engine = create_engine(url)
+    SQLModel.metadata.create_all(engine, tables=TABLES)
+    engine.dispose()
+
+
 @pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.postgres)])
 def any_world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
     if request.param == "sqlite":
         engine = sqlite_engine(tmp_path / "data.sqlite")
     else:
         make: Callable[..., str] = request.getfixturevalue("make_postgres_database")
-        engine = create_engine(make())
-        SQLModel.metadata.create_all(engine, tables=TABLES)
+        engine = create_engine(make(_prepare))
     yield World(engine, tmp_path / "data.keys")
     engine.dispose()
