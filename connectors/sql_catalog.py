@@ -8,6 +8,7 @@ key added later is still caught, by the database itself, when it refuses the del
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -23,7 +24,7 @@ Scalar = str | int
 Key = tuple[Any, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """One table of the catalog; `quoted` is safe to put into SQL."""
 
@@ -35,7 +36,12 @@ class Table:
     primary: tuple[str, ...]
     """The columns that name a row: the primary key, else the first unique key, else nothing."""
 
-    @property
+    @cached_property
+    def named(self) -> frozenset[tuple[str, ...]]:
+        """Return the unique keys, each with its columns in order."""
+        return frozenset(tuple(sorted(key)) for key in self.keys)
+
+    @cached_property
     def label(self) -> str:
         """Return the name for details and reports."""
         return f"{self.schema}.{self.name}" if self.schema else self.name
@@ -198,22 +204,24 @@ class Catalog:
 def key_of(table: Table, locator: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[Scalar, ...]]:
     """Return the key columns, sorted, and the values of a locator. Raises: BadLocator."""
     key = locator.get("key")
-    if set(locator) != {"table", "key"} or not isinstance(key, dict) or not key:
+    if len(locator) != 2 or "table" not in locator or not isinstance(key, dict) or not key:  # noqa: PLR2004 -- table, key
         raise BadLocator("an sql locator is {table, key: {column: value}}")
-    if not table.keys:
-        raise BadLocator("the table has no unique key, so no row of it can be named")
-    if not set(key) <= set(table.columns):
-        raise BadLocator("a key column is not in the table")
-    if frozenset(key) not in table.keys:
+    columns = tuple(sorted(key, key=str)) if len(key) > 1 else tuple(key)
+    if columns not in table.named:
+        if not table.keys:
+            raise BadLocator("the table has no unique key, so no row of it can be named")
+        if not set(key) <= set(table.columns):
+            raise BadLocator("a key column is not in the table")
         raise BadLocator("the key columns are not exactly one unique key of the table")
-    columns = tuple(sorted(key))
     for column in columns:
         _check_value(table.columns[column], key[column])
-    return columns, tuple(key[column] for column in columns)
+    return columns, tuple([key[column] for column in columns])
 
 
 def _check_value(kind: sa.types.TypeEngine[Any], value: object) -> None:
     """Refuse what a cast would bend until it names another row: 1.5, true for 1, null. Raises: BadLocator."""
+    if type(value) is str and isinstance(kind, sa.String) and "\0" not in value:
+        return
     is_truth = isinstance(kind, sa.Boolean)
     if isinstance(value, bool) != is_truth or not isinstance(value, str | int):
         raise BadLocator("key values are texts or whole numbers, true or false for truth columns")

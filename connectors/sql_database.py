@@ -18,7 +18,17 @@ if TYPE_CHECKING:
 
     from connectors.base import Deadline, Level, ReclaimReport, Residue
     from connectors.errors import ConnectorError
-    from connectors.sql_catalog import Table
+    from connectors.sql_catalog import Key, Table
+
+
+def is_plain(keys: Sequence[Key]) -> bool:
+    """Tell whether keys are texts and whole numbers alone, which every form of a list keeps as they are."""
+    return all(
+        (type(value) is str and "\0" not in value and value.isprintable())
+        or (type(value) is int and -(2**63) <= value < 2**63)
+        for key in keys
+        for value in key
+    )
 
 
 class Refused(Exception):
@@ -55,6 +65,12 @@ class Database(Protocol):
 
     def marks(self, table: Table, columns: Sequence[str], connection: sa.Connection) -> list[str]:
         """Return the parameter marks for values of these columns, with the casts they need."""
+
+    def listed(self, marks: Sequence[str], keys: Sequence[Key]) -> tuple[str, tuple[Any, ...]]:
+        """Return a query of (position, value, …) of these plain keys, with their marks, and its few parameters."""
+
+    def among(self, columns: Sequence[str], marks: Sequence[str], keys: Sequence[Key]) -> tuple[str, tuple[Any, ...]]:
+        """Return the condition that quoted columns have one of these plain keys, and its few parameters."""
 
     def explain(self, error: sa.exc.DBAPIError, limit: Deadline) -> ConnectorError | Refused:
         """Return what a driver's error means, without its text."""

@@ -14,7 +14,9 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import timedelta
+from functools import lru_cache
 from itertools import count
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,11 +32,11 @@ from connectors.sql_database import Bytes, Database, Refused
 from connectors.vectors import teach
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from datetime import datetime
 
     from connectors.base import Deadline
-    from connectors.sql_catalog import Table
+    from connectors.sql_catalog import Key, Table
 
 _KEPT = re.compile(r"(\d+) dead row versions cannot be removed yet")
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
@@ -92,13 +94,15 @@ class PostgresDatabase(Database):
             "client_encoding": "utf8",
             "application_name": "muniment",
         }
-        engine = sa.create_engine(
-            self._url, poolclass=sa.pool.NullPool, isolation_level="AUTOCOMMIT", connect_args=arguments
-        )
+        engine = _engine(self._url.set(password=None).render_as_string())
+        positional, named = engine.dialect.create_connect_args(self._url)
+        told = _opening.set(lambda: engine.dialect.connect(*positional, **{**named, **arguments}))
         try:
             return engine.connect()
         except sa.exc.DBAPIError as error:
             raise self._unopened(error, limit) from None
+        finally:
+            _opening.reset(told)
 
     @staticmethod
     def _unopened(error: sa.exc.DBAPIError, limit: Deadline) -> ConnectorError:
@@ -113,8 +117,9 @@ class PostgresDatabase(Database):
         limit.check()
         left = limit.left() if self._statement_timeout is None else min(limit.left(), self._statement_timeout)
         bound = max(1, int(left * 1000))
-        connection.exec_driver_sql(f"SET statement_timeout = {bound}")
-        connection.exec_driver_sql(f"SET lock_timeout = {bound}")
+        connection.exec_driver_sql(
+            f"SELECT set_config('statement_timeout', '{bound}', false), set_config('lock_timeout', '{bound}', false)"
+        )
 
     @override
     @contextmanager
@@ -146,6 +151,25 @@ class PostgresDatabase(Database):
             self._types[table.label] = {name: "bpchar" if kind == "character" else kind for name, kind in rows}
         kinds = self._types[table.label]
         return [f"CAST(%s AS {kinds[column].replace('%', '%%')})" for column in columns]
+
+    @override
+    def listed(self, marks: Sequence[str], keys: Sequence[Key]) -> tuple[str, tuple[Any, ...]]:
+        names = [f"k{number}" for number in range(len(marks))]
+        values = ", ".join(mark.replace("%s", f"u.{name}") for mark, name in zip(marks, names, strict=True))
+        arrays = ", ".join(["%s::text[]"] * len(marks))
+        columns = [[str(value) for value in column] for column in zip(*keys, strict=True)]
+        query = f"SELECT u.n - 1, {values} FROM unnest({arrays}) WITH ORDINALITY AS u ({', '.join(names)}, n)"
+        return query, tuple(columns)
+
+    @override
+    def among(self, columns: Sequence[str], marks: Sequence[str], keys: Sequence[Key]) -> tuple[str, tuple[Any, ...]]:
+        if len(marks) == 1:
+            # CAST(%s AS type) becomes CAST(%s::text[] AS type[]); an index is used for that, whatever is estimated.
+            return f"{columns[0]} = ANY ({marks[0].replace('%s', '%s::text[]', 1)[:-1]}[]))", (
+                [str(k) for (k,) in keys],
+            )
+        query, parameters = self.listed(marks, keys)
+        return f"({', '.join(columns)}) IN ({query.replace('u.n - 1, ', '', 1)})", parameters
 
     @override
     def explain(self, error: sa.exc.DBAPIError, limit: Deadline) -> ConnectorError | Refused:
@@ -390,6 +414,23 @@ class PostgresDatabase(Database):
                 yield bytes(piece)
                 if len(piece) < _BLOCK:
                     break
+
+
+_opening: ContextVar[Callable[[], Any]] = ContextVar("how the engine that is told to connect does so")
+
+
+@lru_cache(maxsize=256)
+def _engine(place: str) -> sa.Engine:
+    """Return the engine of a database and role, which keeps no connection and no password.
+
+    It is kept for the statements that reflection compiles: they cost more than a small erasure. What it learns of the
+    server and the role (its version, its default schema) holds until the process ends.
+    """
+
+    def opened() -> Any:
+        return _opening.get()()
+
+    return sa.create_engine(place, poolclass=sa.pool.NullPool, isolation_level="AUTOCOMMIT", creator=opened)
 
 
 def _raw(connection: sa.Connection) -> psycopg.Connection[Any]:

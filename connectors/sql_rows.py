@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from connectors.errors import BadLocator
 from connectors.residue import Needles
 from connectors.sql_catalog import Catalog, Child, Key, Table, owner_column, placeholders
-from connectors.sql_database import Database, Refused
+from connectors.sql_database import Database, Refused, is_plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -53,18 +53,25 @@ class Rows:
     def select(self, batch: Batch, wanted: Sequence[str], *, lock: bool = False) -> list[tuple[int, Key]]:
         """Return (item number, values of the wanted columns) of every row that is there."""
         quote = self._catalog.quote
-        marks = self._database.marks(batch.table, batch.columns, self._connection)
         names = [f"k{number}" for number in range(len(batch.columns))]
-        values = ", ".join(f"({number}, {', '.join(marks)})" for number in range(len(batch.keys)))
+        listed, parameters = self._listed(batch)
         join = " AND ".join(f"t.{quote(column)} = w.{name}" for column, name in zip(batch.columns, names, strict=True))
         columns = ", ".join(["w.n", *(f"t.{quote(column)}" for column in wanted)])
         rows = self._connection.exec_driver_sql(
-            f"WITH w (n, {', '.join(names)}) AS (VALUES {values})"
+            f"WITH w (n, {', '.join(names)}) AS ({listed})"
             f" SELECT {columns} FROM w JOIN {batch.table.quoted} AS t ON {join}"
             + (self._database.row_lock if lock else ""),
-            tuple(value for key in batch.keys for value in key),
+            parameters,
         )
         return [(row[0], tuple(row[1:])) for row in rows]
+
+    def _listed(self, batch: Batch) -> tuple[str, tuple[Any, ...]]:
+        """Return a query of the batch's keys with their positions, and its parameters."""
+        marks = self._database.marks(batch.table, batch.columns, self._connection)
+        if is_plain(batch.keys):
+            return self._database.listed(marks, batch.keys)
+        values = ", ".join(f"({number}, {', '.join(marks)})" for number in range(len(batch.keys)))
+        return f"VALUES {values}", tuple(value for key in batch.keys for value in key)
 
     def page(self, table: Table, owner: str, forms: Sequence[str], after: Key | None, *, limit: int) -> list[Key]:
         """Return the next keys of the rows of an owner, in key order."""
@@ -139,7 +146,16 @@ class Rows:
 
     def delete(self, batch: Batch) -> int:
         """Delete the rows of the batch and return how many the database says it deleted."""
-        return self._by_keys("DELETE FROM", "", batch).rowcount
+        marks = self._database.marks(batch.table, batch.columns, self._connection)
+        quoted = [self._catalog.quote(column) for column in batch.columns]
+        if is_plain(batch.keys):
+            condition, parameters = self._database.among(quoted, marks, batch.keys)
+        else:
+            condition = f"({', '.join(quoted)}) IN (VALUES {placeholders(len(batch.keys), marks)})"
+            parameters = tuple(value for key in batch.keys for value in key)
+        return self._connection.exec_driver_sql(
+            f"DELETE FROM {batch.table.quoted} WHERE {condition}", parameters
+        ).rowcount
 
     def update(self, batch: Batch, values: Mapping[str, Any]) -> int:
         """Set columns of the one row of the batch and return how many rows the database says it changed."""
@@ -154,17 +170,6 @@ class Rows:
         return self._connection.exec_driver_sql(
             f"UPDATE {batch.table.quoted} SET {assigned} WHERE {keyed}", (*values.values(), *batch.keys[0])
         ).rowcount
-
-    def _by_keys(self, verb: str, end: str, batch: Batch) -> sa.CursorResult[Any]:
-        marks = self._database.marks(batch.table, batch.columns, self._connection)
-        quoted = [self._catalog.quote(column) for column in batch.columns]
-        left, right = f"({', '.join(quoted)})", f"VALUES {placeholders(len(batch.keys), marks)}"
-        if len(quoted) == 1:
-            left, right = quoted[0], ", ".join([marks[0]] * len(batch.keys))
-        return self._connection.exec_driver_sql(
-            f"{verb} {batch.table.quoted} WHERE {left} IN ({right}){end}",
-            tuple(value for key in batch.keys for value in key),
-        )
 
     def referencing(self, batch: Batch, child: Child) -> dict[int, list[Key]]:
         """Return the keys of child rows by item number, empty keys where the child table has none.

@@ -10,6 +10,7 @@ freed.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import time
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from datetime import datetime
 
     from connectors.base import Deadline
-    from connectors.sql_catalog import Table
+    from connectors.sql_catalog import Key, Table
 
 FILES = (("", "database"), ("-wal", "write-ahead log"), ("-journal", "rollback journal"))
 _VACUUMED = "vacuumed"
@@ -101,6 +102,18 @@ class SqliteDatabase(Database):
     @override
     def marks(self, table: Table, columns: Sequence[str], connection: sa.Connection) -> list[str]:
         return ["?"] * len(columns)
+
+    @override
+    def listed(self, marks: Sequence[str], keys: Sequence[Key]) -> tuple[str, tuple[Any, ...]]:
+        if len(marks) == 1:
+            return "SELECT key, value FROM json_each(?)", (json.dumps([value for (value,) in keys]),)
+        values = ", ".join(f"json_extract(value, '$[{number}]')" for number in range(len(marks)))
+        return f"SELECT key, {values} FROM json_each(?)", (json.dumps(keys),)
+
+    @override
+    def among(self, columns: Sequence[str], marks: Sequence[str], keys: Sequence[Key]) -> tuple[str, tuple[Any, ...]]:
+        query, parameters = self.listed(marks, keys)
+        return f"({', '.join(columns)}) IN ({query.replace('key, ', '', 1)})", parameters
 
     @override
     def explain(self, error: sa.exc.DBAPIError, limit: Deadline) -> ConnectorError | Refused:
