@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
 from typing import Any
@@ -19,7 +18,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session
 
-from audit.findings import MAX_FINDINGS, Findings, Report, Verdict, worst
+from audit.findings import Findings, Report, Verdict, with_findings
 from audit.reader import Reader
 from ledger.batches import PREFIX, decode_batch
 from ledger.errors import LedgerError, MalformedBatch, ObjectMissing
@@ -81,7 +80,7 @@ def check_index(
         astray = set() if lines is None else _astray(refs, lines, batch.first)
         for want, header in zip(_expected(headers, lines, batch.first), headers, strict=True):
             _compare(want, rows.get(want[0]), header.id, want[0] in astray, found)
-    return _joined(report, found)
+    return with_findings(report, found)
 
 
 def _lines(
@@ -156,15 +155,3 @@ def _compare(
     told = ", ".join([*wrong, *(["keys of its parts"] if keys_astray else [])])
     detail = f"the index says another {told} than the record; {_ADVICE}"
     found.add(Verdict.ALTERED, detail, object="entry", entry=entry_id, index=want[0])
-
-
-def _joined(report: Report, found: Findings) -> Report:
-    if not found.counts:
-        return report
-    findings = (*report.findings, *found.sorted())
-    return replace(
-        report,
-        verdict=worst((report.verdict, found.verdict)),
-        findings=findings[:MAX_FINDINGS],
-        more_findings=report.more_findings + found.left_out + max(0, len(findings) - MAX_FINDINGS),
-    )

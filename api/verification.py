@@ -1,4 +1,4 @@
-"""What `audit.verify` needs from this deployment: the logs there are, their readers, and whose keys are gone.
+"""What `audit.verify` needs from this deployment: the logs there are, their readers, their keys, and whose are gone.
 
 Guarantees: reads only, so it runs beside a serving process: no lock is taken, no folder, key or row is made. The
 database's word about a key (`erased`, `expired`) only explains why bytes are gone; it never makes altered bytes fine.
@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
@@ -20,17 +20,20 @@ from sqlmodel import Session, col, select
 
 from api.database import Database
 from api.index_check import check_index
+from api.kept_check import check_kept, known_certificates
 from api.settings import SettingRefused, Settings
 from audit.findings import Report
 from audit.payload import ERASED, EXPIRED, PartStates
 from audit.reader import FolderReader, Reader
 from audit.verify import Helping, Options, verify
-from ledger.anchors import parse_anchors
+from ledger.anchors import Anchor, parse_anchors
 from ledger.errors import BadSignature, LogForked, MalformedAnchor, MalformedNote, ObjectHidden, ObjectMissing
-from ledger.keyring import LOG, follow
+from ledger.keyring import CERTIFICATE, LOG, KeyWindow, follow, keys_prefix, parse_change
+from ledger.keyring import windows as windows_of
 from ledger.models import LogState, PartRef
 from ledger.s3 import open_s3
 from ledger.signing import Ed25519Signer
+from ledger.timestamps import TimestampAddress
 from ledger.witness import WitnessAddress
 from registry.keyed import Lookups
 from registry.models import StreamRow, Tenant
@@ -42,9 +45,12 @@ from vault.providers import open_root
 from vault.vault import Vault
 
 ORIGIN = "muniment/{log_id}"
+CERTIFICATE_NAME = f"{ORIGIN}/certificate"
+"""The name of a tenant's certificate key, another one than its log's."""
 _MOST = 3  # this process follows the chain, and two helpers compare parts faster than it does
 _WORTH_A_HELPER = 300_000
 _OPEN = ExitStack()
+_NOT_FOLLOWED = (BadSignature, MalformedNote, LogForked, ObjectHidden, ObjectMissing)
 _GONE = (KeyState.DESTROYED.value, KeyState.LOST.value)
 
 Sessions = Callable[[int], AbstractContextManager[Session]]
@@ -63,6 +69,11 @@ class KnownLog:
     def origin(self) -> str:
         """The name of the key that signs this log."""
         return ORIGIN.format(log_id=self.log_id)
+
+    @property
+    def certificate_name(self) -> str:
+        """The name of the key that signs its certificates."""
+        return CERTIFICATE_NAME.format(log_id=self.log_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,15 +165,15 @@ def _top_level(bucket: Reader) -> Iterator[str]:
         after = f"{top}/~"
 
 
-def own_vkey(settings: Settings, log: KnownLog) -> str | None:
-    """Returns the public key of the signer in the key folder, None where there is none; makes none."""
+def own_vkey(settings: Settings, name: str) -> str | None:
+    """Returns the public key of this name in the key folder, None where there is none; makes none."""
     folder = settings.key_folder
     # The store makes a seed that it does not find; here a missing one means that we do not know the key.
-    if not any(folder.glob(f"kek/*/seed-{quote(log.origin, safe='')}.key")):
+    if not any(folder.glob(f"kek/*/seed-{quote(name, safe='')}.key")):
         return None
     try:
         keks = KekStore(folder, open_root(settings.key_root, clock=_now, folder=folder))
-        return Ed25519Signer.from_seed(log.origin, keks.signing_seed(log.origin)).vkey
+        return Ed25519Signer.from_seed(name, keks.signing_seed(name)).vkey
     except VaultError:
         return None
 
@@ -235,22 +246,45 @@ def _own_keys(session: Session, tenant_id: int, first: int, end: int) -> dict[tu
     return {(idx, part): (state == KeyState.LIVE.value, request) for idx, part, state, request in rows}
 
 
-def _followed(bucket: Reader, log: KnownLog, key: str) -> list[str]:
-    """The log's keys with their windows, when the bucket's change notes tie them to this one; else this one alone."""
+def _followed(bucket: Reader, log: KnownLog, use: str, pinned: str) -> tuple[list[str], bool]:
+    """The keys of a use with their windows as far as change notes tie them to the pinned one, and whether all hold.
+
+    What was signed by keys that the pinned one does not vouch for will be named, object by object.
+    """
+    pinned = pinned.strip()
+    notes: list[bytes] = []
+    windows: tuple[KeyWindow, ...] = ()
     try:
-        return [window.pin for window in follow(bucket, log.log_id, LOG, key.strip())]
-    except (BadSignature, MalformedNote, LogForked, ObjectHidden, ObjectMissing):
-        # What was signed by keys that the pinned one does not vouch for will be named checkpoint by checkpoint.
-        return [key]
+        return [window.pin for window in follow(bucket, log.log_id, use, pinned)], True
+    except _NOT_FOLLOWED:
+        pass  # as far as it goes
+    try:
+        for key in bucket.list(keys_prefix(log.log_id, use)):
+            notes.append(bucket.get(key))
+            windows = windows_of(use, parse_change(notes[0]).old[0], notes)
+    except _NOT_FOLLOWED:
+        whole = False
+    else:
+        whole = True
+    pins = [window.pin for window in windows]
+    return (pins, whole) if pinned in {window.vkey for window in windows} else ([pinned], whole)
 
 
 def witnesses_of(settings: Settings) -> tuple[str, ...]:
     """Returns the public keys of the witnesses that the operator configured. Raises SettingRefused."""
+    return tuple(one.verifier.vkey for one in _anchors(settings) if isinstance(one, WitnessAddress))
+
+
+def authorities_of(settings: Settings) -> tuple[str, ...]:
+    """Returns the fingerprints of the time stamp authorities that the operator configured. Raises SettingRefused."""
+    return tuple(one.fingerprint.hex() for one in _anchors(settings) if isinstance(one, TimestampAddress))
+
+
+def _anchors(settings: Settings) -> tuple[Anchor, ...]:
     try:
-        anchors = parse_anchors(settings.anchor_list)
+        return parse_anchors(settings.anchor_list)
     except MalformedAnchor as error:
         raise SettingRefused("ANCHORS", error.reason) from None
-    return tuple(anchor.verifier.vkey for anchor in anchors if isinstance(anchor, WitnessAddress))
 
 
 def verify_log(
@@ -259,17 +293,22 @@ def verify_log(
     bucket: Reader,
     hot: Reader,
     keys: Sequence[str],
+    certificate_keys: Sequence[str],
     options: Options,
     sessions: Sessions | None,
     progress: Callable[[int], None] | None = None,
     helping: Helping | None = None,
     index: bool = False,
 ) -> Report:
-    """Returns what one log comes to, and with `index` what the database's index of it does.
+    """Returns what one log comes to with its certificates, and with `index` what the database's index of it does.
 
-    `keys` may be any keys the log had, its rotations are followed. Raises BadPin.
+    `keys` may be any keys the log had, `certificate_keys` those of its certificates: their rotations are followed.
+    Raises BadPin.
     """
-    keys = [pin for key in keys for pin in _followed(bucket, log, key)]
+    certificate_keys = [pin for key in certificate_keys for pin in _followed(bucket, log, CERTIFICATE, key)[0]]
+    followed = [_followed(bucket, log, LOG, key) for key in keys]
+    keys = [pin for pins, _ in followed for pin in pins]
+    options = replace(options, keys_are_known=all(whole for _, whole in followed))
     states = None if sessions is None or log.tenant_id is None else part_states(sessions, log.tenant_id)
     report = verify(
         bucket,
@@ -281,6 +320,8 @@ def verify_log(
         progress=progress,
         helping=helping,
     )
+    known = () if sessions is None or log.tenant_id is None else known_certificates(sessions, log.tenant_id)
+    report = check_kept(report, bucket=bucket, keys=keys, certificate_keys=certificate_keys, known=known)
     if not index or sessions is None or log.tenant_id is None:
         return report
     return check_index(report, sessions=sessions, tenant_id=log.tenant_id, size=log.size, bucket=bucket, hot=hot)

@@ -36,6 +36,7 @@ from api.secrets import Secrets
 from api.settings import SettingRefused, Settings, environment_secret
 from api.sweeping import register_holds, register_sweeps
 from api.telemetry import Telemetry
+from api.verification import CERTIFICATE_NAME
 from connectors.base import Connector, open_connector
 from erasure.certificate_store import CertificateStore
 from erasure.errors import LogMissing
@@ -101,8 +102,6 @@ DAY = timedelta(days=1)
 VAULT_EVERY = timedelta(seconds=20)
 _Used = TypeVar("_Used")
 _REFERENCE = re.compile(r"(env:|file:(?!/)).*", re.DOTALL)
-CERTIFICATE_NAME = "muniment/{log_id}/certificate"
-"""The name of a tenant's certificate key, another one than its log's."""
 
 
 class StoreRefused(Exception):
@@ -485,7 +484,7 @@ def _targets(settings: Settings) -> Targets:
 
 
 def _register_jobs(services: Services) -> None:
-    """The jobs of the base services; the lead and later issues add theirs beside them."""
+    """Every job of the service, and the worker's work."""
     jobs = services.jobs
     for_each = _for_each_tenant(services)
     jobs.add(Job(name="lease", every=LEASE_EVERY, run=services.lead, shared=False))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
 from typing import Any
@@ -92,7 +92,8 @@ class Report:
     """What one log comes to.
 
     `size` counts the entries found, `signed_size` those under a good checkpoint, `checked` those whose content was
-    compared. `erased` and `expired` count entries with at least one part whose key is gone, by whose decision.
+    compared. `erased` and `expired` count entries with at least one part whose key is gone, by whose decision. `made`
+    counts, by kind, the entries that say that an object was made which lies beside the record (`audit.verify.MADE`).
     """
 
     log_id: str
@@ -107,6 +108,7 @@ class Report:
     more_findings: int = 0
     sampled: Sampled | None = None
     notes: tuple[str, ...] = ()
+    made: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def word(self) -> str:
@@ -119,6 +121,19 @@ class Report:
     def exit_code(self) -> int:
         """0 without fault, 1 for a proven fault, 2 for what could not be checked."""
         return exit_code_of(self.verdict)
+
+
+def with_findings(report: Report, found: Findings) -> Report:
+    """Return the report with what else was found about the same log."""
+    if not found.counts:
+        return report
+    findings = (*report.findings, *found.sorted())
+    return replace(
+        report,
+        verdict=worst((report.verdict, found.verdict)),
+        findings=findings[:MAX_FINDINGS],
+        more_findings=report.more_findings + found.left_out + max(0, len(findings) - MAX_FINDINGS),
+    )
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:

@@ -152,8 +152,13 @@ class Heads:
             self.findings.add(Verdict.ALTERED, detail, object=key, index=index)
             self._digests[size] = digest
 
-    def foreign(self) -> None:
+    def foreign(self, *, keys_are_known: bool) -> None:
         """Report the checkpoints that no pinned key signed: all of them means that this is another log."""
+        if not keys_are_known:
+            for key, _ in self._foreign:
+                detail = "no key that could be followed signed this checkpoint: a change of the log's keys is damaged"
+                self.findings.add(Verdict.UNREADABLE, detail, object=key)
+            return
         if self._foreign and not self.signed:
             key, size = self._foreign[0]
             detail = (

@@ -20,6 +20,7 @@ written. It does not know why a part's key is gone: `part_states` says so. Verdi
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -51,6 +52,8 @@ from ledger.errors import (
 from ledger.merkle import Frontier
 
 UNANCHORED = "unanchored: trusts the operator"
+MADE = (Kind.CERTIFICATE_ISSUED, Kind.KEY_ROTATED)
+"""Kinds of entries that tell of an object beside the record, of which there must be no fewer."""
 _STREAM_HEX = 32
 _SILENCES_TOLD = 20
 
@@ -62,7 +65,8 @@ class Options:
     `since` is the note of a head the auditor kept, `witnesses` the vkeys of witnesses that he trusts, `authorities` the
     SHA-256 fingerprints of the certificates of time stamp authorities that he trusts. `sample`: look
     into the content of so many entries only. `stream`: of the entries of this random stream id only; the chain is
-    checked whole either way. `known_size`: a size that the operator's own database has seen. `seed` makes a sample
+    checked whole either way. `known_size`: a size that the operator's own database has seen. `keys_are_known`: False
+    when a change of the log's keys is damaged, so that what another key signed says nothing. `seed` makes a sample
     repeatable, for tests.
     """
 
@@ -72,6 +76,7 @@ class Options:
     sample: int | None = None
     stream: str | None = None
     known_size: int = 0
+    keys_are_known: bool = True
     seed: int | None = None
 
 
@@ -100,6 +105,7 @@ class _State:
     fence: int = 0
     named_size: int = 0
     of_stream: int = 0
+    made: Counter[str] = field(default_factory=Counter)
 
 
 def verify(
@@ -451,7 +457,9 @@ class _Audit:
         return blamed if tree.root() in roots else blamed - {suspect} | {suspect + 1}
 
     def _listen(self, header: ReadHeader) -> None:
-        """Take a heartbeat, and remember the silence that it ends."""
+        """Take a heartbeat, and remember the silence that it ends; count what tells of another object."""
+        if header.kind in MADE:
+            self.state.made[header.kind] += 1
         if header.kind != Kind.RECORDER_HEARTBEAT or header.recorder is None:
             return
         pulse = self.pulses.setdefault(header.recorder, Pulse(recorder=header.recorder))
@@ -556,7 +564,7 @@ class _Audit:
 
     def _judge(self) -> None:
         state, heads = self.state, self.heads
-        heads.foreign()
+        heads.foreign(keys_are_known=self.options.keys_are_known)
         evidence = [one.index for one in self.findings.kept if one.verdict is Verdict.ALTERED and one.index is not None]
         told = False
         for head in heads.mismatched:
@@ -624,4 +632,5 @@ class _Audit:
             more_findings=self.findings.left_out,
             sampled=self.sampled,
             notes=tuple(notes),
+            made=dict(state.made),
         )

@@ -25,7 +25,8 @@ from ledger.head import Transactions
 from ledger.objects import ObjectStore
 
 PREFIX = "certificate/"
-_NAME = re.compile(r"certificate/([A-Za-z0-9_-]{1,40})/([0-9]{4,})-(interim|final)-[0-9a-f]{16}\.json")
+NAME = re.compile(r"certificate/([A-Za-z0-9_-]{1,40})/([0-9]{4,})-(interim|final)-([0-9a-f]{16})\.json")
+"""The name of a certificate's object: request, number, version, the first digits of its SHA-256."""
 
 
 class CertificateDiffers(ErasureError):
@@ -37,6 +38,11 @@ class CertificateDiffers(ErasureError):
         super().__init__(f"certificate {number} of {request_id} is another one in the object store")
         self.request_id = request_id
         self.number = number
+
+
+def name_of(row: CertificateRow) -> str:
+    """The name of a certificate's object below the log's prefix."""
+    return f"{PREFIX}{row.request_id}/{row.number:04d}-{row.version}-{sha256(row.body).hexdigest()[:16]}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +67,7 @@ class CertificateStore:
         with self.transactions(tenant_id, write=False) as session:
             rows = list(session.exec(select(CertificateRow).where(due).order_by(col(CertificateRow.issued_at))))
         for row in rows:
-            digest = sha256(row.body).hexdigest()[:16]
-            key = f"{log_id}/{PREFIX}{row.request_id}/{row.number:04d}-{row.version}-{digest}.json"
+            key = f"{log_id}/{name_of(row)}"
             with suppress(ObjectExists):  # after a crash, or by another process: the bytes decide
                 self.locked.put(key, row.body, lock_until=self.lock_end(now))
             if self.locked.get(key) != row.body:
@@ -99,7 +104,7 @@ class CertificateStore:
 
     def _row_of(self, tenant_id: int, name: str, body: bytes, now: datetime) -> CertificateRow | None:
         """The row of a stored certificate; None for what is none, or of a request that nobody knows."""
-        found = _NAME.fullmatch(name)
+        found = NAME.fullmatch(name)
         if found is None or not _is_of(body, found[1], found[3]):
             return None
         with self.transactions(tenant_id, write=False) as session:

@@ -199,13 +199,15 @@ def _verify(chosen: Settings, bucket: Reader, hot: Reader, made: list[Rebuilt]) 
             if not one.entries:
                 continue
             log = KnownLog(tenant_id=one.tenant_id, tenant=one.tenant, log_id=one.log_id, size=one.entries)
-            own = own_vkey(chosen, log)
+            own = own_vkey(chosen, log.origin)
+            own_certificates = own_vkey(chosen, log.certificate_name)
             with progress(max(1, log.size), f"verify {one.tenant}") as bar:
                 report = verify_log(
                     log,
                     bucket=bucket,
                     hot=hot,
                     keys=[] if own is None else [own],
+                    certificate_keys=[] if own_certificates is None else [own_certificates],
                     options=Options(known_size=one.entries),
                     sessions=sessions,
                     progress=_moves(bar),

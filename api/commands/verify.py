@@ -30,6 +30,19 @@ from api.commands.options import CannotRun, copied_key, local
     callback=copied_key,
     help="A witness's public key (C2SP vkey) that you pinned; those of ANCHORS count without.",
 )
+@click.option(
+    "--tsa",
+    "authorities",
+    multiple=True,
+    help="The SHA-256 of a time stamp authority's certificate that you pinned; those of ANCHORS count without.",
+)
+@click.option(
+    "--certificate-key",
+    "certificate_keys",
+    multiple=True,
+    callback=copied_key,
+    help="The public key (C2SP vkey) of the tenant's certificates that you pinned.",
+)
 @click.option("--prove", "prove_it", is_flag=True, help="Corrupt a copy in every known way and show what was noticed.")
 @click.option(
     "--processes", type=click.IntRange(1, 16), default=None, help="How many work on a log; as many as it is worth."
@@ -43,6 +56,8 @@ def verify_command(
     key: str | None,
     since: Path | None,
     witnesses: tuple[str, ...],
+    authorities: tuple[str, ...],
+    certificate_keys: tuple[str, ...],
     prove_it: bool,
     processes: int | None,
     data: Path,
@@ -64,6 +79,8 @@ def verify_command(
         key=key,
         since=since,
         witnesses=witnesses,
+        authorities=authorities,
+        certificate_keys=certificate_keys,
         prove_it=prove_it,
         processes=processes,
         as_json=as_json,

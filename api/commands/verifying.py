@@ -14,6 +14,7 @@ from api.verification import (
     KnownLog,
     Sessions,
     Verified,
+    authorities_of,
     helping_with,
     logs_of,
     own_vkey,
@@ -30,9 +31,13 @@ from audit.keys import log_key
 from audit.prove import NOT_TRIED, Proof, proof_json, prove
 from audit.reader import Reader
 from audit.verify import UNANCHORED, Options
+from ledger.entry import Kind
 from ledger.errors import LedgerError
 
 _OWN_KEY = "the key was taken from the service's own key folder; pin it yourself with --key"
+_OWN_CERTIFICATE_KEY = (
+    "the key of the certificates was taken from the service's own key folder; pin it yourself with --certificate-key"
+)
 _NO_INDEX = "the database's index was not compared with the record; --all does"
 _SHOWN = 20
 
@@ -42,6 +47,8 @@ class _Asked:
     key: str | None
     since: bytes | None
     witnesses: tuple[str, ...]
+    authorities: tuple[str, ...]
+    certificate_keys: tuple[str, ...]
     everything: bool
     sample: int | None
     stream: str | None
@@ -58,17 +65,20 @@ def verify_folder(
     key: str | None,
     since: Path | None,
     witnesses: tuple[str, ...],
+    authorities: tuple[str, ...],
+    certificate_keys: tuple[str, ...],
     prove_it: bool,
     processes: int | None,
     as_json: bool,
 ) -> int:
     """Checks the logs of a folder, or proves what a check would notice; returns the exit code. Raises: CannotRun."""
     chosen = settings_module.load(data)
-    pinned = (*witnesses, *witnesses_of(chosen))
     asked = _Asked(
         key=key,
         since=_note(since),
-        witnesses=pinned,
+        witnesses=(*witnesses, *witnesses_of(chosen)),
+        authorities=(*authorities, *authorities_of(chosen)),
+        certificate_keys=certificate_keys,
         everything=everything,
         sample=sample,
         stream=stream,
@@ -103,6 +113,7 @@ class _Work:
                     bucket=self._bucket,
                     hot=self._hot,
                     keys=self._keys(log),
+                    certificate_keys=self._certificate_keys(log),
                     options=self._options(log),
                     sessions=self._sessions,
                     progress=_moves(bar),
@@ -113,6 +124,9 @@ class _Work:
                 report = replace(report, notes=(*report.notes, _NO_INDEX))
             if self._asked.key is None and report.verdict is Verdict.SOUND:
                 report = replace(report, notes=(*report.notes, _OWN_KEY))
+            issued = report.made.get(Kind.CERTIFICATE_ISSUED, 0)
+            if issued and not self._asked.certificate_keys and self._certificate_keys(log):
+                report = replace(report, notes=(*report.notes, _OWN_CERTIFICATE_KEY))
             done.append(Verified(log=log, report=report))
         show(_whole(done), as_json=as_json, lines=[line for one in done for line in _lines(one)])
         return exit_code_of(worst(one.report.verdict for one in done))
@@ -143,13 +157,20 @@ class _Work:
     def _keys(self, log: KnownLog) -> list[str]:
         if self._asked.key is not None:
             return [self._asked.key]
-        own = own_vkey(self._settings, log)
+        own = own_vkey(self._settings, log.origin)
         return [] if own is None else [own]
+
+    def _certificate_keys(self, log: KnownLog) -> list[str]:
+        """The pinned ones of this log, else the service's own."""
+        pinned = [key for key in self._asked.certificate_keys if log_key(key).name == log.certificate_name]
+        own = None if pinned else own_vkey(self._settings, log.certificate_name)
+        return pinned if own is None else [own]
 
     def _options(self, log: KnownLog) -> Options:
         return Options(
             since=self._asked.since,
             witnesses=self._asked.witnesses,
+            authorities=self._asked.authorities,
             sample=self._asked.sample,
             stream=None if self._asked.stream is None else self._stream(log, self._asked.stream),
             known_size=log.size,
@@ -185,6 +206,9 @@ def _wanted(logs: Sequence[KnownLog], tenant: str | None, asked: _Asked) -> list
         found = [log for log in found if log.origin == origin]
         if logs and not found:
             raise BadPin("no log here has the name in this checkpoint")
+    names = {log.certificate_name for log in found}
+    if logs and any(log_key(key).name not in names for key in asked.certificate_keys):
+        raise BadPin("no log here has certificates by a key of this name")
     return found
 
 

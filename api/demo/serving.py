@@ -143,6 +143,7 @@ class Served:
                 bucket=bucket,
                 hot=hot,
                 keys=[self._made["log_key"]],
+                certificate_keys=[self._made["certificate_key"]],
                 options=Options(known_size=log.size),
                 sessions=sessions,
                 progress=lambda _done: None,

@@ -23,7 +23,7 @@ from api.auth import Auditor, Parts
 from api.errors import Problem
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
 from api.requests import Body, make_router
-from api.verification import KnownLog, verify_log, witnesses_of
+from api.verification import KnownLog, authorities_of, verify_log, witnesses_of
 from api.wiring import Services
 from audit.errors import BadPin
 from audit.findings import report_json
@@ -115,7 +115,14 @@ def _run(parts: Services, acting: Acting, body: Verification, state: dict[str, A
             bucket=parts.locked,
             hot=parts.hot,
             keys=[body.key or parts.log.vkey(acting.tenant_id)],
-            options=Options(since=since, witnesses=witnesses_of(parts.settings), sample=body.sample, known_size=size),
+            certificate_keys=[parts.certificate_signer_of(acting.log_id, 0).vkey],
+            options=Options(
+                since=since,
+                witnesses=witnesses_of(parts.settings),
+                authorities=authorities_of(parts.settings),
+                sample=body.sample,
+                known_size=size,
+            ),
             sessions=lambda tenant_id: parts.database.transaction(tenant_id, write=False),
             progress=_beating(parts, acting, state, size),
         )

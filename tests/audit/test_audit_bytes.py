@@ -44,6 +44,7 @@ class Auditor:
     def __init__(self, made: Kept) -> None:
         self.settings = made.services.settings
         self.key = made.made.log_key
+        self.certificate_key = made.made.certificate_key
         self.log_id = made.acting.log_id
 
     def look(self) -> Report:
@@ -52,8 +53,9 @@ class Auditor:
             (log,) = logs_of(self.settings, sessions, bucket)
             options = Options(known_size=log.size)
             return verify_log(
-                log, bucket=bucket, hot=hot, keys=[self.key], options=options, sessions=sessions, index=True
-            )
+                log, bucket=bucket, hot=hot, keys=[self.key], certificate_keys=[self.certificate_key],
+                options=options, sessions=sessions, index=True,
+            )  # fmt: skip
 
 
 def spans(made: Kept) -> dict[str, tuple[int, int]]:

@@ -1,0 +1,248 @@
+"""Certificates and key changes in the locked store: whether each object there is what was signed, and none is gone.
+
+Guarantees: reads only. Of a certificate: its bytes are those that its name stands for; its signature, its proofs and
+counts hold (`erasure.report_check`) by a pinned key; the checkpoint that it proves itself under is the bucket's.
+Of a key change: its note is signed by the keys before it, in order. No fewer objects lie there than the record says
+were made, and none is missing that the database knows to be stored. Without a pinned key for certificates their
+signatures are not checked, which the report says. Objects whose names this program does not write are told and not
+judged. Does not judge the record: `audit` does, and what it named is not compared again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from typing import Any
+
+from sqlmodel import Session, select
+
+from audit.chain import RESTORE
+from audit.findings import Findings, Report, Verdict, with_findings
+from audit.keys import log_key, open_checkpoint
+from audit.reader import Reader, whole
+from erasure.certificate_store import NAME, PREFIX, name_of
+from erasure.errors import ReportError
+from erasure.models import CertificateRow
+from erasure.report_check import check
+from erasure.strict_json import parse
+from ledger.checkpoint import parse_checkpoint, parse_note
+from ledger.entry import Kind
+from ledger.errors import (
+    BadSignature,
+    LogForked,
+    MalformedNote,
+    ObjectHidden,
+    ObjectMissing,
+    StoreDenied,
+    StoreUnavailable,
+)
+from ledger.keyring import CERTIFICATE, LOG, keys_prefix, parse_change, windows
+from ledger.payload_names import PREFIX as PAYLOAD
+from ledger.payload_names import is_ours
+
+_FOLDERS = frozenset({"anchor", "batch", "certificate", "checkpoint", "keys", "payload"})
+Sessions = Callable[[int], AbstractContextManager[Session]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownCertificate:
+    """A certificate that the database has, by the name of its object below the log's prefix."""
+
+    name: str
+    is_stored: bool
+
+
+def known_certificates(sessions: Sessions, tenant_id: int) -> list[KnownCertificate]:
+    """Returns what the database has of a tenant's certificates."""
+    with sessions(tenant_id) as session:
+        rows = session.exec(select(CertificateRow).where(CertificateRow.tenant_id == tenant_id))
+        return [KnownCertificate(name=name_of(row), is_stored=row.stored_at is not None) for row in rows]
+
+
+def check_kept(
+    report: Report,
+    *,
+    bucket: Reader,
+    keys: Sequence[str],
+    certificate_keys: Sequence[str],
+    known: Sequence[KnownCertificate] = (),
+) -> Report:
+    """Returns the report with what is wrong about certificates and key changes, and what could not be checked of them.
+
+    `keys` and `certificate_keys` are pinned vkeys with their windows. Raises: BadPin for a key of the log that is none.
+    """
+    work = _Kept(report, bucket, keys, certificate_keys)
+    try:
+        work.changes()
+        work.certificates(known)
+        if report.sampled is None:
+            work.strangers()
+    except (StoreUnavailable, StoreDenied) as error:
+        detail = f"certificates and key changes could not be listed: {error.detail}"
+        work.found.add(Verdict.UNREADABLE, detail, object=f"{report.log_id}/")
+    return with_findings(replace(report, notes=(*report.notes, *work.notes)), work.found)
+
+
+class _Kept:
+    def __init__(self, report: Report, bucket: Reader, keys: Sequence[str], certificate_keys: Sequence[str]) -> None:
+        self.found = Findings()
+        self.notes: list[str] = []
+        self._report, self._bucket = report, bucket
+        self._keys = [log_key(key) for key in keys]
+        self._certificate_keys = certificate_keys
+        self._named = {finding.object for finding in report.findings}
+        self._prefix = f"{report.log_id}/"
+
+    # ── key changes ──
+
+    def changes(self) -> None:
+        """Check the notes of each use in their order; behind one that does not hold no other can be judged."""
+        count = 0
+        for use in (LOG, CERTIFICATE):
+            notes: list[bytes] = []
+            for key in self._bucket.list(keys_prefix(self._report.log_id, use)):
+                count += 1
+                self._change(use, key, notes)
+                if self.found.counts:
+                    break
+        if not self.found.counts:
+            self._require(count, Kind.KEY_ROTATED, f"{self._prefix}keys/", "changes of a key", pending=0)
+
+    def _change(self, use: str, key: str, notes: list[bytes]) -> None:
+        """Check the next note, and put it to those before it."""
+        number = len(notes) + 1
+        expected = f"{keys_prefix(self._report.log_id, use)}{number:06d}"
+        if key > expected:
+            detail = f"change {number} of the {use} key is missing, and a later one lies there; {RESTORE}"
+            self.found.add(Verdict.MISSING, detail, object=expected)
+            return
+        with self._told(key):
+            notes.append(whole(self._bucket, key))
+            if key != expected or parse_change(notes[-1]).log_id != self._report.log_id:
+                raise LogForked(f"this is not change {number} of this log")
+            windows(use, parse_change(notes[0]).old[0], notes)
+
+    # ── certificates ──
+
+    def certificates(self, known: Sequence[KnownCertificate]) -> None:
+        """Check every certificate that lies there, and that those that should do lie there."""
+        there: set[str] = set()
+        for key in self._bucket.list(f"{self._prefix}{PREFIX}"):
+            name = key.removeprefix(self._prefix)
+            match = NAME.fullmatch(name)
+            if match is None:
+                self.found.add(Verdict.ALTERED, "an object that is no certificate lies among them", object=key)
+                continue
+            there.add(name)
+            with self._told(key):
+                self._certificate(whole(self._bucket, key), match)
+        for one in known:
+            if one.is_stored and one.name not in there:
+                self._gone(f"{self._prefix}{one.name}")
+        if there and not self._certificate_keys:
+            self.notes.append(
+                f"the signatures of {len(there)} certificates were not checked: no pinned key (--certificate-key)"
+            )
+        if not self.found.counts:
+            pending = sum(not one.is_stored for one in known)
+            what = f"{self._prefix}{PREFIX}"
+            self._require(len(there), Kind.CERTIFICATE_ISSUED, what, "certificates", pending=pending)
+
+    def _certificate(self, body: bytes, name: re.Match[str]) -> None:
+        """Check one certificate. Raises: ReportError, and what reading its checkpoint raises."""
+        if sha256(body).hexdigest()[:16] != name[4]:
+            raise ReportError("", "the bytes are not those that its name stands for")
+        document = parse(body)
+        try:
+            certificate = document["certificate"]
+            request, version, note = certificate["request"], certificate["version"], certificate["log"]["checkpoint"]
+        except (KeyError, TypeError) as error:
+            raise ReportError("/certificate", "a member is missing") from error
+        if (request, version) != (name[1], name[3]):
+            raise ReportError("/certificate/request", "it is of another request or version than its name")
+        if self._certificate_keys:
+            check(body, self._certificate_keys)
+        if self._keys:
+            self._checkpoint(note)
+
+    def _checkpoint(self, note: Any) -> None:
+        """Check that a certificate's checkpoint is the log's, and is the one that lies in the bucket."""
+        place = "/certificate/log/checkpoint"
+        try:
+            said = open_checkpoint(str(note).encode(), self._keys, self._keys[0].name)
+        except (MalformedNote, BadSignature) as error:
+            raise ReportError(place, f"no checkpoint of this log: {error.reason}") from error
+        key = f"{self._prefix}checkpoint/{said.size:020d}"
+        if key in self._named:
+            return
+        try:
+            stored = parse_checkpoint(parse_note(whole(self._bucket, key)).text)
+        except ObjectMissing:
+            detail = f"a certificate proves itself under this checkpoint, and it is missing; {RESTORE}"
+            self.found.add(Verdict.MISSING, detail, object=key)
+        except (MalformedNote, ObjectHidden):
+            return  # named by whoever looked at it first
+        else:
+            if stored.root != said.root:
+                detail = f"a certificate shows another head of size {said.size} that the log signed: two histories"
+                self.found.add(Verdict.FORKED, detail, object=key, index=said.size - 1)
+
+    def _gone(self, key: str) -> None:
+        with self._told(key):
+            whole(self._bucket, key)
+
+    # ── what is not ours ──
+
+    def strangers(self) -> None:
+        """Tell of objects in the log's folder that nothing of this program would read or write."""
+        count, first = 0, ""
+        for key in self._strange():
+            count, first = count + 1, first or key
+        if count:
+            self.notes.append(f"{count} objects bear names that this program does not write; the first is {first}")
+
+    def _strange(self) -> Iterator[str]:
+        for key in self._bucket.list(f"{self._prefix}{PAYLOAD}"):
+            if not is_ours(key.removeprefix(self._prefix)):
+                yield key
+        after: str | None = None
+        while (key := next(iter(self._bucket.list(self._prefix, after=after)), "")) != "":
+            folder, slash, _ = key.removeprefix(self._prefix).partition("/")
+            if folder in _FOLDERS and slash:
+                after = f"{self._prefix}{folder}/~"  # "~" sorts after every character of a key
+                continue
+            yield key
+            after = key
+
+    # ── all of them ──
+
+    def _require(self, count: int, kind: Kind, where: str, what: str, *, pending: int) -> None:
+        """Name what the record says was made and does not lie there; what waits to be stored does not count."""
+        made = self._report.made.get(kind, 0) - pending
+        if count < made:
+            detail = (
+                f"the record says that {made} {what} were made, and {count} lie here (one whose store was away at the "
+                f"time follows within minutes); {RESTORE}"
+            )
+            self.found.add(Verdict.MISSING, detail, object=where)
+
+    @contextmanager
+    def _told(self, key: str) -> Iterator[None]:
+        """Name the object in a finding, whatever is wrong with it."""
+        try:
+            yield
+        except ObjectHidden:
+            detail = "a delete marker or a second version lies over it; remove it, the first one is kept"
+            self.found.add(Verdict.HIDDEN, detail, object=key)
+        except ObjectMissing:
+            detail = f"the database knows that it was stored, and it is missing; {RESTORE}"
+            self.found.add(Verdict.MISSING, detail, object=key)
+        except (StoreUnavailable, StoreDenied) as error:
+            self.found.add(Verdict.UNREADABLE, f"could not be read: {error.detail}", object=key)
+        except (MalformedNote, BadSignature, LogForked) as error:
+            self.found.add(Verdict.ALTERED, f"not the key change that was signed ({error}); {RESTORE}", object=key)
+        except ReportError as error:
+            self.found.add(Verdict.ALTERED, f"not the certificate that was signed ({error}); {RESTORE}", object=key)
