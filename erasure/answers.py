@@ -17,6 +17,7 @@ from erasure.desk import facts_of
 from erasure.history import fact_of
 from erasure.models import RequestRow
 from erasure.parts import Parts, Tenant
+from erasure.recipients import begin_to_tell
 from erasure.request import CopyState, Move, Right, State, answer, move
 from ledger.entry import Kind
 
@@ -79,6 +80,7 @@ def _finish(parts: Parts, tenant_id: int, request_id: str, now: datetime) -> Sta
         row.state = found
         if found is State.COMPLETED:
             row.completed_at = now
+            begin_to_tell(session, row, now)
         _tell(session, parts, row, found.value, now)
         return found
 

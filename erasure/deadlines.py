@@ -1,4 +1,4 @@
-"""Dates that come near: answers to people, confirmations, reviews. What an operator must hear in time.
+"""Dates that come near: answers to people, confirmations, recipients, reviews. What an operator must hear in time.
 
 Guarantees: reads only; opaque ids and dates. A request whose person was told, or whose clock stands still, alarms
 nobody. Which date counts is decided when a request is received (`retention.calendar`), not here.
@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure.models import RequestEvent, RequestRow
+from erasure.recipients import to_be_told
 from erasure.request import OPEN
 from ledger.models import Instant
 from retention.dispositions import OPEN as IN_REVIEW
@@ -24,7 +25,7 @@ AHEAD = timedelta(days=7)
 """From so long before its date on something is named at every look."""
 LISTED = 1_000
 
-What = Literal["answer", "confirmation", "review"]
+What = Literal["answer", "confirmation", "recipients", "review"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +46,8 @@ class Deadline:
 def near(session: Session, tenant_id: int, now: datetime) -> list[Deadline]:
     """Every date within `AHEAD`, and every missed one, the nearest first; at most `LISTED` of a kind."""
     found = [*_requests(session, tenant_id, now), *_reviews(session, tenant_id, now)]
+    told = [(request_id, at) for request_id, at in to_be_told(session, tenant_id) if at <= now + AHEAD]
+    found += [_deadline("recipients", request_id, at, now) for request_id, at in sorted(told)[:LISTED]]
     return sorted(found, key=lambda one: (one.due_at, one.ref))
 
 
@@ -53,6 +56,7 @@ def todo_of(deadline: Deadline) -> str:
     return {
         "answer": "answer the person and record the notice; an extension is told before the first date",
         "confirmation": "confirm receipt to the person and record the notice",
+        "recipients": "tell each recipient, or note why it cannot be told, and record the notices (GDPR Art. 19)",
         "review": "decide it: erase, extend or reclassify, with a comment",
     }[deadline.what]
 

@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from erasure import history, restrict
+from erasure import history, recipients, restrict
 from erasure.certificate import scope_of
 from erasure.errors import IllegalMove, InvalidRequest, UnknownRequest
 from erasure.fences import lift_fence
@@ -357,15 +357,33 @@ class Desk:
         return history.copy_view(copy)
 
     def notice(
-        self, acting: Acting, request_id: str, *, kind: str, channel: str, sent_at: datetime, now: datetime
+        self,
+        acting: Acting,
+        request_id: str,
+        *,
+        kind: str,
+        channel: str,
+        sent_at: datetime,
+        now: datetime,
+        recipient: str | None = None,
+        answer: str | None = None,
     ) -> dict[str, Any]:
-        """The request after the person was told something; `answered` is what stops the legal clock."""
-        if kind not in NOTICE_KINDS:
-            raise InvalidRequest("/kind", f"expected one of {', '.join(NOTICE_KINDS)}")
+        """The request after the person, or a recipient, was told something; `answered` stops the legal clock.
+
+        `recipient` and `answer` go with the kinds of `erasure.recipients`. Raises: InvalidRequest, IllegalMove.
+        """
+        if kind not in (*NOTICE_KINDS, *recipients.ANSWERS):
+            raise InvalidRequest("/kind", f"expected one of {', '.join((*NOTICE_KINDS, *recipients.ANSWERS))}")
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             if not row.received_at <= sent_at <= now:
                 raise InvalidRequest("/sent_at", "lies before receipt or in the future")
+            if kind in recipients.ANSWERS:
+                stores = recipients.note(session, row, kind=kind, recipient=recipient, answer=answer, at=sent_at)
+                detail = {"kind": kind, "sent_at": instant_text(sent_at), "stores": list(stores), "answer": answer}
+                return self._noticed(session, row, acting, now, event="recipient", channel=channel, detail=detail)
+            if recipient is not None or answer is not None:
+                raise InvalidRequest("/recipient", "only a notice to a recipient names one")
             if kind == "answered" and row.answered_at is None:
                 row.answered_at = sent_at
             if kind == "restriction_lifting":
@@ -374,10 +392,23 @@ class Desk:
                 row.details = {**row.details, "lifting_told_at": instant_text(sent_at)}
             session.add(row)
             detail = {"kind": kind, "sent_at": instant_text(sent_at)}
-            self._note(session, row, acting, now, name=f"notice/{kind}", text=channel)
-            body = {"request": request_id, **detail}
-            self._tell(session, row, acting, now, event="notice", kind=Kind.REQUEST_NOTICE, body=body, detail=detail)
-            return history.view_of(session, row)
+            return self._noticed(session, row, acting, now, event="notice", channel=channel, detail=detail)
+
+    def _noticed(
+        self,
+        session: Session,
+        row: RequestRow,
+        acting: Acting,
+        now: datetime,
+        *,
+        event: str,
+        channel: str,
+        detail: dict[str, Any],
+    ) -> dict[str, Any]:
+        self._note(session, row, acting, now, name=f"notice/{detail['kind']}", text=channel)
+        body = {"request": row.request_id, **detail}
+        self._tell(session, row, acting, now, event=event, kind=Kind.REQUEST_NOTICE, body=body, detail=detail)
+        return history.view_of(session, row)
 
     def _limits(self, session: Session, acting: Acting, intake: Intake) -> dict[str, Any]:
         """A request's scope as it is kept: names of classes, keyed look-ups of a conversation."""

@@ -18,6 +18,7 @@ from erasure.errors import UnknownRequest
 from erasure.models import CopyRow, RequestEvent, RequestRow
 from erasure.overlaps import warnings_of
 from erasure.plan import PlanCopy, instant_text
+from erasure.recipients import TELL_BY, recipients_of
 from erasure.request import FINAL, WAITING, CopyFact, CopyState, State
 from registry.cones import pending_about
 from retention.decide import Because
@@ -282,6 +283,9 @@ def view_of(session: Session, row: RequestRow) -> dict[str, Any]:
         view["waiting_for"][PROCESSES] = behind
     if found := warnings_of(session, row):
         view["warnings"] = found
+    if told := recipients_of(session, row):
+        view["recipients"] = [one.as_json() for one in told]
+        view["tell_recipients_by"] = row.details.get(TELL_BY)
     if "statement" in row.details:
         view["statement"] = row.details["statement"]
     return view

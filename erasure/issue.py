@@ -30,6 +30,7 @@ from erasure.parts import Parts, Tenant
 from erasure.payload_expiry import SWEEP_EVERY, sealed_until
 from erasure.plan import instant_text
 from erasure.planning import request_seal
+from erasure.recipients import begin_to_tell, certificate_lines
 from erasure.rendering.blocks import local_day
 from erasure.request import BROKEN, GONE, CopyState, State, completion
 from ledger.entry import Kind
@@ -161,7 +162,7 @@ def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, n
         "not_covered": details.get("plan", {}).get("not_covered", []),
         "retained": [_retained(copy) for copy in copies if copy.state == CopyState.RETAINED],
         "skeleton": _skeleton(session, row.tenant_id, copies),
-        "recipients": _recipients(copies, known),
+        "recipients": certificate_lines(session, row),
         "residuals": [*_residuals(copies, known, details, now), *_sealed_bytes(session, row.tenant_id, copies)],
         "exceptions": _exceptions(copies, details),
         "verifier": {
@@ -206,6 +207,7 @@ def _keep(
     row.state = state
     row.completed_at = row.completed_at or now
     if version == "interim":
+        begin_to_tell(session, row, now)
         due = row.details.get("kek_due")
         quiet = now + parts.quiet_period
         row.final_due_at = quiet if due is None else max(quiet, datetime.fromisoformat(due))
@@ -315,16 +317,6 @@ def _skeleton(session: Session, tenant_id: int, copies: Sequence[CopyRow]) -> di
         "ground": "headers name nobody; they keep the record provable",
         "ends_at": "with the term of the log",
     }
-
-
-def _recipients(copies: Sequence[CopyRow], known: dict[str, StoreRow]) -> list[dict[str, Any]]:
-    """Who holds or held copies on our behalf (GDPR Art. 19); telling them is recorded by notices."""
-    names = {copy.store for copy in copies}
-    return [
-        {"store": name, "recipient": row.about["recipient"], "country": row.about.get("country"), "told_at": None}
-        for name, row in sorted(known.items())
-        if name in names and row.about.get("recipient")
-    ]
 
 
 def _residuals(

@@ -24,6 +24,7 @@ from erasure.handout import ERASING, EXPIRED, package_lines
 from erasure.models import CertificateRow, RequestRow
 from erasure.parts import Parts
 from erasure.planning import request_seal
+from erasure.recipients import CONCERNED, recipients_of
 from erasure.rendering.blocks import local_day
 from erasure.rendering.letter import KINDS, LetterFacts, letter_of
 from erasure.rendering.wording import LANGUAGES
@@ -84,6 +85,7 @@ def _check_kind(row: RequestRow, kind: str) -> None:
         "no_match": state is State.NO_MATCH,
         "restriction_lifting": row.right in ("restriction", "objection") and state not in FINAL,
         "answer": state in DONE,
+        "recipients": row.right in CONCERNED and state in (*DONE, State.EXECUTING, State.VERIFYING),
     }
     if not fits[kind]:
         detail = f"its letters are those of {row.duplicate_of}" if row.duplicate_of else ""
@@ -129,6 +131,7 @@ def _facts(session: Session, parts: Parts, row: RequestRow, *, kind: str, lang: 
         has_export=has_export,
         exported=sum(line["state"] == CopyState.EXPORTED and line["kind"] != "request" for line in lines),
         left_out=_left_out(lines),
+        recipients=[one.as_json() for one in recipients_of(session, row)] if kind == "recipients" else [],
         descriptions={name: one.description for name, one in classes.in_force(session, row.tenant_id).items()},
     )
 

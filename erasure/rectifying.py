@@ -2,7 +2,8 @@
 
 Guarantees: a store is asked outside transactions; a copy is read again right before its fields are set, so that a
 second run changes nothing twice. The corrections themselves stay sealed with the request; the record gets an event with
-ids and a person's own entry, sealed like all they say, beside what stays as it was said. Not built: telling recipients.
+ids and a person's own entry, sealed like all they say, beside what stays as it was said. Not here: telling recipients
+(`erasure.recipients`).
 """
 
 from __future__ import annotations

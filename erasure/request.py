@@ -184,6 +184,7 @@ REFUSAL_GROUNDS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 )
 
 NOTICE_KINDS = ("acknowledged", "extended", "refused", "answered", "restriction_lifting")
+"""What the person is told; recipients are told what `erasure.recipients` names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ _REPORTS = {
     ".zip": "application/zip",
 }
 _LETTERS = {".txt": "text/plain", ".html": "text/html", ".pdf": "application/pdf"}
-KINDS = ("acknowledgement", "extension", "refusal", "no_match", "restriction_lifting", "answer")
+KINDS = ("acknowledgement", "extension", "refusal", "no_match", "restriction_lifting", "answer", "recipients")
 NOBODY = (
     "warning: nobody has said who the controller is, so the paper names the tenant and no contact; set it once: "
     "muniment controller set --name NAME --contact ADDRESS"

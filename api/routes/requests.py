@@ -38,7 +38,9 @@ from registry.tokens import authenticate
 
 router = make_router("requests")
 Watcher = Annotated[Acting, Depends(require("legal", "auditor"))]
-LetterKind = Literal["acknowledgement", "extension", "refusal", "no_match", "restriction_lifting", "answer"]
+LetterKind = Literal[
+    "acknowledgement", "extension", "refusal", "no_match", "restriction_lifting", "answer", "recipients"
+]  # fmt: skip
 _EVENT_SECONDS = 0.5
 _EVENTS_END_SECONDS = 600.0
 _ENDED = frozenset(str(state) for state in DONE) | {"no_match", "refused", "cancelled", "duplicate", "partially_failed"}
@@ -118,11 +120,16 @@ class Settlement(Body):
 
 
 class Notice(Body):
-    """What the person was told, how and when."""
+    """What the person was told, how and when; or a recipient, and what it answered (GDPR Art. 19)."""
 
-    kind: Literal["acknowledged", "extended", "refused", "answered", "restriction_lifting"]
+    kind: Literal[
+        "acknowledged", "extended", "refused", "answered", "restriction_lifting",
+        "recipient_told", "recipient_answered", "recipient_not_told",
+    ]  # fmt: skip
     channel: str = Field(min_length=1, max_length=200)
     sent_at: Time
+    recipient: str | None = Field(default=None, min_length=1, max_length=256)
+    answer: Literal["done", "nothing_held", "refused", "impossible", "disproportionate"] | None = None
     model_config = ConfigDict(
         json_schema_extra={"examples": [{"kind": "answered", "channel": "e-mail", "sent_at": "2026-12-01T10:00:00Z"}]}
     )
@@ -299,9 +306,16 @@ def settle(request_id: str, copy: Whole, body: Settlement, acting: Legal, parts:
 
 @router.post("/v1/requests/{request_id}/notices")
 def notice(request_id: str, body: Notice, acting: Legal, parts: Parts) -> Row:
-    """Notes what the person was told; `answered` stops the legal clock."""
+    """Notes what the person, or a recipient, was told; `answered` stops the legal clock."""
     return _desk(parts).notice(
-        acting, request_id, kind=body.kind, channel=body.channel, sent_at=body.sent_at, now=parts.clock.now()
+        acting,
+        request_id,
+        kind=body.kind,
+        channel=body.channel,
+        sent_at=body.sent_at,
+        now=parts.clock.now(),
+        recipient=body.recipient,
+        answer=body.answer,
     )
 
 

@@ -18,7 +18,7 @@ from erasure.rendering.blocks import field as line
 from erasure.rendering.wording import WORDS
 from erasure.request import BROKEN, GONE
 
-KINDS = ("acknowledgement", "extension", "refusal", "no_match", "restriction_lifting", "answer")
+KINDS = ("acknowledgement", "extension", "refusal", "no_match", "restriction_lifting", "answer", "recipients")
 LEFT_OUT = ("others", "not_portable", "withheld", "earlier", "erasing", "expired", "absent", "failed")
 """Why a copy is not in a package, in the order in which a letter says so."""
 _COMMITMENT_PREFIX = "muniment-subject-commitment/v1"
@@ -53,6 +53,8 @@ class LetterFacts:
     exported: int = 0
     left_out: Mapping[str, int] = field(default_factory=dict)
     """How many copies a package lacks, by one of `LEFT_OUT`."""
+    recipients: Sequence[Mapping[str, Any]] = ()
+    """Who outside received the data, as `erasure.recipients` shows them."""
     descriptions: Mapping[str, str] = field(default_factory=dict)
     """Classes of data in the words of their owners."""
 
@@ -145,6 +147,8 @@ def _body(facts: LetterFacts, words: Mapping[str, str]) -> list[Block]:
         return _no_match(facts, words, asked)
     if facts.kind == "restriction_lifting":
         return [text(asked, words["lift"])]
+    if facts.kind == "recipients":
+        return _recipients(facts, words, asked)
     return _answer(facts, words, asked)
 
 
@@ -160,6 +164,26 @@ def _no_match(facts: LetterFacts, words: Mapping[str, str], asked: str) -> list[
         items(*facts.names),
         text(where, words["nom_more"], words["nom_no_certificate"]),
     ]
+
+
+def _recipients(facts: LetterFacts, words: Mapping[str, str], asked: str) -> list[Block]:
+    """Who received the data, and what each was told and answered. Source: GDPR Art. 19, second sentence."""
+    if not facts.recipients:
+        return [text(asked, words["rec_none"])]
+    return [text(asked, words["rec_some"]), items(*(_told(one, facts.lang, words) for one in facts.recipients))]
+
+
+def _told(one: Mapping[str, Any], lang: str, words: Mapping[str, str]) -> str:
+    name = one["recipient"] if one["country"] is None else f"{one['recipient']} ({one['country']})"
+    said = [words["rec_open"] if one["told_at"] is None else words["rec_told"].format(day=_day(one["told_at"], lang))]
+    if one["answer"] is not None:
+        answer = words[f"rec_{one['answer']}"].format(day=_day(one["answered_at"], lang))
+        said = [answer] if one["told_at"] is None else [*said, answer]
+    return f"{name}: {'; '.join(said)}"
+
+
+def _day(instant: str, lang: str) -> str:
+    return day_text(datetime.fromisoformat(instant).date(), lang)
 
 
 def _answer(facts: LetterFacts, words: Mapping[str, str], asked: str) -> list[Block]:

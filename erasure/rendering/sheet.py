@@ -333,13 +333,14 @@ def _approvals(certificate: Mapping[str, Any]) -> list[Block]:
 def _recipients(certificate: Mapping[str, Any]) -> list[Block]:
     rows = [
         [line["recipient"], line.get("country") or "–", line["store"],
-         "not recorded" if line["told_at"] is None else moment_text(line["told_at"])]
+         "not recorded" if line["told_at"] is None else moment_text(line["told_at"]),
+         words.RECIPIENT_ANSWERS[line.get("answer")]]
         for line in certificate["recipients"]
     ]  # fmt: skip
     if not rows:
         return [text("The stores of this request name no other recipient.")]
-    names = (("Recipient", 34), ("Country", 14), ("Store", 22), ("Told (GDPR Art. 19)", 30))
-    return [table([column(label, width, STATED) for label, width in names], rows)]
+    names = (("Recipient", 28), ("Country", 10), ("Store", 18), ("Told (GDPR Art. 19)", 24), ("Answer", 20))
+    return [table([column(label, width, STATED) for label, width in names], rows), text(words.RECIPIENTS_FROM)]
 
 
 def _independence(certificate: Mapping[str, Any]) -> Block:

@@ -28,6 +28,17 @@ RIGHTS = {
         "objection": "Opting out (Cal. Civ. Code § 1798.120)",
     },
 }
+RECIPIENT_ANSWERS = {
+    None: "not recorded",
+    "done": "states that it did the same",
+    "nothing_held": "states that it holds nothing",
+    "refused": "refused",
+    "impossible": "not told: impossible",
+    "disproportionate": "not told: disproportionate effort",
+}
+RECIPIENTS_FROM = (
+    "Recipients that no registered store names are not listed. What was noted after this document is not in it."
+)
 SCOPES = {
     "all": "all data of the person",
     "data_classes": "these classes of data",
