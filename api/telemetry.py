@@ -39,6 +39,7 @@ from api.errors import MEDIA_TYPE, answer_of, problem_of
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"})
 """A caller may send any word; others are told as `_OTHER`. Source: OpenTelemetry HTTP semantic conventions."""
+_SAFE = (b"x-content-type-options", b"nosniff")
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 """Buckets of durations. Source: OpenTelemetry HTTP metrics, `http.server.request.duration`."""
 
@@ -169,7 +170,10 @@ def places(error: BaseException) -> list[str]:
 
 
 class RequestLog:
-    """ASGI middleware, the outermost: names the request, times it, logs it, and answers what nobody handled."""
+    """ASGI middleware, the outermost: names the request, times it, logs it, and answers what nobody handled.
+
+    No answer is taken by a browser for another type than it says.
+    """
 
     def __init__(self, app: ASGIApp, telemetry: Telemetry) -> None:
         self._app = app
@@ -189,7 +193,8 @@ class RequestLog:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+                headers = [*message.get("headers", []), (b"x-request-id", request_id.encode())]
+                message["headers"] = headers if _SAFE in headers else [*headers, _SAFE]
             await send(message)
 
         with self._telemetry.tracer.start_as_current_span(

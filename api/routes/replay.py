@@ -19,6 +19,7 @@ from sqlmodel import Session
 
 from api.auth import Parts, Purpose, ReadPurpose, require
 from api.errors import Problem
+from api.negotiation import wanted
 from api.pagination import read_cursor, write_cursor
 from api.requests import Body, Time, make_router
 from api.routes.record import NDJSON, READERS, Reader, audit_read, visible
@@ -39,6 +40,11 @@ from registry.restricted import closed_entries
 router = make_router("record")
 Resumer = Annotated[Acting, Depends(require("writer", *READERS))]
 MAX_WHOLE = 100_000
+_PAGE = {
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'; form-action 'none'; base-uri 'none'",
+    "Referrer-Policy": "no-referrer",
+}
+"""Of a page that holds what others said: a browser runs and fetches nothing, whatever it finds in it."""
 AROUND = timedelta(days=1)
 """How far before and after a stream its recorders' heartbeats are looked at, to know their usual pause."""
 
@@ -77,20 +83,21 @@ class Messages(Body):
 )
 def replay(body: Replay, request: Request, acting: Reader, parts: Parts, purpose: ReadPurpose) -> Response:
     """The exact exchange of one stream with its proof state; `Accept` chooses JSON, NDJSON or HTML."""
+    form = wanted(request, ("application/json", NDJSON, "text/html"))
     transcript, cursor, read, silent = replayed(parts, acting, purpose, body)
     audit_read(parts, acting, purpose, read)
-    accept = request.headers.get("accept", "")
     view = transcript_json(transcript)
     view["next_cursor"] = cursor
     view["silences"] = silent
-    if "text/html" in accept:
+    headers = {"Cache-Control": "no-store", "Vary": "Accept"}
+    if form == "text/html":
         plain = msgspec.json.decode(msgspec.json.encode(view))
-        return Response(html_page(plain), media_type="text/html")
-    if NDJSON in accept:
+        return Response(html_page(plain), media_type="text/html", headers=headers | _PAGE)
+    if form == NDJSON:
         entries = view.pop("entries")
         lines = [msgspec.json.encode(view), *(msgspec.json.encode(_one_line(entry)) for entry in entries)]
-        return Response(b"\n".join(lines) + b"\n", media_type=NDJSON)
-    return Response(msgspec.json.encode(view), media_type="application/json")
+        return Response(b"\n".join(lines) + b"\n", media_type=NDJSON, headers=headers)
+    return Response(msgspec.json.encode(view), media_type="application/json", headers=headers)
 
 
 @router.post("/v1/streams:messages", response_class=Response, responses={200: {"content": {"application/json": {}}}})

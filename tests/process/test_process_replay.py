@@ -81,7 +81,12 @@ def test_a_transcript_as_lines_and_as_a_page_that_loads_nothing(desk: Any) -> No
     lines = client.send("POST", "/v1/replay", body, {**headers, "Accept": "application/x-ndjson"}).body.splitlines()
     assert len(lines) == 2
     assert json.loads(lines[1])["body"]["text"].startswith("<script>")
-    page = client.send("POST", "/v1/replay", body, {**headers, "Accept": "text/html"}).body
+    answer = client.send("POST", "/v1/replay", body, {**headers, "Accept": "text/html"})
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    page = answer.body
+    plain = {**headers, "Accept": "application/json, text/html;q=0"}
+    assert client.send("POST", "/v1/replay", body, plain).headers["content-type"] == "application/json"
     assert b"<script>alert" not in page
     assert b"http" not in page.split(b"<body")[0]
 
