@@ -2,8 +2,9 @@
 
 Guarantees: a write runs once; while it runs, a second one is told so (409, `Retry-After`); another body under the same
 key is 409. The kept answer is sealed under a key made from token and Idempotency-Key, which only the caller has.
-Answers that say nothing about the write (401, 429, 5xx) are not kept, so a retry runs. What happens if we crash between
-the write and keeping its answer: the key stays taken for `STALE`, then a retry runs the (idempotent) write again.
+Answers that say nothing about the write (401, 403, 415, 429, 5xx) are not kept, so a retry runs. What happens if we
+crash between the write and keeping its answer: the key stays taken for `STALE`, then a retry runs the (idempotent)
+write again. A write that was slower than that leaves the key to the retry which has it now.
 """
 
 from __future__ import annotations
@@ -105,9 +106,13 @@ def _take(session: Session, attempt: Attempt, now: datetime) -> bool:
     return True
 
 
-def finish(database: Database, attempt: Attempt, answer: Kept) -> None:
-    """Keeps the answer, or gives the key back where the answer says nothing about the write."""
-    mine = (col(IdempotencyRow.tenant_id) == attempt.tenant_id) & (col(IdempotencyRow.lookup) == attempt.lookup)
+def finish(database: Database, attempt: Attempt, answer: Kept, begun: datetime) -> None:
+    """Keeps the answer, or gives the key back where it says nothing about the write; `begun` is the time of `begin`."""
+    mine = sa.and_(
+        col(IdempotencyRow.tenant_id) == attempt.tenant_id,
+        col(IdempotencyRow.lookup) == attempt.lookup,
+        col(IdempotencyRow.created_at) == begun,
+    )
     with database.transaction(attempt.tenant_id) as session:
         if answer.status >= 500 or answer.status in _NOT_KEPT:  # noqa: PLR2004 - a class of statuses
             session.execute(sa.delete(IdempotencyRow).where(mine))

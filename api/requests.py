@@ -238,7 +238,8 @@ async def _once(request: StrictRequest, inner: Callable[[Request], Coroutine[Any
     attempt = idempotency.attempt_of(
         tenant_id=acting.tenant_id, token=bearer_of(request), target=target, key=key, body=body
     )
-    kept = await run_in_threadpool(idempotency.begin, parts.database, attempt, parts.clock.now())
+    begun = parts.clock.now()
+    kept = await run_in_threadpool(idempotency.begin, parts.database, attempt, begun)
     if kept is not None:
         headers = {"idempotency-replayed": "true"}
         return Response(kept.body, kept.status, media_type=kept.media_type, headers=headers)
@@ -257,7 +258,7 @@ async def _once(request: StrictRequest, inner: Callable[[Request], Coroutine[Any
                 body=response.body,
             )
     finally:
-        await run_in_threadpool(idempotency.finish, parts.database, attempt, answer)
+        await run_in_threadpool(idempotency.finish, parts.database, attempt, answer, begun)
     return response
 
 

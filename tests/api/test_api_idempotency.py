@@ -5,9 +5,11 @@ from datetime import timedelta
 from typing import Any
 
 import httpx
+import pytest
 import sqlalchemy as sa
 
 from api import idempotency
+from api.errors import Problem
 from api.models import IdempotencyRow
 
 TOKEN = {"principal": "bot", "roles": ["writer"]}
@@ -70,6 +72,23 @@ def test_two_at_once_run_one(service: Any) -> None:
     assert 201 in answers
     items = service.role("admin").get("/v1/tokens?limit=1000").json()["items"]
     assert sum(item["principal"] == "racer" for item in items) == 1
+
+
+def test_a_write_that_was_slow_does_not_give_away_the_key_of_its_retry(service: Any) -> None:
+    database, begun = service.services.database, service.services.clock.now()
+    attempt = idempotency.attempt_of(
+        tenant_id=service.services.tenants()[0].tenant_id, token="t", target="POST /slow?", key="k", body=b"{}"
+    )
+    later = begun + idempotency.STALE
+    assert idempotency.begin(database, attempt, begun) is None
+    assert idempotency.begin(database, attempt, later) is None
+    failed = idempotency.Kept(status=503, media_type="", body=b"")
+    idempotency.finish(database, attempt, failed, begun)
+    with pytest.raises(Problem, match="in-progress"):
+        idempotency.begin(database, attempt, later)
+    done = idempotency.Kept(status=201, media_type="application/json", body=b"{}")
+    idempotency.finish(database, attempt, done, later)
+    assert idempotency.begin(database, attempt, later) == done
 
 
 def test_a_key_that_is_no_key_is_refused(service: Any) -> None:
