@@ -75,10 +75,12 @@ class Settings(BaseSettings):
     )
     anchors: str = Field("", description="Comma list of anchors each checkpoint is offered to.")
     quiet_period: timedelta = Field(
-        timedelta(days=1), description="Wait between the interim and the final certificate, ISO 8601."
+        timedelta(days=1), ge=timedelta(0), description="Wait between the interim and the final certificate, ISO 8601."
     )
     kek_grace: timedelta = Field(
-        timedelta(days=7), description="How long an old key-encryption key is kept after a rotation, ISO 8601."
+        timedelta(days=7),
+        ge=timedelta(0),
+        description="How long an old key-encryption key is kept after a rotation, ISO 8601.",
     )
     log_term: str = Field("P7Y", description="How long the record's skeleton is locked, ISO 8601 years, months, days.")
     oidc_issuer: str | None = Field(None, description="Not built yet; refused when set.")

@@ -34,7 +34,15 @@ def test_defaults_keep_keys_and_secrets_out_of_the_data_folder(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("LOG_TERM", "P"), ("LOG_TERM", "7 years"), ("QUIET_PERIOD", "soon"), ("APPROVAL", "none"), ("PORT", "70000")],
+    [
+        ("LOG_TERM", "P"),
+        ("LOG_TERM", "7 years"),
+        ("QUIET_PERIOD", "soon"),
+        ("QUIET_PERIOD", "-P1D"),
+        ("KEK_GRACE", "-P7D"),
+        ("APPROVAL", "none"),
+        ("PORT", "70000"),
+    ],
 )
 def test_a_malformed_value_names_its_setting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
