@@ -127,7 +127,8 @@ class ReclaimReport:
     """What `reclaim` reached for everything this connector erased.
 
     `residual_until` is when logs, snapshots or backups outside the store's files will have dropped the bytes: None when
-    nothing remains, a date, or "unknown". `evidence` are opaque facts that `verify` can check again.
+    nothing remains, a date, or "unknown". `evidence` are opaque facts that `verify` can check again. `freed_bytes` is
+    by how much the store's files shrank, None where that was not measured; others may have written meanwhile.
     """
 
     level: Level
@@ -135,6 +136,7 @@ class ReclaimReport:
     detail: str
     method: str
     evidence: Mapping[str, str] = field(default_factory=dict)
+    freed_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -200,8 +200,10 @@ class PostgresDatabase(Database):
         evidence: dict[str, str] = {}
         problems: list[str] = []
         plain = [_plain(table) for table in tables.values()]
+        size = self._size(connection, plain)
         for name in plain:
             problems += self._rewritten(connection, name, evidence, limit)
+        freed = max(0, size - self._size(connection, plain))
         detail = f"{len(evidence)} tables rewritten; the write-ahead log keeps the rows for a time"
         if analysed := sql_statistics.analysed(connection, plain):
             problems += self._forget_samples(connection, analysed, evidence, limit)
@@ -213,7 +215,14 @@ class PostgresDatabase(Database):
             detail="; ".join(problems) or detail,
             method="VACUUM FULL, new file nodes, no dead row version kept",
             evidence=evidence,
+            freed_bytes=freed,
         )
+
+    def _size(self, connection: sa.Connection, names: Sequence[str]) -> int:
+        """Return the bytes of these tables with their TOAST tables and indexes."""
+        every = {oid for name in names for oid, _, _, _ in self._files(connection, name)}
+        query = "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM unnest(%s::oid[]) AS each (oid)"
+        return int(connection.exec_driver_sql(query, (list(every),)).scalar() or 0)
 
     def _rewritten(
         self, connection: sa.Connection, plain: str, evidence: dict[str, str], limit: Deadline

@@ -15,6 +15,7 @@ import os
 import sqlite3
 import time
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
@@ -144,6 +145,7 @@ class SqliteDatabase(Database):
         if level <= Level.L1:
             return _report(Level.L1, "nothing was reclaimed", "none")
         method = "VACUUM, wal_checkpoint(TRUNCATE)"
+        size = self._size()
         try:
             self.arm(connection, limit)
             if connection.exec_driver_sql("PRAGMA journal_mode").scalar() != "wal":
@@ -170,10 +172,15 @@ class SqliteDatabase(Database):
             if isinstance(problem, Timeout):
                 return _report(Level.L1, "another connection held the database until the deadline", method)
             raise problem from None
+        freed = max(0, size - self._size())
         if problems:
-            return _report(Level.L1, "; ".join(problems), method)
+            return replace(_report(Level.L1, "; ".join(problems), method), freed_bytes=freed)
         detail = "file rewritten, log truncated; backups and freed disk blocks were not looked at"
-        return _report(Level.L2, detail, method, {_VACUUMED: "1"})
+        return replace(_report(Level.L2, detail, method, {_VACUUMED: "1"}), freed_bytes=freed)
+
+    def _size(self) -> int:
+        files = [Path(self._path + end) for end, _ in FILES]
+        return sum(file.stat().st_size for file in files if file.exists())
 
     @override
     def look(

@@ -28,6 +28,7 @@ from sqlmodel import Session, col, select
 from erasure import captures, history
 from erasure.confirm import confirm
 from erasure.execute import execute
+from erasure.freed import freed_of
 from erasure.history import fact_of
 from erasure.leases import Lease, leased
 from erasure.models import CopyRow, RequestRow
@@ -255,7 +256,7 @@ class Sweeps:
             ]
 
     def report(self, acting: Acting, sweep_id: str) -> dict[str, Any]:
-        """The run with every copy's end, what failed, the longest that each class can live, and the alarm."""
+        """The run with every copy's end, what failed, what stores freed, each class's longest life, and the alarm."""
         with self._parts.transactions(acting.tenant_id, write=False) as session:
             row = self._load(session, acting.tenant_id, sweep_id)
             schedules = schedules_in_force(session, acting.tenant_id)
@@ -264,6 +265,7 @@ class Sweeps:
                 **view_of(session, row),
                 "copies": [history.copy_view(copy) for copy in copies],
                 "failed": [copy.ref for copy in copies if copy.state in BROKEN],
+                "reclaimed": freed_of(copies, load_work(session, acting.tenant_id, sweep_id).facts()),
                 "maximum_age_days": {
                     name: -(-maximum_age(one, sweep_every=self._every) // timedelta(days=1))
                     for name, one in sorted(schedules.items())

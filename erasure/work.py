@@ -203,6 +203,7 @@ def report_fact(report: ReclaimReport, now: datetime) -> dict[str, Any]:
         "detail": report.detail,
         "method": report.method,
         "evidence": dict(report.evidence),
+        "freed_bytes": report.freed_bytes,
         "at": now.isoformat(),
     }
 
@@ -210,8 +211,11 @@ def report_fact(report: ReclaimReport, now: datetime) -> dict[str, Any]:
 def joined(fact: dict[str, Any], earlier: Mapping[str, Any] | None) -> dict[str, Any]:
     """A reclaim's fact with what an earlier one of the same store showed and this one had no reason to treat again.
 
-    Only where both reached the files: after one that did not, nothing from before stands for the whole store.
+    Only where both reached the files: after one that did not, nothing from before stands for the whole store. Bytes
+    that were freed add up.
     """
+    freed = [each for each in (fact.get("freed_bytes"), (earlier or {}).get("freed_bytes")) if each is not None]
+    fact = {**fact, "freed_bytes": sum(freed) if freed else None}
     if earlier is None or min(Level(earlier["level"]), Level(fact["level"])) < Level.L2:
         return fact
     return {**fact, "evidence": {**earlier["evidence"], **fact["evidence"]}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -108,6 +109,27 @@ def test_derived_copies_end_with_their_source_in_the_same_pass(house: Any) -> No
     assert run["counts"]["removed"] == 3
     report = house.sweeps.report(house.acting(), run["id"])
     assert [copy["rule"] for copy in report["copies"]] == ["source_end", "source_end", "class_retention"]
+
+
+@pytest.mark.scenario("S36")
+@pytest.mark.parametrize("required", ["L2", "L1"])
+def test_the_report_says_what_stores_gave_back_and_warns_where_they_gave_nothing(house: Any, required: str) -> None:
+    """Elsewhere a nightly job deleted rows for months while the table grew: nobody rewrote it, and nobody said so."""
+    house.plain("note", erasure={"on_request": "erase", "required": required})
+    for number in range(4):
+        house.note(f"n{number}", "note")
+    with sqlite3.connect(house.file) as db:
+        db.execute("UPDATE note SET text = ?", ("a long transcript of a tool's answer " * 2000,))
+    house.now += timedelta(days=91)
+    run = house.sweep()
+    (line,) = house.sweeps.report(house.acting(), run["id"])["reclaimed"]
+    assert (line["store"], line["copies"]) == ("app", 4)
+    if required == "L2":
+        assert line["freed_bytes"] > 4 * 70_000
+        assert "warning" not in line
+    else:
+        assert line["freed_bytes"] == 0
+        assert "nothing was rewritten" in line["warning"]
 
 
 @pytest.mark.scenario("E8")
