@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from api.kept_check import check_kept, known_certificates
-from api.verification import KnownLog, verify_log
+from api.verification import KnownLog, _followed, verify_log
+from audit.corruptions import Copy
 from audit.findings import Report, Verdict
 from audit.forge import MemoryBucket
 from audit.verify import Options
@@ -22,9 +23,10 @@ from ledger.entry import Kind, uuid7
 from ledger.keyring import CERTIFICATE, LOG, change_key, keys_prefix, read_windows
 from ledger.memory_objects import MemoryStore
 from ledger.signing import Ed25519Signer
+from tests.audit.conftest import small_log
 from tests.erasure.test_erasure_report_check import issued, resigned
 
-__all__ = ["issued"]
+__all__ = ["issued", "small_log"]
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 LOG_ID = "5f0c" * 8
 
@@ -233,3 +235,25 @@ def test_an_object_that_this_program_does_not_write_is_told_and_no_fault(changes
     first = min(f"{LOG_ID}/{ours}/x", f"{LOG_ID}/payload/none/readme")
     told = f"5 objects bear names that this program does not write; the first is {first}"
     assert (report.verdict, report.notes) == (Verdict.SOUND, (told,))
+
+
+def test_behind_a_damaged_key_change_checkpoints_could_not_be_checked_and_are_not_called_altered(
+    changes: MemoryBucket, small_log: Copy
+) -> None:
+    first, second = (f"{keys_prefix(LOG_ID, LOG)}{number:06d}" for number in (1, 2))
+    log = KnownLog(tenant_id=None, tenant=None, log_id=LOG_ID)
+    pinned = signer(LOG, 0).vkey
+    pins, whole = _followed(changes, log, LOG, pinned)
+    assert (len(pins), whole) == (3, True)
+    for damaged, known in ((second, 2), (first, 1)):
+        bucket = changes.copy()
+        bucket.objects[damaged] = bucket.objects[damaged][:-1]
+        pins, whole = _followed(bucket, log, LOG, pinned)
+        assert (len(pins), whole) == (known, False)
+    bucket = small_log.fresh().bucket
+    bucket.objects |= {first: b"damaged"}
+    report = verify_log(
+        log, bucket=bucket, hot=MemoryBucket(), keys=[pinned], certificate_keys=[], options=Options(), sessions=None
+    )
+    heads = [(Verdict.UNREADABLE, small_log.checkpoint(number)) for number in range(4)]
+    assert sorted(named(report)) == sorted([(Verdict.ALTERED, first), *heads])
