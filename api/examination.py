@@ -33,6 +33,7 @@ from ledger.errors import LedgerError, LockNotEnforced, MalformedHeader, ObjectM
 from ledger.head import index_key
 from ledger.models import LogLease, LogState
 from ledger.objects import HotStore, ObjectStore, probe
+from ledger.payload_names import is_ours
 from ledger.recorders import beats, recorders_with_beats
 from registry.acting import Acting
 from registry.errors import RegistryError
@@ -366,7 +367,9 @@ def _orphans(services: Services, acting: Acting) -> Iterator[Finding]:
     """Objects that no batch names: left by a crash between two writes. What may still be in flight does not count."""
     log_id, now = acting.log_id, services.clock.now()
     # Listed before the batches, so that whatever belongs to one is named by the time we look.
-    payloads = {key for key in services.locked.list(f"{log_id}/payload/") if _is_old(key, now)}
+    listed = set(services.locked.list(f"{log_id}/payload/"))
+    foreign = {key for key in listed if not is_ours(key.removeprefix(f"{log_id}/"))}
+    payloads = {key for key in listed - foreign if _is_old(key, now)}
     indexes = set(services.hot.list(f"{log_id}/index/"))
     end = 0
     for key in services.locked.list(f"{log_id}/batch/"):
@@ -379,6 +382,12 @@ def _orphans(services: Services, acting: Acting) -> Iterator[Finding]:
                 payloads.discard(f"{log_id}/{part.object}")
     indexes = {key for key in indexes if int(key.rpartition("/")[2].partition("-")[0]) < end}
     what = f"{acting.tenant}: orphans"
+    if foreign:
+        yield weak(
+            f"{acting.tenant}: foreign names",
+            f"{len(foreign)} objects among the payload bear names that muniment does not write, {min(foreign)} first; it "
+            "neither reads nor deletes them: find out who wrote them",
+        )
     if not payloads and not indexes:
         yield fine(what, "none")
         return

@@ -81,12 +81,16 @@ def test_what_crashes_left_is_counted_and_what_is_in_flight_is_not(desk: Any, ru
     now = services.clock.now()
     services.locked.put(f"{log_id}/payload/none/{uuid7(now - timedelta(hours=1))}", b"left", lock_until=None)
     services.locked.put(f"{log_id}/payload/none/{uuid7(now)}", b"in flight", lock_until=None)
+    services.locked.put(f"{log_id}/payload/none/readme", b"somebody else's", lock_until=None)
     services.hot.replace(f"{log_id}/index/{0:020d}-0123456789abcdef", b"lost the race")
     services.hot.replace(f"{log_id}/rows/{uuid7(now)}", b"garbage")
     found = by_name(examine(running.settings, desk.tenant))
     orphans = found[f"{desk.tenant}: orphans"][0]
     assert orphans.verdict == "weak"
     assert orphans.detail.startswith("1 payload objects (4 bytes of ciphertext) and 1 index objects")
+    (foreign,) = found[f"{desk.tenant}: foreign names"]
+    assert (foreign.verdict, foreign.detail[:9]) == ("weak", "1 objects")
+    assert f"{log_id}/payload/none/readme" in foreign.detail
     rows = found[f"{desk.tenant}: rows for a rebuild"]
     assert any(one.verdict == "wrong" and one.detail.startswith("1 objects do not open") for one in rows)
 
