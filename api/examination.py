@@ -385,8 +385,8 @@ def _orphans(services: Services, acting: Acting) -> Iterator[Finding]:
     if foreign:
         yield weak(
             f"{acting.tenant}: foreign names",
-            f"{len(foreign)} objects among the payload bear names that muniment does not write, {min(foreign)} first; it "
-            "neither reads nor deletes them: find out who wrote them",
+            f"{len(foreign)} objects among the payload bear names that muniment does not write, {min(foreign)} first; "
+            "it neither reads nor deletes them: find out who wrote them",
         )
     if not payloads and not indexes:
         yield fine(what, "none")
