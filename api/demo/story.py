@@ -325,8 +325,7 @@ def _told(counts: Mapping[str, int]) -> str:
 
 def recruiting() -> Path:
     """Return the folder of the example's declarations."""
-    beside = Path(__file__).with_name("recruiting")
-    return beside if beside.is_dir() else Path(__file__).resolve().parents[2] / "examples" / "recruiting"
+    return Path(__file__).resolve().parents[2] / "examples" / "recruiting"
 
 
 def run(keep: Path | None, say: Callable[[str], None]) -> int:
