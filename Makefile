@@ -49,6 +49,7 @@ $(STAMP): requirements.lock pyproject.toml client/pyproject.toml
 	  $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements.lock; \
 	  $(BIN)/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e client -e .; \
 	fi
+	@$(PYTEST) -q --collect-only >/dev/null || true # writes the byte code of all that the tests import, once
 	@touch $(STAMP)
 
 demo: setup ## the main job end to end on embedded stores, in a temporary folder
