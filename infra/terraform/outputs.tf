@@ -3,7 +3,7 @@ output "settings" {
   value = {
     MUNIMENT_OBJECT_STORE = "s3://${aws_s3_bucket.record.bucket}/log"
     MUNIMENT_HOT_STORE    = "s3://${aws_s3_bucket.hot.bucket}/hot"
-    MUNIMENT_KMS          = "aws-kms://${aws_kms_key.root.arn}"
+    MUNIMENT_KMS          = "aws-kms://${aws_kms_alias.root.name}?region=${data.aws_region.current.name}&window=${var.kms_deletion_window_days}"
   }
 }
 

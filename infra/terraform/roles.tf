@@ -50,9 +50,11 @@ data "aws_iam_policy_document" "server" {
       "s3:DeleteObject",
       "s3:DeleteObjectVersion",
       "s3:GetObject",
+      "s3:GetObjectLegalHold",
       "s3:GetObjectRetention",
       "s3:GetObjectVersion",
       "s3:PutObject",
+      "s3:PutObjectLegalHold",
       "s3:PutObjectRetention",
     ]
     resources = ["${aws_s3_bucket.record.arn}/*"]
@@ -64,10 +66,49 @@ data "aws_iam_policy_document" "server" {
     resources = ["${aws_s3_bucket.hot.arn}/*"]
   }
 
+  # The root of each month, told by its tag.
   statement {
-    sid       = "RootKey"
-    actions   = ["kms:Decrypt", "kms:DescribeKey", "kms:Encrypt", "kms:GenerateDataKey"]
-    resources = [aws_kms_key.root.arn]
+    sid = "RootKeys"
+    actions = [
+      "kms:Decrypt",
+      "kms:DescribeKey",
+      "kms:Encrypt",
+      "kms:GetKeyPolicy",
+      "kms:ListResourceTags",
+      "kms:ScheduleKeyDeletion",
+      "kms:UpdateAlias",
+    ]
+    resources = ["arn:aws:kms:*:${data.aws_caller_identity.current.account_id}:key/*"]
+    condition {
+      test     = "StringEquals"
+      variable = "aws:ResourceTag/muniment-root"
+      values   = [var.name]
+    }
+  }
+
+  statement {
+    sid       = "Alias"
+    actions   = ["kms:UpdateAlias"]
+    resources = [aws_kms_alias.root.arn]
+  }
+
+  statement {
+    sid       = "NextRootKey"
+    actions   = ["kms:CreateKey", "kms:TagResource"]
+    resources = ["*"]
+    condition {
+      test     = "StringEquals"
+      variable = "aws:RequestTag/muniment-root"
+      values   = [var.name]
+    }
+  }
+
+  # A deletion that is taken back would open what was destroyed.
+  statement {
+    sid       = "NoKeyComesBack"
+    effect    = "Deny"
+    actions   = ["kms:CancelKeyDeletion"]
+    resources = ["*"]
   }
 }
 

@@ -55,3 +55,29 @@ def test_the_glossary_is_sorted_and_names_each_word_once() -> None:
 def test_no_document_promises_compliance() -> None:
     promise = re.compile(r"\b(makes? you compliant|(fully|is) compliant|guarantees? compliance)\b", re.IGNORECASE)
     assert [path.name for path in DOCUMENTS if promise.search(path.read_text(encoding="utf-8"))] == []
+
+
+S3_RIGHTS = {
+    "delete_object": {"s3:DeleteObject", "s3:DeleteObjectVersion"},
+    "delete_objects": {"s3:DeleteObject", "s3:DeleteObjectVersion"},
+    "get_bucket_versioning": {"s3:GetBucketVersioning"},
+    "get_object": {"s3:GetObject", "s3:GetObjectVersion"},
+    "get_object_lock_configuration": {"s3:GetBucketObjectLockConfiguration"},
+    "head_object": {"s3:GetObject", "s3:GetObjectRetention", "s3:GetObjectLegalHold"},
+    "list_object_versions": {"s3:ListBucketVersions"},
+    "put_object": {"s3:PutObject", "s3:PutObjectRetention"},
+    "put_object_legal_hold": {"s3:PutObjectLegalHold"},
+    "put_object_retention": {"s3:PutObjectRetention"},
+}
+"""What each call needs. Source: Amazon S3 API Reference, and "Actions, resources, and condition keys for Amazon S3"."""
+
+
+def test_the_servers_role_has_the_rights_that_its_calls_need() -> None:
+    # It could neither place a legal hold nor turn the root: no key was ever final.
+    role = (REPOSITORY / "infra" / "terraform" / "roles.tf").read_text(encoding="utf-8")
+    given = set(re.findall(r'"((?:s3|kms):\w+)"', role.partition('"auditor" {\n  statement')[0]))
+    calls = set(re.findall(r"client\.([a-z_]+)\(", (REPOSITORY / "ledger" / "s3.py").read_text(encoding="utf-8")))
+    assert calls <= S3_RIGHTS.keys()
+    assert set().union(*(S3_RIGHTS[call] for call in calls)) <= given
+    kms = (REPOSITORY / "docs" / "kms.md").read_text(encoding="utf-8").partition("**Rights.**")[2].partition("Deny")[0]
+    assert set(re.findall(r"`(kms:\w+)`", kms)) <= given
