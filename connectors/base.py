@@ -384,8 +384,18 @@ _BUILT = {
     "lancedb": ("connectors.lancedb", "muniment-server[lancedb]"),
 }
 """Kind → module with `open_store(config, read_only=…)`, and what to install where its import fails."""
-_NOT_BUILT = {"lancedb": "url", "mem0": "url", "qdrant": "url"}
-"""Kind → setting with which it cannot be driven: a server that could not be tested against."""
+_NOT_BUILT = {
+    "lancedb": ("url", "'path'"),
+    "mem0": ("url", "'path'"),
+    "qdrant": ("url", "'path', or kind http with recipe qdrant, which erases on a server to L1"),
+}
+"""Kind → setting with which it cannot be driven, a server that could not be tested against, and what to use instead."""
+MEM0_VECTORS = "qdrant"
+"""The one vector store behind mem0 that is driven."""
+MEM0_ELSEWHERE = (
+    "mem0 is driven over Qdrant's local mode alone: register the vectors of another store by themselves (pgvector,"
+    " chroma); mem0's history, entities and raw turns are not covered then"
+)
 
 
 def built_kinds() -> tuple[str, ...]:
@@ -397,7 +407,7 @@ def why_not_built(kind: str, config: Mapping[str, Any]) -> str | None:
     """Return why this version cannot drive a store of this configuration, None where it can."""
     if kind not in _BUILT:
         return f"stores of kind {kind} are not built in this version"
-    setting = _NOT_BUILT.get(kind)
+    setting, _ = _NOT_BUILT.get(kind, ("", ""))
     return f"stores of kind {kind} with {setting} are not built in this version" if setting in config else None
 
 
@@ -425,7 +435,7 @@ def open_connector(kind: str, config: Mapping[str, Any], *, secrets: Secrets, re
         raise KindUnknown(kind, KINDS)
     if kind not in _BUILT:
         raise KindNotBuilt(kind, _BUILT)
-    if (setting := _NOT_BUILT.get(kind)) is not None and setting in config:
-        raise ModeNotBuilt(kind, setting)
+    if kind in _NOT_BUILT and _NOT_BUILT[kind][0] in config:
+        raise ModeNotBuilt(kind, *_NOT_BUILT[kind])
     opened: Connector = _module(kind).open_store(resolve_secrets(config, secrets), read_only=read_only)
     return opened

@@ -104,8 +104,10 @@ class KindNotBuilt(ConnectorError):
 class ModeNotBuilt(KindNotBuilt):
     """A kind is built, and not in the way the configuration asks for; `setting` is what asks for it."""
 
-    def __init__(self, kind: str, setting: str) -> None:
-        ConnectorError.__init__(self, f"store kind {kind!r} is not built with {setting!r} in this version; use 'path'")
+    def __init__(self, kind: str, setting: str, instead: str) -> None:
+        ConnectorError.__init__(
+            self, f"store kind {kind!r} is not built with {setting!r} in this version; use {instead}"
+        )
         self.kind = kind
         self.built = ("path",)
         self.setting = setting

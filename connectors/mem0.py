@@ -1,7 +1,8 @@
 """Kind `mem0`: memories of mem0's open-source library, with their history, entities and raw turns.
 
-Config: `{"path": absolute folder, "owner_field"?: member of the memory's payload, as user_id}`. The folder holds
-`history.db` and, in itself or directly below, the folder of Qdrant's local mode, mem0's default. Locator:
+Config: `{"path": absolute folder, "owner_field"?: member of the memory's payload, as user_id, "vector_store"?:
+"qdrant"}`. The folder holds `history.db` and, in itself or directly below, the folder of Qdrant's local mode, mem0's
+default. Locator:
 `{"memory_id"}`; `messages/` and a scope names the raw turns of a scope alone.
 
 Guarantees, beyond the contract of `base`: every memory is found, not the first twenty; expired ones too. With a memory
@@ -29,6 +30,8 @@ from uuid import uuid4
 from typing_extensions import override
 
 from connectors.base import (
+    MEM0_ELSEWHERE,
+    MEM0_VECTORS,
     Capabilities,
     CheckReport,
     Connector,
@@ -79,7 +82,9 @@ _BACKUPS = "logs, snapshots and backups of the folder cannot be read here"
 
 def open_store(config: Mapping[str, Any], *, read_only: bool) -> Mem0Connector:
     """Return the connector of a folder. Raises: BadConfig."""
-    read = vector_config(config)
+    if config.get("vector_store", MEM0_VECTORS) != MEM0_VECTORS:
+        raise BadConfig(MEM0_ELSEWHERE)
+    read = vector_config({name: value for name, value in config.items() if name != "vector_store"})
     if read.path is None:
         raise BadConfig("path is missing")
     return Mem0Connector(read, read.path, read_only=read_only)

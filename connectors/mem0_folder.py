@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from connectors.base import MEM0_ELSEWHERE
 from connectors.errors import BadLocator, StoreUnreachable
 from connectors.qdrant import Points, locked
 from connectors.sqlite_file import opened
@@ -77,7 +78,8 @@ class Mem0Folder:
             raise StoreUnreachable("mem0", "there is no such folder") from None
         self.folders = [each for each in inside if _is_qdrant(each)]
         if not self.folders:
-            raise StoreUnreachable("mem0", "no folder of Qdrant's local mode lies in it or directly below it")
+            why = "no folder of Qdrant's local mode lies in it or directly below it"
+            raise StoreUnreachable("mem0", f"{why}; {MEM0_ELSEWHERE}")
         self._stores = [
             Points(each, own[1] if own is not None and own[0] == each else None, owner, limit) for each in self.folders
         ]

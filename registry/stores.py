@@ -16,6 +16,7 @@ from urllib.parse import parse_qsl, urlsplit
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from connectors.base import MEM0_ELSEWHERE, MEM0_VECTORS
 from connectors.http_recipe import shipped
 from registry.acting import Acting
 from registry.errors import StoreInUse, UnknownStore
@@ -40,7 +41,7 @@ _CONFIG: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "lancedb": _VECTOR,
     "langgraph": (("url",), frozenset({"url", "owner_field", "fence", "statement_timeout", "wal_retention"})),
     "langgraph_store": (("url",), frozenset({"url", "owner_field", "statement_timeout", "wal_retention"})),
-    "mem0": (("path", "url"), frozenset({"path", "url", "api_key", "owner_field"})),
+    "mem0": (("path", "url"), frozenset({"path", "url", "api_key", "owner_field", "vector_store"})),
     "http": (("url",), frozenset({"url", "recipe", "secret", "owner_field", "scope"})),
     "agent": ((), frozenset({"kind", "owner_field"})),
 }
@@ -257,6 +258,8 @@ def _check_kind(kind: str, values: Mapping[str, Any], reader: Reader) -> None:
     for (of_kind, name), choices in _CHOICES.items():
         if kind == of_kind and name in values and values[name] not in choices:
             reader.add(name, f"expected one of {', '.join(choices)}")
+    if kind == "mem0" and values.get("vector_store", MEM0_VECTORS) != MEM0_VECTORS:
+        reader.add("vector_store", MEM0_ELSEWHERE)
     recipe = values.get("recipe")
     if recipe is not None and not str(recipe).startswith(("env:", "file:")) and recipe not in shipped():
         reader.add("recipe", f"expected one of {', '.join(shipped())}, or file:… with one of your own")

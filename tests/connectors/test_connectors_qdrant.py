@@ -311,7 +311,7 @@ def test_check_leaves_no_folder_behind(bed: QdrantBed) -> None:
 
 
 def test_a_server_is_refused_by_name_and_so_are_bad_settings(tmp_path: Path) -> None:
-    with pytest.raises(ModeNotBuilt, match="'url'"):
+    with pytest.raises(ModeNotBuilt, match="kind http with recipe qdrant"):
         open_connector("qdrant", {"url": "http://localhost:6333"}, secrets=str)
     for config in ({}, {"path": "relative"}, {"path": str(tmp_path), "surprise": 1}):
         with pytest.raises(BadConfig):

@@ -65,6 +65,17 @@ def test_every_kind_of_the_contract_can_be_registered_before_its_connector_is_bu
         assert parse_store("acme", "main", {"kind": kind, "config": config})[:2] == (kind, config)
 
 
+def test_mem0_over_another_vector_store_is_refused_by_name_when_it_is_registered() -> None:
+    config = {"path": "/a", "vector_store": "qdrant"}
+    assert parse_store("acme", "main", {"kind": "mem0", "config": config})[1] == config
+    for other in ("pgvector", "chroma"):
+        spec = {"kind": "mem0", "config": {**config, "vector_store": other}}
+        assert pointers(spec) == {"/config/vector_store"}
+        with pytest.raises(InvalidDeclaration) as refused:
+            parse_store("acme", "main", spec)
+        assert "Qdrant's local mode alone" in str(refused.value.faults)
+
+
 def test_a_secret_is_kept_as_a_reference_and_never_shown(house: Any) -> None:
     reference = f"env:{secret_prefix('alice')}URL"
     with house.session() as session:
