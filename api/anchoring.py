@@ -13,12 +13,16 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
+from sqlmodel import select
+
 from api.telemetry import Telemetry
 from ledger.anchors import ANCHORED, Anchoring, AnchorState, statement
 from ledger.entry import Kind
 from ledger.errors import NotLeader, ObjectMissing
 from ledger.keyring import CERTIFICATE, LOG, KeyWindow, change_key, event_body, parse_change
+from ledger.models import EntryRow
 from registry.acting import Acting
+from registry.playback import read_entries
 
 if TYPE_CHECKING:
     from api.wiring import Services
@@ -124,7 +128,7 @@ def _finish(services: Services, acting: Acting, use: Use) -> Rotated | None:
     services.log.publish(acting.tenant_id, now)
     listed = {name: [window.as_json() for window in _keys(services, acting, name)] for name in (LOG, CERTIFICATE)}
     # Only what is announced stands in the list of the other use: a crash must not hide its change.
-    other = CERTIFICATE if use == LOG else LOG
+    other: Use = "certificate" if use == LOG else "log"
     listed[other] = listed[other][: _announced(services, acting, other) + 1]
     services.hot.replace(f"{acting.log_id}/keys", json.dumps(listed).encode())
     change = parse_change(note)
@@ -135,10 +139,28 @@ def _keys(services: Services, acting: Acting, use: str) -> tuple[KeyWindow, ...]
     return services.log.keys(acting.tenant_id) if use == LOG else services.certificate_keys(acting.log_id)
 
 
-def _announced(services: Services, acting: Acting, use: str) -> int:
-    """The newest generation whose entry is known to be stored."""
+def _announced(services: Services, acting: Acting, use: Use) -> int:
+    """The newest generation whose entry is in the record.
+
+    The list in the unlocked store is asked only where an entry of the record does not open any more: lost or damaged,
+    it would have the same change announced twice, or never.
+    """
+    said: list[int] = []
+    with services.database.transaction(acting.tenant_id, write=False) as session:
+        query = select(EntryRow).where(EntryRow.tenant_id == acting.tenant_id, EntryRow.kind == Kind.KEY_ROTATED)
+        rows = list(session.exec(query))
+        for entry in read_entries(session, services.vault, services.log, acting.tenant_id, rows):
+            data = entry.parts[0].data if entry.parts else None
+            if data is None:
+                return max([*said, _listed(services, acting, use)])
+            body = json.loads(data)
+            said += [int(body["generation"])] if body["use"] == use else []
+    return max(said, default=0)
+
+
+def _listed(services: Services, acting: Acting, use: Use) -> int:
     try:
         listed = json.loads(services.hot.get(f"{acting.log_id}/keys"))
-    except ObjectMissing:
+        return max((int(item["generation"]) for item in listed.get(use, ())), default=0)
+    except (ObjectMissing, ValueError, KeyError, TypeError, AttributeError):
         return 0
-    return max((int(item["generation"]) for item in listed.get(use, ())), default=0)

@@ -10,6 +10,7 @@ judged. Does not judge the record: `audit` does, and what it named is not compar
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -39,7 +40,7 @@ from ledger.errors import (
     StoreDenied,
     StoreUnavailable,
 )
-from ledger.keyring import CERTIFICATE, LOG, keys_prefix, parse_change, windows
+from ledger.keyring import CERTIFICATE, LOG, KeyWindow, keys_prefix, parse_change, windows
 from ledger.payload_names import PREFIX as PAYLOAD
 from ledger.payload_names import is_ours
 
@@ -66,6 +67,7 @@ def check_kept(
     report: Report,
     *,
     bucket: Reader,
+    hot: Reader,
     keys: Sequence[str],
     certificate_keys: Sequence[str],
     known: Sequence[KnownCertificate] = (),
@@ -76,7 +78,7 @@ def check_kept(
     """
     work = _Kept(report, bucket, keys, certificate_keys)
     try:
-        work.changes()
+        work.changes(hot)
         work.certificates(known)
         if report.sampled is None:
             work.strangers()
@@ -91,25 +93,53 @@ class _Kept:
         self.found = Findings()
         self.notes: list[str] = []
         self._report, self._bucket = report, bucket
+        self._pins = keys
         self._keys = [log_key(key) for key in keys]
         self._certificate_keys = certificate_keys
         self._named = {finding.object for finding in report.findings}
         self._prefix = f"{report.log_id}/"
+        self._list_key = f"{report.log_id}/keys"
 
     # ── key changes ──
 
-    def changes(self) -> None:
-        """Check the notes of each use in their order; behind one that does not hold no other can be judged."""
+    def changes(self, hot: Reader) -> None:
+        """Check the notes of each use in their order, and the list made of them in the unlocked store.
+
+        Behind a note that does not hold no other can be judged.
+        """
+        listed = self._listed(hot)
         count = 0
-        for use in (LOG, CERTIFICATE):
+        for use, pins in ((LOG, self._pins), (CERTIFICATE, self._certificate_keys)):
             notes: list[bytes] = []
             for key in self._bucket.list(keys_prefix(self._report.log_id, use)):
                 count += 1
                 self._change(use, key, notes)
                 if self.found.counts:
-                    break
+                    return
+            first = parse_change(notes[0]).old[0] if notes else next(iter(pins), "").partition(" ")[0]
+            if first and listed is not None:
+                now, before = windows(use, first, notes), windows(use, first, notes[:-1])
+                self._list(use, (now, now[:-1], before), listed)
         if not self.found.counts:
             self._require(count, Kind.KEY_ROTATED, f"{self._prefix}keys/", "changes of a key", pending=0)
+
+    def _listed(self, hot: Reader) -> bytes | None:
+        """Return the list of keys as it lies in the unlocked store; None where there is none."""
+        try:
+            return hot.get(self._list_key)
+        except ObjectMissing:
+            return None
+
+    def _list(self, use: str, allowed: Sequence[Sequence[KeyWindow]], data: bytes) -> None:
+        """Check what the list says of a use: the keys as they are, or as they were before the newest change."""
+        try:
+            listed = json.loads(data)
+            holds = json.dumps(listed).encode() == data and any(_says(listed[use], known) for known in allowed)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            holds = False
+        if not holds:
+            detail = f"the list of {use} keys is not what their changes say; the next change writes it anew"
+            self.found.add(Verdict.ALTERED, detail, object=self._list_key)
 
     def _change(self, use: str, key: str, notes: list[bytes]) -> None:
         """Check the next note, and put it to those before it."""
@@ -246,3 +276,12 @@ class _Kept:
             self.found.add(Verdict.ALTERED, f"not the key change that was signed ({error}); {RESTORE}", object=key)
         except ReportError as error:
             self.found.add(Verdict.ALTERED, f"not the certificate that was signed ({error}); {RESTORE}", object=key)
+
+
+def _says(listed: Sequence[dict[str, Any]], known: Sequence[KeyWindow]) -> bool:
+    """Whether a list says of each key what is known of it; an earlier version said less."""
+    wanted = [window.as_json() for window in known]
+    return len(listed) == len(wanted) and all(
+        {"vkey", "generation"} <= said.keys() and all(want.get(name, said) == value for name, value in said.items())
+        for said, want in zip(listed, wanted, strict=True)
+    )

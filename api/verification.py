@@ -321,7 +321,7 @@ def verify_log(
         helping=helping,
     )
     known = () if sessions is None or log.tenant_id is None else known_certificates(sessions, log.tenant_id)
-    report = check_kept(report, bucket=bucket, keys=keys, certificate_keys=certificate_keys, known=known)
+    report = check_kept(report, bucket=bucket, hot=hot, keys=keys, certificate_keys=certificate_keys, known=known)
     if not index or sessions is None or log.tenant_id is None:
         return report
     return check_index(report, sessions=sessions, tenant_id=log.tenant_id, size=log.size, bucket=bucket, hot=hot)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,7 +49,9 @@ class Stored:
         """What certificates add to the report of the record."""
         rows = known_certificates(self.sessions, self.world.tenant.tenant_id) if known else ()
         pins = [self.world.log_key] if keys else []
-        return check_kept(self.report, bucket=bucket, keys=pins, certificate_keys=certificate_keys, known=rows)
+        return check_kept(
+            self.report, bucket=bucket, hot=MemoryBucket(), keys=pins, certificate_keys=certificate_keys, known=rows
+        )
 
     def with_object(self, body: bytes, key: str | None = None) -> MemoryBucket:
         changed = self.bucket.copy()
@@ -191,12 +194,13 @@ def checked(bucket: MemoryBucket, made: int = 3) -> list[tuple[Verdict, str | No
     return named(report_of(bucket, made))
 
 
-def report_of(bucket: MemoryBucket, made: int = 3) -> Report:
+def report_of(bucket: MemoryBucket, made: int = 3, listed: bytes | None = None) -> Report:
+    hot = MemoryBucket({} if listed is None else {f"{LOG_ID}/keys": listed})
     report = Report(
         log_id=LOG_ID, verdict=Verdict.SOUND, anchored=False, size=30, signed_size=30, checked=30, erased=0, expired=0,
         findings=(), made={Kind.KEY_ROTATED: made},
     )  # fmt: skip
-    return check_kept(report, bucket=bucket, keys=[signer(LOG, 0).vkey], certificate_keys=[])
+    return check_kept(report, bucket=bucket, hot=hot, keys=[signer(LOG, 0).vkey], certificate_keys=[])
 
 
 def test_any_changed_byte_of_a_key_change_is_altered_and_named(changes: MemoryBucket) -> None:
@@ -257,3 +261,21 @@ def test_behind_a_damaged_key_change_checkpoints_could_not_be_checked_and_are_no
     )
     heads = [(Verdict.UNREADABLE, small_log.checkpoint(number)) for number in range(4)]
     assert sorted(named(report)) == sorted([(Verdict.ALTERED, first), *heads])
+
+
+def test_any_changed_byte_of_the_list_of_keys_is_altered_and_one_that_is_late_is_not(changes: MemoryBucket) -> None:
+    def keys_of(use: str, bucket: MemoryBucket) -> list[dict[str, Any]]:
+        return [window.as_json() for window in read_windows(bucket, LOG_ID, use, signer(use, 0).vkey)]
+
+    whole = {use: keys_of(use, changes) for use in (LOG, CERTIFICATE)}
+    data = json.dumps(whole).encode()
+    before = changes.copy()
+    del before.objects[f"{keys_prefix(LOG_ID, LOG)}000002"]
+    late = whole | {LOG: keys_of(LOG, before)}
+    for sound in (whole, late, whole | {LOG: whole[LOG][:-1]}):
+        assert report_of(changes, listed=json.dumps(sound).encode()).findings == ()
+    for place in range(0, len(data), 61):
+        changed = data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
+        found = named(report_of(changes, listed=changed))
+        assert found[:1] == [(Verdict.ALTERED, f"{LOG_ID}/keys")], changed[place - 20 : place + 20]
+        assert set(found) == set(found[:1])

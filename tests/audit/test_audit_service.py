@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlmodel import col, update
+from sqlmodel import col, select, update
 
 from api import cli, settings, telemetry
 from api.administration import NewTenant, create_tenant
+from api.anchoring import rotate_key
 from api.verification import KnownLog, OpensAgain, logs_of, part_states, read_only, stores_of
 from api.wiring import Services, build
 from audit.findings import Findings, Verdict
@@ -31,6 +32,7 @@ from audit.processes import Helpers, Task
 from audit.replay import Content, StoredEntry, Unsealed, fold, transcript_json
 from audit.verify import Helping, verify
 from ledger.entry import Header, uuid7
+from ledger.models import EntryRow
 from registry.acting import Acting
 from tests import schema
 from vault.models import DataKey
@@ -144,6 +146,24 @@ def test_what_lies_beside_the_record_is_checked_by_the_command_too(kept: Kept) -
         code, found = kept.verify(option, value)
         assert (code, found["verdict"]) == (2, "unreadable"), found
     assert kept.verify("--certificate-key", kept.made.certificate_key, "--tsa", "ab" * 32)[0] == 0
+
+
+@pytest.mark.parametrize("left", [None, b"{", b'{"log": [{"generation": 9}]}'])
+def test_a_lost_or_damaged_list_of_keys_announces_no_change_twice_and_hides_none(
+    kept: Kept, left: bytes | None
+) -> None:
+    (acting,) = kept.services.tenants()
+    rotate_key(kept.services, acting, "log", revoke=False)
+    name = f"{acting.log_id}/keys"
+    kept.services.hot.delete(name)
+    if left is not None:
+        kept.services.hot.replace(name, left)
+        assert kept.verify("--key", kept.made.log_key)[0] == 1
+    rotate_key(kept.services, acting, "log", revoke=False)
+    code, found = kept.verify("--key", kept.made.log_key)
+    assert (code, found["verdict"]) == (0, "sound")
+    with kept.services.database.transaction(acting.tenant_id, write=False) as session:
+        assert len(session.exec(select(EntryRow).where(EntryRow.kind == "key.rotated")).all()) == 2
 
 
 def test_a_log_that_continues_the_kept_head_is_anchored(kept: Kept, tmp_path: Path) -> None:
