@@ -209,24 +209,26 @@ class Services:
 
         Only for the process that leads. Raises: LogMissing, and what log, stores and database raise.
         """
-        done = []
         self.timeline.trust()
         try:
-            for acting in self.tenants():
-                tenant = ErasureTenant(tenant_id=acting.tenant_id, name=acting.tenant, log_id=acting.log_id)
-                if self.database.on_sqlite:
-                    free_all(self.erasure, tenant.tenant_id)
-                found = heal(self.recovery, tenant, self.clock.now())
-                if found is not None:
-                    done.append(found)
-                    self.telemetry.log.warning(
-                        "the database was older than the record", tenant=found.tenant, entries=found.behind,
-                        requests=len(found.requests), faults=len(found.faults),
-                    )  # fmt: skip
+            # The job that renews the lease waits for this, or has not begun.
+            with self.lease.kept(self.clock.now):
+                return [found for acting in self.tenants() if (found := self._heal_one(acting)) is not None]
         except BaseException:
             self.timeline.doubt()
             raise
-        return done
+
+    def _heal_one(self, acting: Acting) -> Healed | None:
+        tenant = ErasureTenant(tenant_id=acting.tenant_id, name=acting.tenant, log_id=acting.log_id)
+        if self.database.on_sqlite:
+            free_all(self.erasure, tenant.tenant_id)
+        found = heal(self.recovery, tenant, self.clock.now())
+        if found is not None:
+            self.telemetry.log.warning(
+                "the database was older than the record", tenant=found.tenant, entries=found.behind,
+                requests=len(found.requests), faults=len(found.faults),
+            )  # fmt: skip
+        return found
 
     def lead(self, now: datetime) -> bool:
         """Take or renew the lease; who has it newly, or met a database that went back, applies the record first."""
@@ -307,7 +309,9 @@ class Services:
         sole = sole and self.database.on_sqlite
         self.watch.start(sole=sole)
         if self.lease.take(self.clock.now(), force=sole):
-            self.heal_first()
+            # Who lost it meanwhile is not the one who leads, and applies what is missing when it is again.
+            with suppress(NotLeader):
+                self.heal_first()
         if "scheduler" in roles and not self.database.on_sqlite:
             self.clerk.start()
         self.jobs.start(scheduler="scheduler" in roles, worker="worker" in roles)

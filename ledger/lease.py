@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
 
 import sqlalchemy as sa
@@ -24,6 +24,8 @@ from ledger.models import LogLease
 _NAME = "sequencer"
 TERM = timedelta(seconds=5)
 _MARGIN_SECONDS = 1.0
+RENEWED_SECONDS = 1.0
+"""How often a leader renews it: several tries before it ends."""
 
 
 class Lease:
@@ -73,6 +75,26 @@ class Lease:
         self._forced = self._forced or force
         self._good_until = started + TERM.total_seconds() - _MARGIN_SECONDS
         return True
+
+    @contextmanager
+    def kept(self, clock: Callable[[], datetime]) -> Iterator[None]:
+        """Renew the lease while the block runs, which may take longer than a term; `check` tells who lost it."""
+        done = threading.Event()
+
+        def renew() -> None:
+            while not done.wait(RENEWED_SECONDS) and self.held:
+                with suppress(sa.exc.SQLAlchemyError):  # the next time, or the lease ends
+                    self.take(clock())
+
+        thread = threading.Thread(target=renew, name="muniment-lease", daemon=True)
+        if not self._forced:
+            thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            if thread.is_alive():
+                thread.join()
 
     def check(self) -> int:
         """Return the fencing number while the lease is good. Raises: NotLeader."""

@@ -27,8 +27,9 @@ def check_restored(data: Path, tenant: str | None, store: str | None, *, as_json
         if not wanted:
             message = f"no tenant {tenant!r} in {services.settings.data}"
             raise CannotRun(message)
-        healed = services.heal_first()
-        looked = {acting.tenant: _look(services, acting, store) for acting in wanted}
+        with services.lease.kept(services.clock.now):
+            healed = services.heal_first()
+            looked = {acting.tenant: _look(services, acting, store) for acting in wanted}
     return _report(healed, looked, as_json=as_json)
 
 

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from api.database import Database
+from ledger import lease as lease_module
 from ledger import log as log_module
 from ledger import staging
 from ledger.batches import batch_digest, decode_batch, verify_follows
@@ -346,6 +347,25 @@ def test_a_holder_that_wakes_up_after_losing_the_lease_overwrites_nothing(world:
     assert states(sleeper.append(draft(2))) == [(STORED, 2)]
     assert not sleeper.log.leads
     world.check({draft(number).entry_id: number for number in range(3)})
+
+
+def test_what_takes_longer_than_a_term_keeps_the_lease_and_loses_it_to_a_successor_only(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A database that is brought up to the record at the start took longer than that, and the start failed over it.
+    monkeypatch.setattr(lease_module, "RENEWED_SECONDS", 0.02)
+    slow = world.process().lead()
+    with slow.lease.kept(lambda: datetime.now(UTC)):
+        slow.lease._good_until = time.monotonic() + 0.1
+        time.sleep(0.2)
+        slow.append(draft(0))
+        leader = world.process()
+        while not leader.lease.take(datetime.now(UTC)):
+            world.end_lease()  # which the other renews at once
+        slow.lease._good_until = time.monotonic() + 0.1
+        time.sleep(0.2)
+        assert not slow.lease.held
+        leader.append(draft(1))
 
 
 def test_a_sleeper_neither_signs_behind_its_successor_nor_takes_the_databases_end_back(world: World) -> None:
