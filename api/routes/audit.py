@@ -2,7 +2,7 @@
 
 Guarantees: nothing here writes to the record; a verification runs in a thread of its own, so that it never holds up
 erasures, and its report is kept in the unlocked store, where every process finds it. A run that died with its process
-says so instead of running for ever. Not built here: access log, processing record, bundles and checks.
+says so instead of running for ever. Not built: access log, bundles and checks.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ router = make_router("audit")
 SYSTEM_STREAM = 0
 SILENT = timedelta(minutes=2)
 """A run that has not said for so long how far it is has died with its process."""
+AT_ONCE = 2
+"""So many verifications of one tenant in one process: each reads the whole record."""
 _BEAT = timedelta(seconds=10)
 VerificationId = Annotated[str, PathOf(pattern=r"^[0-9a-f]{32}$")]
 
@@ -81,11 +83,16 @@ def start_verification(body: Verification, acting: Auditor, parts: Parts) -> Row
             log_key(body.key)
         except BadPin as error:
             raise Problem("invalid", error.detail, errors=[{"pointer": "/key", "detail": error.detail}]) from error
+    running = f"muniment-verification-{acting.log_id}"
+    if sum(one.name == running for one in threading.enumerate()) >= AT_ONCE:
+        raise Problem(
+            "too-many-requests", f"{AT_ONCE} verifications run already; wait for one of them", retry_after_s=5
+        )
     now = parts.clock.now()
     name = random_hex()
     state: dict[str, Any] = {"id": name, "state": "running", "started_at": format_instant(now)}
     _keep(parts, acting, state, now)
-    run = threading.Thread(target=_run, args=(parts, acting, body, state), name="muniment-verification", daemon=True)
+    run = threading.Thread(target=_run, args=(parts, acting, body, state), name=running, daemon=True)
     run.start()
     return _shown(state)
 

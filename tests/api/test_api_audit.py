@@ -1,9 +1,12 @@
 """The auditor's own routes: the service's events, and verifications of the whole record."""
 
+import threading
 import time
 from typing import Any
 
 import pytest
+
+from api.routes.audit import AT_ONCE
 
 
 def waited_for(client: Any, path: str) -> dict[str, Any]:
@@ -87,3 +90,19 @@ def test_what_is_asked_wrongly_is_refused(audited: Any) -> None:
     assert auditor.post("/v1/audit/verifications", json={"all": True}).status_code == 422
     assert auditor.get("/v1/audit/verifications/not-an-id").status_code == 404
     assert auditor.get(f"/v1/audit/verifications/{'0' * 32}").status_code == 404
+
+
+def test_more_verifications_at_once_than_a_process_bears_are_429(audited: Any) -> None:
+    # Each reads the whole record in a thread of its own: one auditor's token could keep a server from all else.
+    auditor, end = audited.role("auditor"), threading.Event()
+    name = f"muniment-verification-{audited.services.tenants()[0].log_id}"
+    busy = [threading.Thread(target=end.wait, name=name, daemon=True) for _ in range(AT_ONCE)]
+    for one in busy:
+        one.start()
+    refused = auditor.post("/v1/audit/verifications", json={})
+    end.set()
+    for one in busy:
+        one.join()
+    assert (refused.status_code, refused.json()["type"]) == (429, "/problems/too-many-requests")
+    assert int(refused.headers["retry-after"]) > 0
+    assert auditor.post("/v1/audit/verifications", json={}).status_code == 202
