@@ -51,6 +51,7 @@ def class_schema() -> dict[str, Any]:
                               "follows_action": _or_null({"type": "boolean"})}),
             "schema": {"type": ["object", "string", "null"]},
             "key_scope": {"type": "null", "description": "Not built: keys are per subject, class and month."},
+            "content": _or_null(_words(("expected", "none"))),
             "update_authority": _or_null(_words(("append-only", "owner", "subject"))),
             "replay": _or_null(_words(("exact", "state", "none"))),
             "immutability": _or_null(_words(("governance", "compliance", "none"))),

@@ -120,6 +120,8 @@ class DataClass:
     decay: Decay | None
     schema: Mapping[str, Any] | str | None = field(repr=False)
     write: MemoryWrite | None
+    content: str
+    """`expected`, or `none`: then what is sent with an entry is not kept, and somebody is told."""
     update_authority: str
     replay: str
     immutability: str
@@ -326,6 +328,7 @@ def _behaviour(top: Reader) -> dict[str, Any]:
         "decay": decay,
         "schema": _schema(top),
         "write": _write(top.inner("write")),
+        "content": top.choice("content", ("expected", "none"), default="expected"),
         "update_authority": top.choice("update_authority", ("append-only", "owner", "subject"), default="owner"),
         "replay": top.choice("replay", ("exact", "state", "none"), default="none"),
         "immutability": top.choice("immutability", ("governance", "compliance", "none"), default="none"),

@@ -16,8 +16,9 @@ Guarantees: nothing readable leaves step 3; a repeat is a `duplicate`, another c
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -66,6 +67,8 @@ class AppendResult:
 
     results: list[dict[str, Any]]
     receipt: dict[str, Any] | None
+    redacted: Mapping[str, int] = field(default_factory=dict)
+    """Class → parts of this call that held content which the class does not expect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +101,8 @@ class _Item:
     problem: dict[str, Any] | None = None
     entry_id: str | None = None
     suppressed: tuple[str, ...] = ()
+    redacted: tuple[tuple[str, str], ...] = ()
+    """Parts whose content was not expected, and so not kept: name and class."""
     gone: bool = False
     draft: Draft | None = None
     placed: Placed | None = None
@@ -173,7 +178,9 @@ class Record:
             notes.append(self._seal_again(acting, [item for item in open_items if item.was_turned_back], now))
             if moving := _moving(open_items):
                 self._machines.follow(acting.tenant_id, moving, now)
-        return AppendResult(results=_results(items), receipt=_receipt([note for note in notes if note is not None]))
+        redacted = Counter(data_class for item in items for _, data_class in item.redacted)
+        receipt = _receipt([note for note in notes if note is not None])
+        return AppendResult(results=_results(items), receipt=receipt, redacted=redacted)
 
     def _put(self, acting: Acting, items: Sequence[_Item], drafts: Sequence[Draft], now: datetime) -> str | None:
         """Let the log take the drafts of these items and note where each stands; the note over the flush."""
@@ -412,6 +419,7 @@ class _Drafting:
         scopes = known.stream_scopes.get(stream.stream_no, frozenset())
         kept: list[_Kept] = []
         suppressed: list[str] = []
+        redacted: list[tuple[str, str]] = []
         for number, part in enumerate(parsed.parts):
             owners = self._owners(parsed, part, stream, known)
             spoken = part.data_class or parsed.sent.data_class
@@ -422,8 +430,11 @@ class _Drafting:
             ):
                 suppressed.append(part.name)
             else:
-                kept.append(_Kept(role=f"part.{number}", part=part, owners=owners))
+                allowed = _allowed(part, known.classes[spoken])
+                redacted += [(part.name, spoken)] if allowed is not part else []
+                kept.append(_Kept(role=f"part.{number}", part=allowed, owners=owners))
         item.suppressed = tuple(suppressed)
+        item.redacted = tuple(redacted)
         item.gone = not kept
         return kept
 
@@ -712,7 +723,17 @@ def _result(item: _Item) -> dict[str, Any]:
     dropped = [*item.suppressed]
     if dropped or placed.dropped:
         made["suppressed_parts"] = dropped or [f"part.{number}" for number in placed.dropped]
+    if item.redacted:
+        made["redacted_parts"] = [name for name, _ in item.redacted]
     return made
+
+
+def _allowed(part: ParsedPart, spec: DataClass) -> ParsedPart:
+    """Return the part, or where its class expects no content what stands for it: how much was sent, and none of it."""
+    if spec.content == "expected" or part.data in (b"", b"{}"):
+        return part
+    said = rfc8785.dumps({"bytes": len(part.data), "redacted": "content not expected"})
+    return replace(part, form="json", data=said, noncanonical=False)
 
 
 def _is_under(draft: Draft, keys: frozenset[str]) -> bool:

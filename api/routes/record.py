@@ -115,6 +115,11 @@ def _append(parts: Services, acting: Acting, media: str, body: bytes) -> Respons
     if len(items) > MAX_ENTRIES:
         raise Problem("too-large", f"at most {MAX_ENTRIES} entries in one call, got {len(items)}")
     result = parts.record.append(acting, items, parts.clock.now())
+    for data_class, count in result.redacted.items():
+        # Somebody's instrumentation records what it was told not to; until it is found it is told here, call by call.
+        parts.telemetry.log.warning(
+            "content was sent that its class does not expect", data_class=data_class, parts=count
+        )
     answer = {"results": result.results, "receipt": result.receipt}
     return Response(msgspec.json.encode(answer), media_type="application/json")
 

@@ -201,6 +201,35 @@ def test_an_entry_whose_time_only_looks_like_one_is_refused(ask: Any, value: Any
     assert (result["status"], result["problem"]["errors"][0]["pointer"]) == ("rejected", "/at"), result
 
 
+@pytest.mark.scenario("S41")
+def test_content_that_a_class_does_not_expect_is_not_kept_and_somebody_is_told(service: Running) -> None:
+    # Instrumentation that was told to record no prompts did so all the same, and nobody noticed for months.
+    kept, said = {"roles": ["auditor"], "purposes": ["review"]}, "Ada's rash is worse on Tuesdays"
+    with service.role("platform") as platform:
+        spec = {
+            "state": "record", "personal": True, "owner": "team", "description": "spans", "legal_basis": "contract",
+            "retention": {"keep": "P30D", "from": "created", "then": "erase"}, "erasure": {"on_request": "erase"},
+            "content": "none", "access": kept,
+        }  # fmt: skip
+        made = platform.put("/v1/data-classes/span", json=spec)
+        assert made.status_code == 201, made.text
+    entry = {"id": str(uuid7(datetime.now(UTC))), "stream": "s41", "kind": "turn.user", "data_class": "span",
+             "subjects": ["user:ada"], "at": datetime.now(UTC).isoformat(), "body": {"content": said}}  # fmt: skip
+    with service.role("writer") as writer:
+        [result] = writer.post("/v1/record/entries", json={"entries": [entry]}).json()["results"]
+        [again] = writer.post("/v1/record/entries", json={"entries": [entry]}).json()["results"]
+        silent = {**entry, "id": str(uuid7(datetime.now(UTC))), "body": {}}
+        [other] = writer.post("/v1/record/entries", json={"entries": [silent]}).json()["results"]
+    assert (result["status"], result["redacted_parts"], again["status"]) == ("stored", ["body"], "duplicate")
+    assert (other["status"], "redacted_parts" in other) == ("stored", False)
+    with service.role("auditor") as auditor:
+        shown = auditor.get(f"/v1/record/entries/{entry['id']}", headers={"X-Purpose": "review"})
+    assert shown.json()["body"] == {"bytes": 45, "redacted": "content not expected"}
+    lines = [json.loads(line) for line in service.log.getvalue().splitlines() if '"span"' in line]
+    assert [(line["level"], line["parts"]) for line in lines] == [("warning", 1)] * 2
+    assert said not in service.log.getvalue()
+
+
 def test_what_is_meant_is_still_taken() -> None:
     assert TypeAdapter(Time).validate_python("2026-11-30t01:00:00.5+01:00") == datetime(
         2026, 11, 30, 0, 0, 0, 500_000, tzinfo=UTC

@@ -88,7 +88,7 @@ def test_absent_fields_get_the_defaults_of_the_contract() -> None:
         ("derived.callback", {"url": "https://a.example/x", "secret": "hunter2", "deadline": "P1D"},
          "/derived/callback/secret"),
         ("access.roles", ["king"], "/access/roles"), ("session", {"idle": "PT1M"}, "/session/expire"),
-        ("update_authority", "anybody", "/update_authority"), ("replay", "roughly", "/replay"),
+        ("content", "some", "/content"), ("update_authority", "anybody", "/update_authority"), ("replay", "roughly", "/replay"),
         ("immutability", "yes", "/immutability"), ("requires_sources", 1, "/requires_sources"),
         ("decay", {"half_life": "P1D", "reconfirm_below": 0.5, "expire_below": 0.1}, "/decay"),
         ("subject_types", ["User!"], "/subject_types"), ("colour", "red", "/colour"),
