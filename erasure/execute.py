@@ -6,7 +6,8 @@
     then decide each again and delete it, in one transaction. Keys of parts whose ground to stay has ended go alike.
  4. Stores, leaves first, in batches; then free the bytes (`erasure.dispatch`).
  5. Bury what is gone: registry rows without their sealed places, tombstones.
- 6. The identity key, when nothing else waits for it: readable names, stream names, the key.
+ 6. The identity key, when nothing else waits for it: readable names, stream names, the key. In a sweep those of people
+    of whom nothing is left (`erasure.departed`).
  7. Turn the touched key groups to a new epoch; old epochs end after their grace.
  8. Hand over to `erasure.confirm`, once every live process has emptied its caches of the keys that went.
 
@@ -23,7 +24,7 @@ from typing import Any
 
 from sqlmodel import Session
 
-from erasure import history
+from erasure import departed, history
 from erasure.desk import facts_of
 from erasure.dispatch import Dispatch
 from erasure.fences import is_limited
@@ -186,7 +187,7 @@ class _Execution:
                     copy.attempts, copy.started_at = copy.attempts + 1, self._parts.instant(self._now)
                     failed(session, copy, self._parts, detail=why, end=CopyState.FAILED)
 
-    def _destroy(self, chunk: Sequence[str]) -> bool:
+    def _destroy(self, chunk: Sequence[str], *, of_departed: bool = False) -> bool:
         """Say which keys go, then let go of those that still may, in one transaction.
 
         True when a key was left because a part under it must stay and came, or was held, after the last look.
@@ -197,6 +198,8 @@ class _Execution:
         entry_id = self._parts.record.event(self._tenant_id, Kind.KEY_DESTROYING, body, self._now)
         with self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner, lock=True)
+            if of_departed:
+                departed.close(session, self._tenant_id)
             rows = [copy for copy in self._pending_keys(session) if copy.key_id in set(chunk)]
             given = facts_now(session, work, rows, self._now)
             going = sort_out(session, rows, redecide(given))
@@ -206,6 +209,8 @@ class _Execution:
             ids = [copy.key_id for copy in going if copy.key_id is not None]
             self._parts.vault.mark_destroying(session, self._tenant_id, ids, request=self._owner)
             self._parts.vault.delete_wrapped(session, self._tenant_id, ids, now=self._now, request=self._owner)
+            if of_departed:
+                departed.end(session, self._parts.vault, self._tenant_id, ids, self._owner, self._now)
             at = self._parts.instant(self._now)
             self._mark_gone(session, going, entry_id, at, method="wrapped key deleted")
             list_kept(session, self._parts, work, found, ids, self._now)
@@ -271,10 +276,20 @@ class _Execution:
             artifacts.mark_status(session, self._tenant_id, kept, "retained", request_id=self._owner)
 
     def destroy_identity(self) -> None:
-        """Step 6. Last of all: while anything waits or failed, the identity key still opens where it lies."""
+        """Step 6. Last of all: while anything waits or failed, the identity key still opens where it lies.
+
+        A sweep's are of people of whom nothing is left; that is looked at again in the transaction that lets them go.
+        """
+        with self._parts.transactions(self._tenant_id, write=False) as session:
+            is_request = load_work(session, self._tenant_id, self._owner).is_request
+            named = [copy for copy in self._pending_keys(session) if copy.data_class == IDENTITY]
+            departing = [copy.key_id for copy in named if copy.key_id is not None]
+        if not is_request:
+            for start in range(0, len(departing), _EVENT_CHUNK):
+                self._destroy(departing[start : start + _EVENT_CHUNK], of_departed=True)
+            return
         with self._parts.transactions(self._tenant_id) as session:
-            if not load_work(session, self._tenant_id, self._owner, lock=True).is_request:
-                return
+            load_work(session, self._tenant_id, self._owner, lock=True)
             rows = history.outlines_of(session, self._tenant_id, self._owner)
             others = [copy for copy in rows if copy.data_class != IDENTITY]
             keys = history.copies_of(session, self._tenant_id, self._owner, data_class=IDENTITY)
@@ -297,8 +312,8 @@ class _Execution:
             keys = history.copies_of(session, self._tenant_id, self._owner, data_class=IDENTITY)
             if not keys or any(copy.state != CopyState.KEY_DESTROYED for copy in keys):
                 return
+            streams.forget_names(session, self._tenant_id, work.people)
             for subject_no in sorted(work.people):
-                streams.forget_names(session, self._tenant_id, subject_no)
                 subjects.forget_identifiers(session, self._tenant_id, subject_no, self._owner, self._now)
 
     def rotate(self) -> None:

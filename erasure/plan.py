@@ -38,7 +38,8 @@ VAULT = "vault"
 IDENTITY = "identity"
 """The class of a person's identity key: identifiers, locators and stream names are sealed under it."""
 MAX_PATH = 20
-_IDENTITY_RULES = Rules(name=IDENTITY, keep=None, starts="created")
+IDENTITY_RULES = Rules(name=IDENTITY, keep=None, starts="created", derived="keep_if_other_sources")
+"""It was made from what there is of the person: when nothing is left, a pass of retention ends it."""
 _ASKED = ("request", "source_end")
 _STAYING = frozenset({"keep", "restrict"})
 _STATES = {
@@ -440,11 +441,13 @@ def decide_key(key: KeyFact, given: PlanInput) -> tuple[Decision, list[tuple[Par
     """
     known = given.classes.get(key.item.data_class)
     decision = _erased(_decide(key.item, None if known is None else known.rules, given))
-    if decision.action not in DESTRUCTIVE and not key.dated:
+    # A key under review goes when a human said so, and then what must stay under it is kept like under any other.
+    may_go = decision.action in DESTRUCTIVE or decision.action == "review"
+    if not may_go and not key.dated:
         return decision, []
     found = {part.ref: (part, _part_decision(part, given)) for part in (*key.parts, *key.dated)}
     staying = [one for one in found.values() if one[1].action in _STAYING and _is_asked(one[0], given)]
-    if decision.action not in DESTRUCTIVE:
+    if not may_go:
         going = [one for _, one in found.values() if one.action in DESTRUCTIVE]
         if not going:
             return decision, []
@@ -509,7 +512,7 @@ def _key_line(
 
 
 def _identity_line(key: KeyFact, given: PlanInput, kept: Sequence[PlanCopy]) -> PlanCopy:
-    decision = _decide(key.item, _IDENTITY_RULES, given)
+    decision = _decide(key.item, IDENTITY_RULES, given)
     detail = None
     if decision.action in DESTRUCTIVE and kept:
         # What stays must be found again when its ground ends, and only the identity key opens where it lies.

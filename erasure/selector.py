@@ -17,6 +17,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from erasure import departed
 from erasure.plan import ArtifactFact, KeyFact, PartFact, PlanInput, SourceFact
 from erasure.standing import Standing, standing
 from ledger.models import EntryRow, PartRef
@@ -354,9 +355,13 @@ def _key_facts(
     loaded = load_parts(session, tenant_id, {place for places in every.values() for place in places})
     totals = count_parts(session, tenant_id, [key_id for key_id, places in every.items() if places])
     clocks = _clocks(session, tenant_id, rows, known, claim)
+    named = [row.subject_id for row in rows if row.data_class == IDENTITY_CLASS] if claim is None else []
+    staying = departed.left(session, tenant_id, named, now) if named else frozenset()
     facts = []
     for row in sorted(rows, key=lambda row: row.key_id):
         item = _key_item(row, now, clocks.get(row.key_id, NO_CLOCK))
+        if claim is None and row.data_class == IDENTITY_CLASS:
+            item = departed.identity_item(row, is_left=row.subject_id in staying)
         parts = {
             place: _part_fact(loaded[place], item, claim) for place in sorted(every[row.key_id]) if place in loaded
         }

@@ -25,7 +25,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from erasure import captures, history
+from erasure import captures, departed, history
 from erasure.confirm import confirm
 from erasure.execute import execute
 from erasure.freed import freed_of
@@ -180,11 +180,13 @@ class Sweeps:
 
         The caller checks that `at` is later than `now` only for a dry run.
         """
-        self._refresh(acting, now)  # 1
+        people = self._refresh(acting, now)  # 1
         self._payload.refresh(acting.tenant_id, now)
         sweep_id = f"swp_{random_hex()}"
         with self._parts.transactions(acting.tenant_id, write=False) as session:  # 2
-            gathered = Gathering(session, acting.tenant_id, self._desk, at or now).run(sweep_id, self._brakes, now=now)
+            look = Gathering(session, acting.tenant_id, self._desk, at or now)
+            also = departed.items_of(session, acting.tenant_id, people, look.stops, at or now)
+            gathered = look.run(sweep_id, self._brakes, now=now, also=also)
             known = stores.in_force(session, acting.tenant_id)
             missing = {name: fact.not_covered for name, fact in standing(session, acting.tenant_id).stores.items()}
         plan = gathered.plan
@@ -311,7 +313,8 @@ class Sweeps:
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _refresh(self, acting: Acting, now: datetime) -> None:
+    def _refresh(self, acting: Acting, now: datetime) -> list[int]:
+        """Bring end dates up to now; the people whom this pass asks whether anything of them is left."""
         tenant_id = acting.tenant_id
         more = True
         while more:
@@ -332,6 +335,8 @@ class Sweeps:
         while more:
             with self._parts.transactions(tenant_id) as session:
                 more = refresh_new(session, tenant_id, now)
+        with self._parts.transactions(tenant_id) as session:
+            return departed.next_people(session, tenant_id, now)
 
     def _write(
         self,
@@ -446,7 +451,8 @@ class Sweeps:
             gone = [copy for copy in copies if copy.state in GONE]
             again = [copy for copy in copies if copy.state not in GONE and copy.state != CopyState.RETAINED]
             artifacts.mark_status(session, tenant_id, _numbers(again), "live")
-            dispositions.close_gone(session, tenant_id, _numbers(gone))
+            keys = [copy.key_id for copy in gone if copy.key_id is not None]
+            dispositions.close_gone(session, tenant_id, _numbers(gone), keys)
             row = self._load(session, tenant_id, sweep_id, lock=True)
             proven = sum(is_settled(fact_of(copy)) for copy in gone)
             result = {"removed": len(gone), "verified": proven, "retained": 0, "failed": 0}

@@ -87,7 +87,7 @@ class StoreRow(SQLModel, table=True):
 
 
 class Subject(SQLModel, table=True):
-    """One incarnation of a person. `state`: live, fenced (an erasure is approved), erased.
+    """One incarnation of a person. `state`: live, fenced (an erasure is approved), erased, ended (nothing was left).
 
     `person_no` is set where several incarnations were found to be one person: the number of one of them, the same for
     all, so that chains of aliases never form. NULL: nobody else.

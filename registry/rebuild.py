@@ -56,6 +56,7 @@ from registry.journal import (
 )
 from registry.keyed import IDENTITY_CLASS, NOBODY, chunks
 from registry.models import StreamRow, Subject, Tenant, Token
+from registry.playback import SWEEP_PREFIX
 from registry.sealing import Keyring
 from vault import rows as vault_rows
 from vault.errors import KeyUnknown, VaultError
@@ -470,8 +471,11 @@ class _Replay:
             if number in self._fences.get(owner, ()):
                 vault.fence_subject(session, tenant_id, number, now=at, request=owner)
             if info.spec.data_class == IDENTITY_CLASS:
-                streams.forget_names(session, tenant_id, number)
-                subjects.forget_identifiers(session, tenant_id, number, owner, at)
+                streams.forget_names(session, tenant_id, [number])
+                if owner.startswith(SWEEP_PREFIX):
+                    subjects.end(session, tenant_id, [number], owner, at)
+                else:
+                    subjects.forget_identifiers(session, tenant_id, number, owner, at)
 
     def _opens(self, session: Session, key_id: str) -> bool:
         """Whether a key is more than bytes under a key-encryption key that went meanwhile."""

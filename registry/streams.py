@@ -9,7 +9,7 @@ What callers declare of streams and runs is `registry.declared`.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -211,18 +211,19 @@ def open_names(session: Session, vault: Vault, tenant_id: int, rows: Sequence[St
     return found
 
 
-def forget_names(session: Session, tenant_id: int, subject_no: int) -> int:
-    """Remove the sealed names and declarations that were held for a person; the number removed. Idempotent."""
+def forget_names(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> int:
+    """Remove the sealed names and declarations that were held for these people; the number removed. Idempotent."""
     removed = 0
-    for model in (StreamRow, RunRow):
-        done = session.connection().execute(
-            sa.update(model)
-            .where(
-                col(model.tenant_id) == tenant_id, col(model.holder_no) == subject_no, col(model.sealed).is_not(None)
+    for some in chunks(sorted(set(subject_nos))):
+        for model in (StreamRow, RunRow):
+            done = session.connection().execute(
+                sa.update(model)
+                .where(
+                    col(model.tenant_id) == tenant_id, col(model.holder_no).in_(some), col(model.sealed).is_not(None)
+                )
+                .values(sealed=None)
             )
-            .values(sealed=None)
-        )
-        removed += done.rowcount
+            removed += done.rowcount
     session.expire_all()
     return removed
 

@@ -9,11 +9,13 @@ Each name is an incarnation of its own; which of them are one person is `registr
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import NamedTuple
 
 import sqlalchemy as sa
+import sqlalchemy.orm
 from sqlmodel import Session, col, select
 
 from registry import bulk
@@ -33,6 +35,8 @@ __all__ = [
     "Identifier",
     "SubjectName",
     "counts",
+    "end",
+    "ended",
     "fence",
     "fenced",
     "find",
@@ -56,14 +60,16 @@ __all__ = [
     "unseal_for",
 ]  # fmt: skip
 
-LIVE, FENCED, ERASED = "live", "fenced", "erased"
+LIVE, FENCED, ERASED, ENDED = "live", "fenced", "erased", "ended"
+"""`ended`: retention left nothing of the person, who was not erased: whoever has the name next is somebody new."""
 _LABEL = "identifier"
 _FENCED = (
     "SELECT subject_no, request_id, COALESCE(fenced_at, erased_at, created_at), state FROM subject "
-    "WHERE tenant_id = ? AND state <> ? AND subject_no"
+    "WHERE tenant_id = ? AND state NOT IN (?, ?) AND subject_no"
 )
+_ENDED = "SELECT subject_no FROM subject WHERE tenant_id = ? AND state = ? AND subject_no"
 _BY_NAME = (
-    "SELECT subject_identifier.lookup, subject.incarnation, subject.subject_no FROM subject_identifier "
+    "SELECT subject_identifier.lookup, subject.incarnation, subject.subject_no, subject.state FROM subject_identifier "
     "CROSS JOIN subject WHERE subject.tenant_id = subject_identifier.tenant_id "
     "AND subject.subject_no = subject_identifier.subject_no "
     "AND subject_identifier.tenant_id = ? AND subject_identifier.lookup"
@@ -96,19 +102,25 @@ def lookup_of(vault: Vault, tenant_id: int, identifier: Identifier) -> bytes:
 def resolve(
     session: Session, vault: Vault, acting: Acting, identifiers: Sequence[Identifier], now: datetime
 ) -> list[int]:
-    """The newest incarnation behind each name, in order; made where nobody has that name.
+    """The newest incarnation behind each name, in order; made where nobody has that name any more.
 
     An erased person is returned as such: ask `fenced` before writing about anybody.
     """
     lookups = Lookups(vault, acting.tenant_id)
     hashes = [lookups.subject(one.type, one.value) for one in identifiers]
     known = _newest(session, acting.tenant_id, hashes)
-    if any(lookup not in known for lookup in hashes):
+    if any(lookup not in known or known[lookup].ended for lookup in hashes):
         hold_writer(session, acting.tenant_id)
         known = _newest(session, acting.tenant_id, hashes)
-        new = {lookup: one for lookup, one in zip(hashes, identifiers, strict=True) if lookup not in known}
-        known |= _make(session, vault, acting.tenant_id, lookups, wanted=new, now=now)
-    return [known[lookup] for lookup in hashes]
+        new = {
+            lookup: one
+            for lookup, one in zip(hashes, identifiers, strict=True)
+            if lookup not in known or known[lookup].ended
+        }
+        former = {lookup: known[lookup].incarnation for lookup in new if lookup in known}
+        made = _make(session, vault, acting.tenant_id, lookups, wanted=new, now=now, former=former)
+        return [made[lookup] if lookup in made else known[lookup].number for lookup in hashes]
+    return [known[lookup].number for lookup in hashes]
 
 
 def find(session: Session, vault: Vault, acting: Acting, identifiers: Sequence[Identifier]) -> dict[str, int]:
@@ -116,7 +128,7 @@ def find(session: Session, vault: Vault, acting: Acting, identifiers: Sequence[I
     lookups = Lookups(vault, acting.tenant_id)
     hashes = {one.text: lookups.subject(one.type, one.value) for one in identifiers}
     known = _newest(session, acting.tenant_id, list(hashes.values()))
-    return {text: known[lookup] for text, lookup in hashes.items() if lookup in known}
+    return {text: known[lookup].number for text, lookup in hashes.items() if lookup in known}
 
 
 def find_people(
@@ -245,7 +257,7 @@ def fenced(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> dict
     """Those of the incarnations that are fenced or erased, with the request that did it."""
     found: dict[int, Fence] = {}
     for subject_no, request_id, at, state in bulk.select_in(
-        session, _FENCED, (tenant_id, LIVE), sorted(set(subject_nos)), "int8"
+        session, _FENCED, (tenant_id, LIVE, ENDED), sorted(set(subject_nos)), "int8"
     ):
         since = bulk.moment(at)
         if since is not None:
@@ -269,6 +281,38 @@ def forget_identifiers(session: Session, tenant_id: int, subject_no: int, reques
     session.expire_all()
 
 
+def end(session: Session, tenant_id: int, subject_nos: Iterable[int], sweep_id: str, now: datetime) -> None:
+    """Remove the names of people of whom nothing is left, so that whoever has one next is somebody new. Idempotent.
+
+    A look-up under which somebody else was erased stays, since late copies of that erasure are recognised by it.
+    """
+    connection = session.connection()
+    for some in chunks(sorted(set(subject_nos))):
+        mine = (col(SubjectIdentifier.tenant_id) == tenant_id, col(SubjectIdentifier.subject_no).in_(some))
+        other = sa.orm.aliased(SubjectIdentifier)
+        shared = sa.exists(
+            sa.select(sa.literal(1)).where(
+                col(other.tenant_id) == tenant_id,
+                col(other.lookup) == col(SubjectIdentifier.lookup),
+                col(other.subject_no) != col(SubjectIdentifier.subject_no),
+            )
+        )
+        connection.execute(sa.delete(SubjectIdentifier).where(*mine, ~shared))
+        connection.execute(sa.update(SubjectIdentifier).where(*mine).values(sealed=None))
+        connection.execute(
+            sa.update(Subject)
+            .where(col(Subject.tenant_id) == tenant_id, col(Subject.subject_no).in_(some), col(Subject.state) == LIVE)
+            .values(state=ENDED, request_id=sweep_id, erased_at=now)
+        )
+    session.expire_all()
+
+
+def ended(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> frozenset[int]:
+    """Those of the incarnations that ended: what still names them was on its way, and belongs to somebody new."""
+    rows = bulk.select_in(session, _ENDED, (tenant_id, ENDED), sorted(set(subject_nos)), "int8")
+    return frozenset(number for (number,) in rows)
+
+
 def reopen(
     session: Session, vault: Vault, acting: Acting, identifier: Identifier, *, basis: str, now: datetime
 ) -> Subject:
@@ -282,7 +326,7 @@ def reopen(
     known = _newest(session, acting.tenant_id, [lookup])
     if lookup not in known:
         raise UnknownSubject
-    former = session.get_one(Subject, (acting.tenant_id, known[lookup]))
+    former = session.get_one(Subject, (acting.tenant_id, known[lookup].number))
     if former.state != ERASED:
         raise SubjectNotErased(former.state)
     made = _make(
@@ -292,7 +336,7 @@ def reopen(
         lookups,
         wanted={lookup: identifier},
         now=now,
-        incarnation=former.incarnation + 1,
+        former={lookup: former.incarnation},
         basis=basis,
     )
     return session.get_one(Subject, (acting.tenant_id, made[lookup]))
@@ -317,13 +361,22 @@ def counts(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> list
     return [{"data_class": name, "store": store, "count": n} for (name, store), n in sorted(totals.items())]
 
 
-def _newest(session: Session, tenant_id: int, hashes: Sequence[bytes]) -> dict[bytes, int]:
-    newest: dict[bytes, tuple[int, int]] = {}
-    for lookup, incarnation, subject_no in bulk.select_in(
-        session, _BY_NAME, (tenant_id,), sorted(set(hashes)), "bytea"
-    ):
-        newest[lookup] = max(newest.get(lookup, (0, 0)), (incarnation, subject_no))
-    return {lookup: subject_no for lookup, (_, subject_no) in newest.items()}
+class _Named(NamedTuple):
+    incarnation: int
+    number: int
+    state: str
+
+    @property
+    def ended(self) -> bool:
+        return self.state == ENDED
+
+
+def _newest(session: Session, tenant_id: int, hashes: Sequence[bytes]) -> dict[bytes, _Named]:
+    newest: dict[bytes, _Named] = {}
+    for lookup, *row in bulk.select_in(session, _BY_NAME, (tenant_id,), sorted(set(hashes)), "bytea"):
+        one = _Named._make(row)
+        newest[lookup] = max(newest.get(lookup, one), one)
+    return newest
 
 
 def _make(
@@ -334,10 +387,10 @@ def _make(
     *,
     wanted: dict[bytes, Identifier],
     now: datetime,
-    incarnation: int = 1,
+    former: Mapping[bytes, int],
     basis: str | None = None,
 ) -> dict[bytes, int]:
-    """Insert new incarnations with their identity keys; the caller holds the writer's lock."""
+    """Insert new incarnations with their identity keys, after the `former` ones; the caller holds the writer's lock."""
     if not wanted:
         return {}
     made = {lookup: new_id(now) for lookup in wanted}
@@ -346,7 +399,10 @@ def _make(
         session,
         Subject,
         ("tenant_id", "subject_no", "subject_id", "incarnation", "state", "created_at"),
-        [(tenant_id, subject_no, random_hex(), incarnation, LIVE, at) for subject_no in made.values()],
+        [
+            (tenant_id, subject_no, random_hex(), former.get(lookup, 0) + 1, LIVE, at)
+            for lookup, subject_no in made.items()
+        ],
     )
     seals = Seals(session, vault, tenant_id)
     seals.prepare(made.values())

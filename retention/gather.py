@@ -49,10 +49,22 @@ class Gathering:
         self._moved: dict[int, datetime] = {}
         self._waiting = 0
 
-    def run(self, sweep_id: str, brakes: Brakes, *, now: datetime, batch: int = BATCH) -> Gathered:
-        """The plan of a pass, made `now`. It is capped when there is more than one pass may take."""
+    @property
+    def stops(self) -> Stops:
+        """What keeps items past their date, as this look sees it."""
+        return self._stops
+
+    def run(
+        self, sweep_id: str, brakes: Brakes, *, now: datetime, batch: int = BATCH, also: Sequence[SweepItem] = ()
+    ) -> Gathered:
+        """The plan of a pass, made `now`. It is capped when there is more than one pass may take.
+
+        `also` are keys that were found and decided elsewhere; they come last.
+        """
         first, capped = self._first(brakes.cap, batch)
-        items = tuple(plan_items(self._with_derived(first), self._schedules, self._stops, self._at))
+        found = plan_items(self._with_derived(first), self._schedules, self._stops, self._at)
+        busy = self._desk.busy(self._session, self._tenant_id, (), [item.ref for item in also]) if also else frozenset()
+        items = (*found, *(item for item in also if item.ref not in busy))
         counts = counts_of(self._session, self._tenant_id, items)
         last = last_pass(self._session, self._tenant_id)
         plan = SweepPlan(

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import rfc8785
 
 from registry.graph import ARTIFACT
+from registry.keyed import IDENTITY_CLASS
 from registry.lineage import depths
 from retention.decide import DESTRUCTIVE, Decision, Item, SourceEnd, decide
 from retention.decide import ends_at as item_end
@@ -291,7 +292,9 @@ def brake_of(counts: Mapping[str, ClassCount], brakes: Brakes, *, now: datetime,
             classes=_by_class(counts, lambda count: count.ends > 0),
             todo="compare the clock; if it is right (the service stood still), a second person approves the run",
         )
-    too_much = _by_class(counts, lambda count: count.ends >= brakes.at_least and count.share > brakes.share)
+    # Names of people of whom nothing is left go with what ended before, which had its own brake.
+    owned = {name: count for name, count in counts.items() if name != IDENTITY_CLASS}
+    too_much = _by_class(owned, lambda count: count.ends >= brakes.at_least and count.share > brakes.share)
     if too_much:
         return Brake(
             reason="share",

@@ -14,6 +14,7 @@ from sqlmodel import select
 from erasure.recover import heal
 from erasure.report_check import check
 from erasure.sweep_copies import Sweeps
+from registry.models import Subject, SubjectIdentifier
 from retention.consenting import record_consent, withdraw_consent
 from retention.models import ConsentRow
 from retention.sweep import Brakes
@@ -86,6 +87,28 @@ def test_a_consent_that_was_withdrawn_after_the_backup_is_withdrawn_and_a_new_on
         rows = {row.consent_id: row for row in session.exec(select(ConsentRow))}
     assert rows[old["voice"]].withdrawn_at == world.now - timedelta(days=3)
     assert rows.keys() == {*old.values(), longer}
+
+
+def test_names_that_a_pass_ended_after_the_backup_are_gone_again_and_whoever_has_them_next_is_new(world: Any) -> None:
+    database, kept = world.base / "data" / "muniment.db", world.base / "yesterday.db"
+    world.change(keep_groups=world.services.erasure.keep_groups)
+    world.note("n1", "Ada wrote this")
+    world.now += timedelta(days=91)
+    assert swept(world) == set()
+    shipped(world)
+    copied(database, kept)
+    swept(world)
+    shipped(world)
+    world.services.database.engine.dispose()
+    copied(kept, database)
+    healed = heal(world.services.recovery, world.tenant, world.now)
+    assert healed is not None
+    assert (healed.faults, healed.destroyed) == ([], 1)
+    with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
+        assert [row.state for row in session.exec(select(Subject))] == ["ended"]
+        assert session.exec(select(SubjectIdentifier)).all() == []
+    world.note("n2", "Ada is back")
+    assert swept(world) == {"n2"}
 
 
 @pytest.mark.scenario("B4")

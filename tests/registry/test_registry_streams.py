@@ -52,8 +52,8 @@ def test_callers_names_lie_sealed_and_are_forgotten_with_the_person(house: Any) 
         ]
         names = streams.open_names(session, house.vault, tenant, rows)
         assert {one.name for one in names.values()} == {"ada-wombat-chat", "ada-wombat-run"}
-        assert streams.forget_names(session, tenant, ada) == 2
-        assert streams.forget_names(session, tenant, ada) == 0
+        assert streams.forget_names(session, tenant, [ada]) == 2
+        assert streams.forget_names(session, tenant, [ada]) == 0
         rows = [streams.stream_by_id(session, tenant, stream["ada-wombat-chat"].stream_id)]
         assert [one.name for one in streams.open_names(session, house.vault, tenant, rows).values()] == [None]
         again = streams.streams_for(session, house.vault, house.alice, {"ada-wombat-chat": ()}, house.now)

@@ -167,6 +167,7 @@ _LONG_ON_POSTGRES = frozenset(
     {
         "test_retention_alarms.py",
         "test_retention_consent.py",
+        "test_retention_departed.py",
         "test_retention_fading.py",
         "test_retention_faults.py",
         "test_retention_held.py",
