@@ -114,7 +114,7 @@ def test_names_stay_while_anything_needs_them(house: Any) -> None:
     assert ended() == ["hold", "request", "none"], "what comes late is still refused by a consent that was withdrawn"
     house.now += 367 * DAY
     assert ended() == list(why), (
-        "a year later nobody refuses by it any more, and what was said has ended with its class"
+        "a year later nobody refuses by it, and what was said has ended"
     )
 
 
