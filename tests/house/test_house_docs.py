@@ -32,9 +32,13 @@ def test_every_changelog_fragment_has_its_form() -> None:
 
 def test_every_decision_is_listed_and_has_its_four_parts() -> None:
     index = (REPOSITORY / "docs" / "adr" / "README.md").read_text(encoding="utf-8")
-    for file in (REPOSITORY / "docs" / "adr").glob("[0-9]*.md"):
+    files = sorted((REPOSITORY / "docs" / "adr").glob("[0-9]*.md"))
+    numbers = [file.name[:4] for file in files]
+    assert len(set(numbers)) == len(numbers), "two decisions of one number"
+    for file in files:
         text = file.read_text(encoding="utf-8")
         assert f"({file.name})" in index
+        assert text.startswith(f"# {int(file.name[:4])}. ")
         assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == ["Context", "Options", "Decision", "Cost"], file.name
 
 
