@@ -211,8 +211,10 @@ class _Kept:
         try:
             stored = parse_checkpoint(parse_note(whole(self._bucket, key)).text)
         except ObjectMissing:
-            detail = f"a certificate proves itself under this checkpoint, and it is missing; {RESTORE}"
-            self.found.add(Verdict.MISSING, detail, object=key)
+            end = self._report.size
+            verdict = Verdict.ROLLED_BACK if said.size > end else Verdict.MISSING
+            detail = f"a certificate shows this checkpoint, and it is missing; the bucket has {end} entries; {RESTORE}"
+            self.found.add(verdict, detail, object=key, index=min(said.size, end))
         except (MalformedNote, ObjectHidden):
             return  # named by whoever looked at it first
         else:

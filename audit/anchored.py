@@ -12,8 +12,9 @@ Source: RFC 3161, c2sp.org/tlog-cosignature.
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
@@ -30,6 +31,7 @@ from ledger.tokens import check_answer
 FOLDER = "anchor/"
 _NAME = re.compile(r"([0-9]{20})-(?:([0-9a-f]{8})|([0-9a-f]{16}))(?:-([0-9a-f]{16}))?(\.tsr)?")
 """Tree size, key id of a witness or fingerprint of an authority, digest, and what ends the name of a time stamp."""
+_Anchor = tuple[str, re.Match[str]]
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _NAMED = 16
 """So many digits of a fingerprint, or of a digest, stand in a name."""
@@ -41,6 +43,17 @@ def authority_pin(text: str) -> bytes:
     if _FINGERPRINT.fullmatch(digits) is None:
         raise BadPin("an authority is pinned by the SHA-256 fingerprint of its certificate, 64 hexadecimal digits")
     return bytes.fromhex(digits)
+
+
+def _some(items: Iterable[_Anchor], count: int, source: random.Random) -> list[_Anchor]:
+    """Return so many of the items, each as likely as any other, without keeping the rest."""
+    chosen: list[_Anchor] = []
+    for at, item in enumerate(items):
+        if at < count:
+            chosen.append(item)
+        elif (place := source.randrange(at + 1)) < count:
+            chosen[place] = item
+    return chosen
 
 
 @dataclass(slots=True, kw_only=True)
@@ -58,14 +71,15 @@ class AnchorCheck:
     _unpinned: int = 0
     _unjudged: int = 0
     _aside: int = 0
+    _end: int = 0
 
-    def run(self) -> None:
-        """Look at every anchor. Raises: StoreUnavailable, StoreDenied, when the folder cannot be listed."""
-        for key in self.reader.list(f"{self.prefix}{FOLDER}"):
-            name = _NAME.fullmatch(key.removeprefix(f"{self.prefix}{FOLDER}"))
-            if name is None or (name[3] is None) != (name[5] is None):
-                self.findings.add(Verdict.ALTERED, "an object that is no anchor lies among them", object=key)
-                continue
+    def run(self, end: int, *, sample: int | None, source: random.Random) -> None:
+        """Look at every anchor, or at as many as the sample is large. `end`: how many entries the log has.
+
+        Raises: StoreUnavailable, StoreDenied, when the folder cannot be listed.
+        """
+        self._end = end
+        for key, name in self._named() if sample is None else _some(self._named(), sample, source):
             if any(one.object == key for one in self.findings.kept):
                 continue
             try:
@@ -76,6 +90,15 @@ class AnchorCheck:
                 self.findings.add(Verdict.MISSING, f"the anchor went away while we read; {RESTORE}", object=key)
             except (StoreUnavailable, StoreDenied) as error:
                 self.findings.add(Verdict.UNREADABLE, f"could not be read: {error.detail}", object=key)
+
+    def _named(self) -> Iterator[_Anchor]:
+        """Yield each anchor with what its name says; what is none is told."""
+        for key in self.reader.list(f"{self.prefix}{FOLDER}"):
+            name = _NAME.fullmatch(key.removeprefix(f"{self.prefix}{FOLDER}"))
+            if name is None or (name[3] is None) != (name[5] is None):
+                self.findings.add(Verdict.ALTERED, "an object that is no anchor lies among them", object=key)
+            else:
+                yield key, name
 
     def notes(self) -> list[str]:
         """Say who stamped how much of the log, and what nobody pinned could judge."""
@@ -100,7 +123,7 @@ class AnchorCheck:
             self._note(key, data, int(name[1]), name[2])
 
     def _token(self, key: str, data: bytes, size: int, authority: str) -> None:
-        note = self._checkpoint(key, size)
+        note = self._checkpoint(key, size, signed=False)
         if note is None:
             return
         pin = next((pin for pin in self.authorities if pin.hex().startswith(authority)), None)
@@ -128,7 +151,7 @@ class AnchorCheck:
         if said.size != size or not any(signature.key_id.hex() == witness for signature in note.signatures):
             self._altered(key, f"its name stands for size {size} and another witness than the note inside")
             return
-        stored = self._checkpoint(key, size)
+        stored = self._checkpoint(key, size, signed=True)
         if stored is None:
             return
         if parse_checkpoint(parse_note(stored).text).root != said.root:
@@ -138,8 +161,11 @@ class AnchorCheck:
             return
         self._unjudged += 1
 
-    def _checkpoint(self, anchor: str, size: int) -> bytes | None:
-        """Return the checkpoint that an anchor is about; None where it cannot be compared, which is told."""
+    def _checkpoint(self, anchor: str, size: int, *, signed: bool) -> bytes | None:
+        """Return the checkpoint that an anchor is about; None where it cannot be compared, which is told.
+
+        `signed`: the anchor itself shows that the log signed this size.
+        """
         key = f"{self.prefix}checkpoint/{size:020d}"
         if any(one.object == key for one in self.findings.kept):
             self._aside += 1
@@ -148,10 +174,13 @@ class AnchorCheck:
             note = whole(self.reader, key)
             parse_checkpoint(parse_note(note).text)
         except ObjectMissing:
-            detail = (
-                f"the anchor {anchor.removeprefix(self.prefix)} is about this checkpoint, and it is missing; {RESTORE}"
-            )
-            self.findings.add(Verdict.MISSING, detail, object=key)
+            what = anchor.removeprefix(self.prefix)
+            if signed and size > self._end:
+                detail = f"the log signed {size} entries, as {what} shows, and the bucket has {self._end}; {RESTORE}"
+                self.findings.add(Verdict.ROLLED_BACK, detail, object=key, index=self._end)
+            else:
+                detail = f"the anchor {what} is about this checkpoint, and it is missing; {RESTORE}"
+                self.findings.add(Verdict.MISSING, detail, object=key)
         except (ObjectHidden, MalformedNote):
             self._aside += 1  # the checkpoint is named by whoever looked at it first
         else:

@@ -211,7 +211,7 @@ class _Audit:
                 pass
             self._settle(None, link_holds=True)
             self._end()  # 4
-            self.anchors.run()
+            self.anchors.run(self.state.end, sample=self.options.sample, source=self._source())
         except (StoreUnavailable, StoreDenied) as error:
             self.findings.add(Verdict.UNREADABLE, f"the bucket could not be read: {error.detail}", object=self.prefix)
         if self.helpers is not None:
@@ -277,10 +277,12 @@ class _Audit:
             taken = None if first is None else take(last, first, self.reader.get(last), Findings())
         size = 0 if taken is None else taken.end
         count = min(self.options.sample, size)
-        # Which entries are looked into must not be foreseeable by who stores them.
-        source = random.SystemRandom() if self.options.seed is None else random.Random(self.options.seed)  # noqa: S311
-        self.chosen = frozenset(source.sample(range(size), count))
+        self.chosen = frozenset(self._source().sample(range(size), count))
         self.sampled = Sampled(n=count, of=size)
+
+    def _source(self) -> random.Random:
+        """Return what samples are drawn by: what is looked into must not be foreseeable by who stores it."""
+        return random.SystemRandom() if self.options.seed is None else random.Random(self.options.seed)  # noqa: S311
 
     def _first_of(self, key: str) -> int | None:
         try:

@@ -148,6 +148,8 @@ def test_a_certificate_under_another_head_than_the_bucket_s_is_forked_or_names_w
     assert named(stored.check(other, stored.world.certificate_key)) == [(Verdict.FORKED, key)]
     del other.objects[key]
     assert named(stored.check(other, stored.world.certificate_key)) == [(Verdict.MISSING, key)]
+    short = replace(stored, report=replace(stored.report, size=head.size - 1))
+    assert named(short.check(other, stored.world.certificate_key)) == [(Verdict.ROLLED_BACK, key)]
 
 
 def test_a_certificate_that_is_gone_is_missing_by_the_database_or_by_the_record(stored: Stored) -> None:

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from audit.corruptions import Copy
 from audit.errors import BadPin
 from audit.findings import Report, Verdict
+from audit.forge import MemoryBucket
 from audit.verify import UNANCHORED, Options, verify
 from ledger.timestamps import query
 from tests.audit.conftest import make_log
@@ -175,3 +176,34 @@ def test_a_note_that_nobody_s_pinned_witness_cosigned_is_still_checked_against_t
         bad.bucket.objects[f"{log.history.prefix}anchor/{name}"] = note
         report = verify(bad.bucket, log_id=log.history.log_id, keys=[log.key.vkey])
         assert [one.verdict for one in report.findings] == [Verdict.ALTERED]
+
+
+def test_a_note_over_more_than_the_log_has_shows_that_it_was_rolled_back(small_log: Copy) -> None:
+    """Nobody pinned the witness: it is the log's own signature that shows it."""
+    log = small_log.fresh()
+    cosigned(log)
+    last = log.checkpoint(-1)
+    del log.bucket.objects[last]
+    del log.bucket.objects[log.batch(-1)]
+    report = verify(log.bucket, log_id=log.history.log_id, keys=[log.key.vkey])
+    assert [(one.verdict, one.object, one.index) for one in report.findings] == [(Verdict.ROLLED_BACK, last, 15)]
+    report = verify(log.bucket, log_id=log.history.log_id, keys=[log.forger.vkey])
+    assert Verdict.ROLLED_BACK not in {one.verdict for one in report.findings}
+
+
+def test_a_sampled_run_looks_at_as_many_anchors_as_entries(small_log: Copy) -> None:
+    log = small_log.fresh()
+    keys = [cosigned(log, at) for at in range(4)]
+    reads: list[str] = []
+
+    class Counting(MemoryBucket):
+        def get(self, key: str, *, offset: int = 0, length: int | None = None) -> bytes:
+            reads.append(key)
+            return MemoryBucket.get(self, key, offset=offset, length=length)
+
+    bucket = Counting(log.bucket.objects)
+    for sample, read in ((2, 2), (None, 4)):
+        reads.clear()
+        options = Options(sample=sample, seed=1)
+        verify(bucket, log_id=log.history.log_id, keys=[log.key.vkey], options=options)
+        assert len(set(keys) & set(reads)) == read
