@@ -28,83 +28,108 @@ from registry.registration import dates_of
 from retention.consents import CLOCK, until_of
 from retention.errors import NotKnown, NotOpen
 from retention.events import ARTIFACT_KIND, ENDED, happened, scopes_of, write_hints
+from retention.items import VAULT
 from retention.models import DispositionRow
 from retention.schedule import ends_at
 from retention.stops import EventRecord
 from retention.sweep import SweepItem
+from vault.models import OPENING, DataKey
 from vault.vault import Vault
 
 LABEL = "disposition"
 DEADLINE = timedelta(days=30)
 OPEN, ERASE, EXTENDED, RECLASSIFIED, GONE = "open", "erase", "extended", "reclassified", "gone"
+_LIVE = (OPEN, ERASE)
+NO_ARTIFACT = 0
+"""Stands for the artifact where a record key waits."""
 _STATES = {"erase": ERASE, "extend": EXTENDED, "reclassify": RECLASSIFIED}
 
 
 def open_reviews(session: Session, tenant_id: int, items: Sequence[SweepItem], now: datetime) -> int:
-    """Let items wait for a human that do not wait yet; how many."""
-    ids = [item.artifact_id for item in items if item.artifact_id is not None]
-    known: set[int] = set()
-    for chunk in chunks(ids):
-        known.update(
-            session.scalars(
-                sa.select(col(DispositionRow.artifact_id)).where(
-                    col(DispositionRow.tenant_id) == tenant_id,
-                    col(DispositionRow.artifact_id).in_(chunk),
-                    col(DispositionRow.state).in_((OPEN, ERASE)),
-                )
-            )
-        )
+    """Let items wait for a human that do not wait yet; how many.
+
+    A part that outlived its data key waits for nobody: what a human decided of the key is carried out on it as well.
+    """
+    waiting = [item for item in items if item.artifact_id is not None or item.key_id is not None]
+    known = _waiting(session, tenant_id, waiting)
     rows = [
         {
             "tenant_id": tenant_id,
             "id": new_id(now),
-            "artifact_id": item.artifact_id,
+            "artifact_id": item.artifact_id or NO_ARTIFACT,
+            "key_id": item.key_id,
             "data_class": item.data_class,
             "rule": item.decision.rule,
             "state": OPEN,
             "opened_at": now,
             "due_at": now + DEADLINE,
         }
-        for item in items
-        if item.artifact_id is not None and item.artifact_id not in known
+        for item in waiting
+        if (item.artifact_id or item.key_id) not in known
     ]
     if rows:
         session.connection().execute(sa.insert(DispositionRow), rows)
     return len(rows)
 
 
-def close_gone(session: Session, tenant_id: int, artifact_ids: Sequence[int]) -> None:
-    """Nothing waits any more for items that are gone."""
-    for chunk in chunks(sorted(set(artifact_ids))):
-        session.connection().execute(
-            sa.update(DispositionRow)
-            .where(
-                col(DispositionRow.tenant_id) == tenant_id,
-                col(DispositionRow.artifact_id).in_(chunk),
-                col(DispositionRow.state).in_((OPEN, ERASE)),
+def _waiting(session: Session, tenant_id: int, items: Sequence[SweepItem]) -> set[int | str | None]:
+    """Those of these artifacts and keys that wait for a human already, or for the next pass after one said «erase»."""
+    column: Any
+    found: set[int | str | None] = set()
+    artifacts = sorted({item.artifact_id for item in items if item.artifact_id is not None})
+    keys = sorted({item.key_id for item in items if item.key_id is not None})
+    for column, values in ((col(DispositionRow.artifact_id), artifacts), (col(DispositionRow.key_id), keys)):
+        for chunk in chunks(values):
+            query = sa.select(column).where(
+                col(DispositionRow.tenant_id) == tenant_id, column.in_(chunk), col(DispositionRow.state).in_(_LIVE)
             )
-            .values(state=GONE)
-        )
+            found.update(session.scalars(query))
+    return found
+
+
+def close_gone(session: Session, tenant_id: int, artifact_ids: Sequence[int], key_ids: Sequence[str] = ()) -> None:
+    """Nothing waits any more for items that are gone."""
+    wanted: tuple[tuple[Any, list[Any]], ...] = (
+        (col(DispositionRow.artifact_id), sorted(set(artifact_ids))),
+        (col(DispositionRow.key_id), sorted(set(key_ids))),
+    )
+    for column, values in wanted:
+        for chunk in chunks(values):
+            session.connection().execute(
+                sa.update(DispositionRow)
+                .where(
+                    col(DispositionRow.tenant_id) == tenant_id, column.in_(chunk), col(DispositionRow.state).in_(_LIVE)
+                )
+                .values(state=GONE)
+            )
 
 
 def dispositions(
     session: Session, tenant_id: int, now: datetime, *, state: str = OPEN, after: int = 0, limit: int = 50
 ) -> list[tuple[int, dict[str, Any]]]:
     """Items in a state of review, in the order in which they came to it, each with its number for the next page."""
+    there = sa.or_(col(Artifact.status).not_in(ENDED), col(DataKey.state).in_(OPENING))
     rows = session.execute(
         sa.select(DispositionRow, Artifact)
-        .join(
+        .outerjoin(
             Artifact,
             sa.and_(
                 col(Artifact.tenant_id) == col(DispositionRow.tenant_id),
                 col(Artifact.id) == col(DispositionRow.artifact_id),
             ),
         )
+        .outerjoin(
+            DataKey,
+            sa.and_(
+                col(DataKey.tenant_id) == col(DispositionRow.tenant_id),
+                col(DataKey.key_id) == col(DispositionRow.key_id),
+            ),
+        )
         .where(
             col(DispositionRow.tenant_id) == tenant_id,
             col(DispositionRow.state) == state,
             col(DispositionRow.id) > after,
-            sa.true() if state != OPEN else col(Artifact.status).not_in(ENDED),
+            sa.true() if state != OPEN else there,
         )
         .order_by(col(DispositionRow.id))
         .limit(limit)
@@ -126,15 +151,17 @@ def decide_disposition(
     decision, until, data_class, comment = _parsed(spec, now)
     row = _load(session, acting.tenant_id, disposition_id)
     artifact = by_numbers(session, acting.tenant_id, (row.artifact_id,)).get(row.artifact_id)
-    if row.state != OPEN or artifact is None or artifact.status in ENDED:
+    if row.state != OPEN or not _is_there(session, row, artifact):
         raise NotOpen("disposition", disposition_id, row.state if row.state != OPEN else GONE, "decided")
-    if data_class is not None:
+    if artifact is None:
+        _refuse_reclassified_key(data_class)
+    elif data_class is not None:
         _reclassify(session, acting.tenant_id, artifact, data_class)
     elif until is not None:
         write_hints(session, acting.tenant_id, {artifact.id: until})
     body = {
         "disposition": disposition_id,
-        "artifact": public_name(artifact),
+        **_named(row, artifact),
         "decision": decision,
         "until": None if until is None else until.isoformat(),
         "data_class": data_class,
@@ -151,13 +178,34 @@ def decide_disposition(
     return view_of(row, artifact, now)
 
 
-def view_of(row: DispositionRow, artifact: Artifact, now: datetime) -> dict[str, Any]:
-    """A disposition as the contract shows it."""
+def _is_there(session: Session, row: DispositionRow, artifact: Artifact | None) -> bool:
+    """Whether the item still exists."""
+    if row.key_id is None:
+        return artifact is not None and artifact.status not in ENDED
+    key = session.get(DataKey, (row.tenant_id, row.key_id))
+    return key is not None and key.state in OPENING
+
+
+def _named(row: DispositionRow, artifact: Artifact | None) -> dict[str, Any]:
+    """What the item is called: an artifact's public name, or a record key's id."""
+    return {"key": row.key_id} if artifact is None else {"artifact": public_name(artifact)}
+
+
+def _refuse_reclassified_key(data_class: str | None) -> None:
+    """What was recorded stays under the class whose key sealed it. Raises: InvalidDeclaration."""
+    if data_class is not None:
+        faults = Faults("disposition")
+        faults.add("decision", "a record key stays in its class; erase or extend it")
+        faults.raise_any()
+
+
+def view_of(row: DispositionRow, artifact: Artifact | None, now: datetime) -> dict[str, Any]:
+    """A disposition as the contract shows it: of an artifact, or of a record key."""
     return {
         "id": f"dsp_{row.id:016x}",
-        "artifact": public_name(artifact),
-        "data_class": artifact.data_class,
-        "store": artifact.store,
+        **_named(row, artifact),
+        "data_class": row.data_class if artifact is None else artifact.data_class,
+        "store": VAULT if artifact is None else artifact.store,
         "rule": row.rule,
         "state": row.state,
         "opened_at": row.opened_at,

@@ -39,8 +39,13 @@ _REVIEWED = (
     "SELECT id, artifact_id, kept_until, state FROM disposition "
     "WHERE tenant_id = ? AND decided_at IS NOT NULL AND artifact_id"
 )
+_REVIEWED_KEYS = (
+    "SELECT id, key_id, kept_until, state FROM disposition WHERE tenant_id = ? AND decided_at IS NOT NULL AND key_id"
+)
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _NOT_REVIEWED = (None, "")
+_BY_HAND = ("erase", "gone")
+"""What a human decided of a key holds for the parts of it that outlived it, too."""
 CLAIM = "claim"
 PART: Literal["entry"] = "entry"
 """The kind of items that are one part of the record."""
@@ -183,12 +188,14 @@ def load_keys(
     active = [row.key_id for row in rows if schedules[row.data_class].rules.starts == "last_activity"]
     activity = last_activity(session, tenant_id, active)
     clocks = clocks_of(session, tenant_id, rows, {name: one.rules.starts for name, one in schedules.items()})
+    reviewed = _reviewed_keys(session, tenant_id, [row.key_id for row in rows])
     found = []
     for row in rows:
         person = frozenset({row.subject_id}) if row.subject_id else frozenset[int]()
         end = month_end(row.month)
         last = activity.get(row.key_id)
         clock = clocks.get(row.key_id, NO_CLOCK)
+        kept_until, review = reviewed.get(row.key_id, _NOT_REVIEWED)
         found.append(
             Candidate(
                 kind="key",
@@ -205,7 +212,9 @@ def load_keys(
                     last_activity=None if last is None else max(last, end),
                     consent_until=clock.consent_until,
                     events=clock.events,
+                    kept_until=kept_until,
                 ),
+                erase_by_hand=review in _BY_HAND,
             )
         )
     return found
@@ -225,7 +234,12 @@ def load_kept(
             continue
         about = part.subjects
         item = replace(key.item, subjects=about, own_subjects=about, scopes=part.scopes, entry=part.idx)
-        found.append(Candidate(kind=PART, ref=row.ref, data_class=key.data_class, store=VAULT, item=item))
+        found.append(
+            Candidate(
+                kind=PART, ref=row.ref, data_class=key.data_class, store=VAULT, item=item,
+                erase_by_hand=key.erase_by_hand,
+            )
+        )  # fmt: skip
     return found
 
 
@@ -257,7 +271,10 @@ def load_entry(session: Session, tenant_id: int, entry_id: str, schedules: Mappi
         rules = schedules[row.data_class].rules
         clocks = [one.item for one in load_keys(session, tenant_id, keys, schedules)]
         first = min(clocks, key=lambda one: decide.class_end(one, rules) or _NEVER)
-        item = replace(item, last_activity=first.last_activity, consent_until=first.consent_until, events=first.events)
+        item = replace(
+            item, last_activity=first.last_activity, consent_until=first.consent_until, events=first.events,
+            kept_until=first.kept_until,
+        )  # fmt: skip
     return Candidate(kind=PART, ref=entry_id, data_class=row.data_class, store=VAULT, item=item)
 
 
@@ -370,3 +387,9 @@ def _reviewed(session: Session, tenant_id: int, ids: Sequence[int]) -> dict[int,
     """Until when the newest decision of a human keeps each item, and what it was."""
     rows = sorted(bulk.select_in(session, _REVIEWED, (tenant_id,), sorted(set(ids)), "int8"))
     return {artifact_id: (bulk.moment(kept_until), state) for _, artifact_id, kept_until, state in rows}
+
+
+def _reviewed_keys(session: Session, tenant_id: int, ids: Sequence[str]) -> dict[str, tuple[datetime | None, str]]:
+    """The same of record keys."""
+    rows = sorted(bulk.select_in(session, _REVIEWED_KEYS, (tenant_id,), sorted(set(ids)), "text"))
+    return {key_id: (bulk.moment(kept_until), state) for _, key_id, kept_until, state in rows}

@@ -79,6 +79,7 @@ class SweepRow(SQLModel, table=True):
 class DispositionRow(SQLModel, table=True):
     """An item whose class ends in a review: waits for a human, or was decided by one.
 
+    `artifact_id` is 0 where it is a record key, which `key_id` then names.
     `state`: open, erase (a run has it), extended, reclassified, gone. `kept_until` is the end of an extension.
     """
 
@@ -86,6 +87,7 @@ class DispositionRow(SQLModel, table=True):
     tenant_id: int = Field(primary_key=True, sa_type=_big)
     id: int = Field(primary_key=True, sa_type=_big)
     artifact_id: int = Field(sa_type=_big)
+    key_id: str | None = Field(default=None, max_length=32)
     data_class: str = Field(max_length=64)
     rule: str = Field(max_length=24)
     state: str = Field(default="open", max_length=16)
@@ -98,6 +100,7 @@ class DispositionRow(SQLModel, table=True):
     sealed: bytes | None = Field(default=None, sa_type=_bytes)
     __table_args__ = (
         sa.Index("ix_disposition_artifact", "tenant_id", "artifact_id"),
+        sa.Index("ix_disposition_key", "tenant_id", "key_id"),
         sa.Index("ix_disposition_state", "tenant_id", "state", "id"),
     )
 

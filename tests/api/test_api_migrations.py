@@ -88,6 +88,7 @@ def test_tables_of_ours_without_a_revision_are_left_alone_and_those_of_others_ar
 REVISIONS = {
     "0001_first.py": "90c87768820ac2477ce0e87e895f959c920164b5cd9fb63d78d19ad427895b07",
     "0002_parts_payload_consents.py": "5f8b730aa148678c2c24218259a92ac04f49f32bd5f5baf7b2017ce7d7f4b753",
+    "0003_reviews_of_record_keys.py": "a007f2b797c57c15ade6e9e1b8ea573483c7ebb0ad1b7827f76ab6e06b146d81",
 }
 """What was merged once is history: databases stand at it. A change of the models is a new revision."""
 
