@@ -4,7 +4,7 @@ Guarantees: an object goes only when its lock is over by the clock and by the st
 that every batch puts into it that no key opens it any more. Headers, batches, checkpoints and proofs are never touched.
 An object that no batch names (a crash between two writes left it) goes when its lock is over, after the batches of its
 time in the bucket were asked as well as the index. A log that is read-only because of a contradiction loses nothing.
-An object that cannot be judged, because a batch that names it, or may name it, is damaged, stays and is told; all
+An object that cannot be judged, because a batch that names it, or may name it, cannot be read, stays and is told; all
 others go on. A name that this program does not write is passed over, and never deleted.
 Whose keys are gone is another's word (`PartsGone`); why an object may go is not known here.
 
@@ -59,6 +59,8 @@ LISTED = 20_000
 """How many names one call of `mark` lists at most."""
 REASONS = 5
 """Of how many failures one run tells why."""
+AWAY = 10
+"""After so many objects in a row for which the store did not answer, it counts as away, and not the objects as bad."""
 _BATCHES_HELD = 4
 
 
@@ -287,12 +289,23 @@ class Expiry:
         if log is None:
             return Found()
         verdicts: dict[str, str] = {}
+        away = 0
         after: tuple[int, str] | None = (ORPHAN - 1, "")
         while after is not None and _count(verdicts, "gone", "orphan") < cap and len(verdicts) < LISTED:
             page, after = self._dirty(tenant_id, now, after, cap)
             for name in page:
-                if name not in verdicts:
-                    verdicts[name] = self._judged(tenant_id, log, name)
+                if name in verdicts:
+                    continue
+                try:
+                    verdicts[name] = self._verdict(tenant_id, log, name)
+                    away = 0
+                except (StoreUnavailable, StoreDenied):
+                    away += 1
+                    if away == AWAY:
+                        raise  # nothing is known of any object then
+                    verdicts[name] = "unclear"
+                except LedgerError:
+                    verdicts[name] = "unclear"
         gone = [name for name, verdict in verdicts.items() if verdict in ("gone", "orphan")]
         chosen = {name: verdicts[name] for name in gone[:cap]}
         return Found(
@@ -326,15 +339,6 @@ class Expiry:
             ).all()
         last = (rows[-1].batch_first, rows[-1].name) if len(rows) == limit else None
         return [row.name for row in rows], last
-
-    def _judged(self, tenant_id: int, log: _Log, name: str) -> str:
-        """The verdict; `unclear` where a batch is damaged. Raises: StoreUnavailable, StoreDenied."""
-        try:
-            return self._verdict(tenant_id, log, name)
-        except (StoreUnavailable, StoreDenied):
-            raise  # nothing is known of any object then
-        except LedgerError:
-            return "unclear"
 
     def _verdict(self, tenant_id: int, log: _Log, name: str) -> str:
         """Whether every part in the object is without a key (`gone`), none is in it (`orphan`), or it stays."""

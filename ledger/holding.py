@@ -18,7 +18,7 @@ from sqlmodel import Session, col
 
 from ledger.batches import batch_key, decode_batch
 from ledger.errors import LedgerError, ObjectMissing, StoreDenied, StoreUnavailable
-from ledger.expiry import parts_of
+from ledger.expiry import AWAY, parts_of
 from ledger.head import Transactions
 from ledger.index import chunks
 from ledger.models import Instant, LogState, PayloadRow
@@ -51,18 +51,21 @@ class Holding:
     def objects_with(self, tenant_id: int, wanted: Mapping[int, Collection[tuple[int, int]]]) -> set[str]:
         """The names of the objects in which any of these (index, part number) lie, by their batches.
 
-        Raises: StoreUnavailable, StoreDenied.
+        Raises: StoreUnavailable, StoreDenied, for a store that is away.
         """
         log_id = self._log_id(tenant_id)
         found: set[str] = set()
+        away = 0
         for first, parts in sorted(wanted.items()):
             try:
                 objects = parts_of(decode_batch(self._locked.get(f"{log_id}/{batch_key(first)}")))
-            except (StoreUnavailable, StoreDenied):
-                raise
-            except LedgerError:
+            except LedgerError as error:
+                away = away + 1 if isinstance(error, StoreUnavailable | StoreDenied) else 0
+                if away == AWAY:
+                    raise
                 found |= self._known_of(tenant_id, first)
                 continue
+            away = 0
             for name, sealed in objects.items():
                 if any((part.idx, part.number) in parts for part in sealed):
                     found.add(name)
@@ -96,22 +99,23 @@ class Holding:
     def set(self, tenant_id: int, names: Collection[str], *, on: bool) -> Told:
         """Hold these objects or let them go. One that is gone counts as told: nothing is left to hold.
 
-        Raises: StoreUnavailable, after what was told before it is noted.
+        Raises: StoreUnavailable for a store that is away, after what it took before is noted.
         """
         store, log_id, done = self._locked, self._log_id(tenant_id), Told()
         if not isinstance(store, HoldingStore):
             return done
-        away: StoreUnavailable | None = None
+        away: list[StoreUnavailable] = []
         for name in sorted(names):
             try:
                 with contextlib.suppress(ObjectMissing):
                     store.hold(f"{log_id}/{name}", on=on)
-            except StoreUnavailable as error:
-                away = error
-                break
             except LedgerError as error:
                 done.refused[name] = str(error)
+                away = [*away, error] if isinstance(error, StoreUnavailable) else []
+                if len(away) == AWAY:
+                    break
                 continue
+            away = []
             done.names.append(name)
         with self._transactions(tenant_id) as session:
             for some in chunks(done.names):
@@ -120,8 +124,8 @@ class Holding:
                     .where(col(PayloadRow.tenant_id) == tenant_id, col(PayloadRow.name).in_(some))
                     .values(held=on)
                 )
-        if away is not None:
-            raise away
+        if len(away) == AWAY:
+            raise away[-1]
         return done
 
     def prolong(self, tenant_id: int, now: datetime, *, limit: int = 1_000) -> int:
@@ -139,15 +143,17 @@ class Holding:
                 col(PayloadRow.until) > sa.literal(now, Instant()),
             )
             names = sorted(set(session.scalars(query.limit(limit))))
-        done = 0
+        done = away = 0
         for name in names:
             until = now + 2 * AHEAD
             try:
                 store.prolong(f"{log_id}/{name}", until)
-            except StoreUnavailable:
-                break  # nor for the others
-            except LedgerError:
+            except LedgerError as error:
+                away = away + 1 if isinstance(error, StoreUnavailable) else 0
+                if away == AWAY:
+                    break  # it would not answer for the others either
                 continue
+            away = 0
             with self._transactions(tenant_id) as session:
                 session.connection().execute(
                     sa.update(PayloadRow)

@@ -19,7 +19,7 @@ from erasure.errors import HoldNotCarried
 from erasure.legal_holds import LegalHolds
 from erasure.sweep_copies import Sweeps
 from ledger.batches import batch_key
-from ledger.errors import ObjectLocked, StoreDenied
+from ledger.errors import ObjectLocked, StoreDenied, StoreUnavailable
 from ledger.holding import Holding
 from ledger.models import PayloadRow
 from registry import artifacts
@@ -148,14 +148,14 @@ def test_without_holds_a_look_asks_nothing_of_the_record(house: Any) -> None:
 
 
 class Stubborn:
-    """The record's store, which takes no hold for one object."""
+    """The record's store, which takes no hold for one object, and says that it is refused or that it is away."""
 
-    def __init__(self, inner: Any, name: str) -> None:
-        self._inner, self.name = inner, name
+    def __init__(self, inner: Any, name: str, error: type[StoreDenied | StoreUnavailable]) -> None:
+        self._inner, self.name, self.error = inner, name, error
 
     def hold(self, key: str, *, on: bool) -> None:
         if key.endswith(self.name):
-            raise StoreDenied("as asked")
+            raise self.error("as asked")
         self._inner.hold(key, on=on)
 
     def prolong(self, key: str, until: datetime) -> None:
@@ -166,13 +166,14 @@ class Stubborn:
 
 
 @pytest.mark.parametrize("house", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("error", [StoreDenied, pytest.param(StoreUnavailable, marks=pytest.mark.slow)])
 def test_an_object_that_cannot_be_held_is_told_and_tried_again_and_keeps_no_other_from_being_held(
-    locked: Any, monkeypatch: pytest.MonkeyPatch
+    locked: Any, monkeypatch: pytest.MonkeyPatch, error: type[StoreDenied | StoreUnavailable]
 ) -> None:
     house = locked
     monkeypatch.setattr("erasure.legal_holds.SPAN", 1)
     [first], [second] = said(house, "chat", "one", "spoken"), said(house, "chat", "two", "spoken")
-    stubborn = Stubborn(house.services.locked, first)
+    stubborn = Stubborn(house.services.locked, first, error)
     house.parts = replace(house.parts, holding=Holding(stubborn, house.parts.transactions))
     hold(house, subjects=[ADA])
     for _ in range(2):
@@ -204,8 +205,24 @@ def test_one_damaged_batch_has_all_its_objects_held_and_stops_neither_the_others
     move(house, 2040, 7, 25)
     settle(house)
     assert {old, first, second} <= held(house)
+    settle(house)
     locks = [house.services.locked.head(f"{house.log_id}/{name}").locked_until for name in (old, first, second)]
     assert min(locks) > datetime(2040, 8, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("house", ["sqlite"], indirect=True)
+def test_one_lock_that_cannot_be_read_ends_no_other_under_a_hold(locked: Any) -> None:
+    house = locked
+    [first], [second] = said(house, "chat", "one", "spoken"), said(house, "chat", "two", "spoken")
+    hold(house, subjects=[ADA])
+    settle(house)
+    lock = house.services.settings.data / "objects" / ".lock" / house.log_id / first
+    lock.write_text("2040-08-01T00:00:00+00:0?")
+    move(house, 2040, 7, 25)
+    settle(house)
+    assert house.services.locked.head(f"{house.log_id}/{second}").locked_until > datetime(2040, 8, 1, tzinfo=UTC)
+    with pytest.raises(StoreUnavailable, match="cannot be read"):
+        house.services.locked.head(f"{house.log_id}/{first}")
 
 
 class Blobs:
