@@ -1,16 +1,24 @@
 """What a body may be: at most 16 MiB, of a known type, UTF-8.
 
-Guarantees: nothing beyond the limit is read; a refused body reaches no route. Bodies are buffered here once, so that a
-route never waits for a slow sender while it holds anything. Does not parse: `api.requests` does.
+Guarantees: nothing beyond the limit is read, and of a sender whose token nobody knows not more than `UNKNOWN_BYTES`; a
+refused body reaches no route. Bodies are buffered here once, so that a route never waits for a slow sender while it
+holds anything. Does not parse: `api.requests` does.
 """
 
 from __future__ import annotations
 
+from sqlalchemy.exc import OperationalError
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from api.auth import acting_of
 from api.errors import Problem, response_of
+from registry.errors import NotAuthenticated
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
+UNKNOWN_BYTES = 64 * 1024
+"""So much is held for anybody; many senders of whole bodies could fill the memory of a process."""
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _TYPES = ("application/json", "application/x-ndjson")
 
@@ -23,14 +31,14 @@ class BodyLimits:
         self._max = max_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Passes one request through, or answers 400, 413 or 415."""
+        """Passes one request through, or answers 400, 401, 413 or 415."""
         if scope["type"] != "http" or scope["method"] not in _WITH_BODY:
             await self._app(scope, receive, send)
             return
         try:
             body = await self._read(scope, receive)
-        except Problem as problem:
-            await response_of(problem, instance=scope.get("request_id"))(scope, receive, send)
+        except (Problem, NotAuthenticated, OperationalError) as error:
+            await response_of(error, instance=scope.get("request_id"))(scope, receive, send)
             return
         given = False
 
@@ -48,7 +56,7 @@ class BodyLimits:
         declared = headers.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > self._max:
             raise Problem("too-large", f"the body is {int(declared)} bytes, at most {self._max} are read")
-        pieces, size, more = [], 0, True
+        pieces, size, more, known = [], 0, True, False
         while more:
             message = await receive()
             if message["type"] == "http.disconnect":
@@ -57,6 +65,9 @@ class BodyLimits:
             size += len(piece)
             if size > self._max:
                 raise Problem("too-large", f"the body is larger than {self._max} bytes")
+            if size > UNKNOWN_BYTES and not known:
+                await run_in_threadpool(acting_of, Request(scope), scope["app"].state.services)
+                known = True
             pieces.append(piece)
             more = message.get("more_body", False)
         body = b"".join(pieces)

@@ -1,6 +1,7 @@
 """Every refusal is one documented problem that repeats nothing of what was sent."""
 
 import json
+import socket
 from typing import Any
 
 import httpx
@@ -134,6 +135,16 @@ def test_a_body_of_20_mib_is_413_whether_its_size_is_declared_or_not(service: An
     except httpx.WriteError:
         return  # the service closed while we still sent: nothing beyond the limit was read
     problem(answer, 413, "too-large")
+
+
+def test_a_large_body_of_somebody_unknown_is_not_read_to_its_end(service: Any) -> None:
+    # Each was held whole before anybody was asked for a token: a few hundred senders filled a server's memory.
+    host, port = service.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as line:
+        head = "POST /v1/record/entries HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        line.sendall(f"{head}Authorization: Bearer mun_{'a' * 43}\r\nContent-Length: 1000000\r\n\r\n".encode())
+        line.sendall(b" " * 100_000)
+        assert line.recv(100).startswith(b"HTTP/1.1 401 ")
 
 
 def test_a_class_that_is_incomplete_names_everything_that_is_missing(service: Any) -> None:
