@@ -87,8 +87,8 @@ class QdrantConnector(VectorConnector):
         points = Points(self._path, self._own, self.owner, limit)
         known, evidence = set(points.collections()), {}
         with locked(self._path, limit):
-            for name in collections:
-                if name in known and not points.vacuum(name):
+            for name in (each for each in collections if each in known):
+                if not points.vacuum(name):
                     return report(Level.L1, "another process reads a collection's file: its log stays", _METHOD)
                 evidence[mark(name)] = "vacuumed"
         detail = f"{len(evidence)} files rewritten; freed disk blocks and copies were not looked at"
@@ -216,7 +216,7 @@ class Points(Places):
                 for number in numbers:
                     blob = connection.execute("SELECT point FROM points WHERE rowid = ?", (number,)).fetchone()[0]
                     try:
-                        read, state = _state(blob)
+                        read, state = state_of(blob)
                         state["payload"] = dict(changes[identity])
                         written = write_pickle(read)
                     except (ValueError, KeyError, TypeError, AttributeError):
@@ -256,7 +256,7 @@ def _identity(key: str) -> PointId:
     raise StoreUnreachable("qdrant", "a row has a key that cannot be read")
 
 
-def _state(blob: bytes) -> tuple[Any, dict[str, Any]]:
+def state_of(blob: bytes) -> tuple[Any, dict[str, Any]]:
     """Return what a row holds, and the part of it that is the point. Raises: ValueError, KeyError and the like."""
     read = read_pickle(blob)
     state = read.content["state"] if isinstance(read, Made) else read
@@ -267,7 +267,7 @@ def _state(blob: bytes) -> tuple[Any, dict[str, Any]]:
 def _opened(blob: bytes) -> Point:
     """Return the point of a row. Raises: StoreUnreachable."""
     try:
-        _, state = _state(blob)
+        _, state = state_of(blob)
         identity, payload = state["id"], state.get("payload") or {}
         vectors = tuple(tuple(each) for each in _vectors(state.get("vector")))
     except (ValueError, KeyError, TypeError, AttributeError):

@@ -1,6 +1,6 @@
 """Qdrant's local folders: `meta.json`, and one `storage.sqlite` of pickled points a collection. Source: §1d, §2.5.
 
-Guarantees: points are read by `scanning.pickled`, which runs nothing. Whose a point is comes from its payload.
+Guarantees: points are read as kind `qdrant` reads them, which runs nothing. Whose a point is comes from its payload.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from connectors.qdrant import state_of
 from connectors.scanning.database import SqliteReader, Unreadable
 from connectors.scanning.look import TIMES, Found, Look, time_of
-from connectors.scanning.pickled import NotPlain, plain_pickle
 from connectors.scanning.report import DryRun, Place
-from connectors.serialized import Made
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -56,9 +55,7 @@ def scan_points(db: SqliteReader, look: Look, place: Place, collection: str) -> 
             place.rows += 1
             data = blob if isinstance(blob, bytes) else b""
             place.bytes += len(data)
-            try:
-                point = _point(plain_pickle(data))
-            except NotPlain:
+            if (point := _point(data)) is None:
                 bad += 1
                 place.ages.add(None)
                 continue
@@ -97,18 +94,12 @@ def _note(look: Look, place: Place, collection: str, point: Mapping[str, Any], d
         look.sink(place, Found(locator=locator, owners=(owner,) if owner else (), at=at))
 
 
-def _point(value: Any) -> dict[str, Any]:
-    """Return id and payload of a point, whose class keeps its fields in its state. Raises: NotPlain."""
-    if isinstance(value, Made):
-        value = value.content
-    if isinstance(value, tuple) and value and isinstance(value[0], dict):
-        value = value[0]
-    if isinstance(value, dict) and isinstance(value.get("__dict__"), dict):
-        value = value["__dict__"]
-    if not isinstance(value, dict) or "id" not in value:
-        raise NotPlain("it is no point")
-    payload = value.get("payload")
-    return {
-        "id": value["id"],
-        "payload": {str(name): each for name, each in payload.items()} if isinstance(payload, dict) else {},
-    }
+def _point(blob: bytes) -> dict[str, Any] | None:
+    """Return id and payload of a row's point, None where kind `qdrant` could not read it either."""
+    try:
+        _, state = state_of(blob)
+        identity, payload = state["id"], state.get("payload")
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    held = {str(name): each for name, each in payload.items()} if isinstance(payload, dict) else {}
+    return {"id": identity, "payload": held}

@@ -304,6 +304,17 @@ def test_looking_changes_no_file(bed: QdrantBed) -> None:
     assert state() == before
 
 
+def test_a_collection_that_is_gone_meanwhile_was_not_rewritten(bed: QdrantBed) -> None:
+    item = Item(copy_id="c", locator=bed.put("mia-0", text_of("mia-0"), "mia"))
+    with bed.open() as connector:
+        erase(connector, [item])
+        with bed.client() as client:
+            client.delete_collection("notes")
+        bed.release()
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+    assert report.evidence == {}, "nothing of that name was rewritten, and one of that name may come again"
+
+
 def test_check_leaves_no_folder_behind(bed: QdrantBed) -> None:
     with bed.open() as connector:
         assert connector.check(now=NOW, deadline=30).findings == ()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 import random
 import sqlite3
 import subprocess
@@ -24,7 +23,6 @@ from langgraph.store.sqlite import SqliteStore
 
 from connectors.base import Item, open_connector
 from connectors.scanning.look import Found, time_of, time_of_uuid
-from connectors.scanning.pickled import NotPlain, plain_pickle
 from connectors.scanning.plain import as_json, lines, sentences
 from connectors.scanning.report import LIMIT, Names, Place, Scan
 from connectors.scanning.scan import TargetUnknown, scan
@@ -547,45 +545,6 @@ def test_counting_names_stays_bounded_and_says_so() -> None:
     assert not names.complete
     assert len(names) <= LIMIT + 10
     assert "new" not in names
-
-
-plain_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text() | st.binary(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner),
-    max_leaves=20,
-)
-
-
-@given(plain_values, st.sampled_from([3, 4, 5]))
-def test_plain_pickles_are_read_as_they_were_written(value: Any, protocol: int) -> None:
-    assert plain_pickle(pickle.dumps({"a": value, "b": [0.5, -2.0]}, protocol)) == {"a": value, "b": [0.5, -2.0]}
-
-
-def test_a_long_run_of_numbers_is_kept_as_their_count() -> None:
-    found = plain_pickle(pickle.dumps({"vector": [n / 7 for n in range(100)], "payload": {"user_id": "ada"}}, 4))
-    assert [each.count for each in found["vector"]] == [100]
-    assert found["payload"] == {"user_id": "ada"}
-
-
-@given(st.binary(max_size=300))
-def test_no_bytes_run_anything_or_raise_anything_else(data: bytes) -> None:
-    for candidate in (data, b"\x80\x04" + data, pickle.dumps({"a": [data]}, 4)[: len(data)]):
-        try:
-            plain_pickle(candidate)
-        except NotPlain:
-            continue
-
-
-class Trap:
-    def __reduce__(self) -> Any:
-        return os.system, ("touch /tmp/muniment-trap",)
-
-
-def test_a_pickle_that_would_run_a_command_stays_a_name() -> None:
-    found = plain_pickle(pickle.dumps({"a": Trap(), "b": 1}))
-    assert found["b"] == 1
-    assert found["a"].name.endswith(".system")
-    assert not Path("/tmp/muniment-trap").exists()
 
 
 @given(st.datetimes(min_value=datetime(1991, 1, 1), max_value=datetime(2099, 1, 1)))  # noqa: DTZ001 -- made aware below
