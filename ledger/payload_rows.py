@@ -8,25 +8,31 @@ nothing and reads no payload.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+
 import sqlalchemy as sa
 from sqlmodel import col
 
 from ledger.batches import batch_key, decode_batch, parse_batch_key
 from ledger.entry import decode_header
-from ledger.errors import LedgerError, StoreDenied, StoreUnavailable
+from ledger.errors import LedgerError, MalformedBatch, StoreDenied, StoreUnavailable
 from ledger.head import Transactions
-from ledger.index import chunks
 from ledger.models import PayloadRow, PayloadWalk
 from ledger.objects import ObjectStore
 from ledger.payload_names import rows_of
 
 FILLED = "filled"
 """The walk over the batches."""
-LOOKED = 2_000
-"""How many batches one call looks at."""
+LISTED = 200_000
+"""How many batches one call lists at most."""
+READ = 2_000
+"""How many batches one call reads, with a page more at most."""
+_PAGE = 500
 
 
-def fill(locked: ObjectStore, transactions: Transactions, tenant_id: int, log_id: str, *, limit: int = LOOKED) -> bool:
+def fill(locked: ObjectStore, transactions: Transactions, tenant_id: int, log_id: str, *, read: int = READ) -> bool:
     """Make the rows that are missing; whether all batches that were there were looked at. Raises: what listing raises.
 
     A batch that is written meanwhile has its rows from the writer.
@@ -36,29 +42,38 @@ def fill(locked: ObjectStore, transactions: Transactions, tenant_id: int, log_id
         if walk is not None and walk.ended:
             return True
         place = "" if walk is None else walk.place
-    firsts: list[int] = []
-    for key in locked.list(f"{log_id}/batch/", after=f"{log_id}/{place}" if place else None):
-        if len(firsts) == limit:
-            break
-        try:
-            firsts.append(parse_batch_key(key.removeprefix(f"{log_id}/")))
-        except LedgerError:
-            continue  # no batch; `muniment verify` names it
-    ended = len(firsts) < limit
-    for some in chunks(firsts):
-        with transactions(tenant_id, write=False) as session:
-            query = sa.select(col(PayloadRow.batch_first)).where(
-                col(PayloadRow.tenant_id) == tenant_id, col(PayloadRow.batch_first).in_(some)
-            )
-            known = set(session.scalars(query))
-        for first in some:
-            if first not in known:
-                _fill_batch(locked, transactions, tenant_id, f"{log_id}/{batch_key(first)}")
+    keys = locked.list(f"{log_id}/batch/", after=f"{log_id}/{place}" if place else None)
+    listed = done = 0
+    ended = False
+    while not ended and listed < LISTED and done < read:
+        page = list(islice(keys, _PAGE))
+        ended = len(page) < _PAGE
+        listed += len(page)
+        firsts = list(_firsts(page, log_id))
+        for first in _without_rows(transactions, tenant_id, firsts):
+            _fill_batch(locked, transactions, tenant_id, f"{log_id}/{batch_key(first)}")
+            done += 1
+        place = batch_key(firsts[-1]) if firsts else place
     with transactions(tenant_id) as session:
         walk = session.get(PayloadWalk, (tenant_id, FILLED)) or PayloadWalk(tenant_id=tenant_id, what=FILLED)
-        walk.place, walk.ended = batch_key(firsts[-1]) if firsts else place, ended
+        walk.place, walk.ended = place, ended
         session.add(walk)
     return ended
+
+
+def _firsts(keys: Sequence[str], log_id: str) -> Iterator[int]:
+    for key in keys:
+        with suppress(MalformedBatch):  # no batch; `muniment verify` names it
+            yield parse_batch_key(key.removeprefix(f"{log_id}/"))
+
+
+def _without_rows(transactions: Transactions, tenant_id: int, firsts: Sequence[int]) -> list[int]:
+    with transactions(tenant_id, write=False) as session:
+        query = sa.select(col(PayloadRow.batch_first)).where(
+            col(PayloadRow.tenant_id) == tenant_id, col(PayloadRow.batch_first).in_(firsts)
+        )
+        known = set(session.scalars(query))
+    return [first for first in firsts if first not in known]
 
 
 def _fill_batch(locked: ObjectStore, transactions: Transactions, tenant_id: int, key: str) -> None:

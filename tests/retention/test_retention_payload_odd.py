@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlmodel import col, delete, select
 
-from ledger import expiry
+from ledger import expiry, payload_rows
 from ledger.batches import batch_key
 from ledger.entry import uuid7
 from ledger.expiry import ORPHAN
@@ -104,6 +104,24 @@ def test_objects_from_before_there_were_rows_are_deleted_too(locked: Any, *, bef
     move(house, 2040, 8, 20)
     assert house.sweep()["payload_objects"]["deleted"] == len(entries)
     assert objects(house, JUNE_LOCK) == []
+
+
+def test_rows_are_made_a_bounded_number_of_batches_at_a_time_and_go_on_where_it_ended(
+    locked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house = locked
+    monkeypatch.setattr(payload_rows, "_PAGE", 1)
+    for number in range(3):
+        house.say("chat", f"line {number}", "spoken")
+    whole = {(row.name, row.batch_first) for row in rows(house)}
+    forget_rows(house)
+    house.services.locked.put(f"{house.log_id}/batch/{'x' * 90}", b"no batch", lock_until=None)
+    made = []
+    while not payload_rows.fill(house.services.locked, house.parts.transactions, house.tenant_id, house.log_id, read=1):
+        made.append(len(rows(house)))
+    assert sorted(set(made)) == made
+    assert len(made) >= 3
+    assert {(row.name, row.batch_first) for row in rows(house)} == whole
 
 
 def test_an_object_whose_batch_was_damaged_while_rows_were_made_is_judged_when_that_is_whole(locked: Any) -> None:
