@@ -63,8 +63,8 @@ class World:
         with sqlite3.connect(self.database_file) as db:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("CREATE TABLE note (id TEXT PRIMARY KEY, owner TEXT, text TEXT)")
-        settings = load(base / "data", allow_targets=f"file:{base}/stores/**,sqlite:{base}/stores/**")
-        self.services: Services = build(settings)
+        self._settings = load(base / "data", allow_targets=f"file:{base}/stores/**,sqlite:{base}/stores/**")
+        self.services: Services = build(self._settings)
         schema.bring(self.services.database)
         self.services.lease.take(self.services.clock.now(), force=True)
         made = create_tenant(self.services, "acme")
@@ -74,7 +74,13 @@ class World:
             self.tenant = Tenant(tenant_id=row.id, name=row.name, log_id=row.log_id)
         self.memory: dict[str, MemoryStore] = {}
         self.faults: dict[str, Faults] = {}
-        self.parts = Parts(
+        self.parts = self._made()
+        self.classes({"note": {}, "summary": {}})
+        self.store("db", "sql", {"url": f"sqlite:///{self.database_file}", "owner_field": "owner"})
+        self.store("cvs", "files", {"root": str(self.files)})
+
+    def _made(self) -> Parts:
+        return Parts(
             vault=self.services.vault,
             record=self.services.record,
             transactions=self.services.database.transaction,
@@ -89,9 +95,12 @@ class World:
             keep_part_rows=self.services.erasure.keep_part_rows,
             exports=self.services.exports_folder,
         )
-        self.classes({"note": {}, "summary": {}})
-        self.store("db", "sql", {"url": f"sqlite:///{self.database_file}", "owner_field": "owner"})
-        self.store("cvs", "files", {"root": str(self.files)})
+
+    def start_again(self) -> None:
+        """Another process over the same folder; the one before was closed, or killed."""
+        self.services = build(self._settings)
+        self.services.lease.take(self.services.clock.now(), force=True)
+        self.parts = self._made()
 
     def acting(self, principal: str = "ann") -> Acting:
         return Acting(

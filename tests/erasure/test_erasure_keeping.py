@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlmodel import Session, select
+from sqlmodel import select
 
 from api.verification import part_states
 from erasure.report_check import check
@@ -20,11 +20,8 @@ from registry.keeping import Derived
 from retention.holds import Holds
 from retention.parts import part_ref
 from tests.erasure.conftest import ADA, BOB, World
+from tests.erasure.crashing import Crash, break_commit, count_commits
 from vault.models import DataKey, PartKey
-
-
-class Crash(Exception):
-    pass
 
 
 def holds(world: World) -> Holds:
@@ -621,7 +618,9 @@ def test_a_crash_at_any_commit_keeps_exactly_the_held_part(
     make_world: Callable[[str], World], monkeypatch: pytest.MonkeyPatch, full_length: bool
 ) -> None:
     """Every transaction of a run fails once before its commit, and once after it."""
-    count = commits(make_world("count"), monkeypatch)
+    whole = make_world("count")
+    request, _ = prepared(whole)
+    count = count_commits(monkeypatch, lambda: advance(whole.parts, whole.tenant, request, whole.now))
     assert count > 10
     for number in range(1, count + 1) if full_length else (6, 9):
         for after in (False, True):
@@ -635,35 +634,3 @@ def test_a_crash_at_any_commit_keeps_exactly_the_held_part(
             assert world.text_of(entries[3]) == "words number 3 of Ada"
             world.work(12)
             assert_one_stays(world, request, entries)
-
-
-def commits(world: World, monkeypatch: pytest.MonkeyPatch) -> int:
-    request, _ = prepared(world)
-    count = 0
-    real = Session.commit
-
-    def counted(self: Session) -> None:
-        nonlocal count
-        count += 1
-        real(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "commit", counted)
-        advance(world.parts, world.tenant, request, world.now)
-    return count
-
-
-def break_commit(patch: pytest.MonkeyPatch, number: int, *, after: bool) -> None:
-    count = 0
-    real = Session.commit
-
-    def broken(self: Session) -> None:
-        nonlocal count
-        count += 1
-        if count == number:
-            if after:
-                real(self)
-            raise Crash(str(number))
-        real(self)
-
-    patch.setattr(Session, "commit", broken)

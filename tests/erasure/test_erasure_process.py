@@ -26,6 +26,7 @@ from ledger.entry import Kind
 from registry import artifacts
 from registry.models import Artifact, SubjectIdentifier, Tombstone
 from retention.models import HoldRow, SweepRow
+from tests.erasure.crashing import Crash, break_commit, count_commits
 from vault.models import DataKey
 
 TEXT = "Ada Lovelace wrote about her rash on Tuesday"
@@ -405,10 +406,6 @@ def test_after_completion_nothing_readable_of_the_person_is_in_the_registry(worl
 STEPS = ("begin", "close_keys", "destroy_record_keys", "bury", "destroy_identity", "rotate", "hand_over")
 
 
-class Crash(Exception):
-    pass
-
-
 def fill(world: Any) -> str:
     source = world.note("n1", TEXT)
     world.file("ada.txt", "Summary: Ada Lovelace complains about a rash", subjects=(), sources=(source,))
@@ -450,7 +447,9 @@ def test_a_crash_at_any_commit_reaches_the_same_end(
     make_world: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch, full_length: bool
 ) -> None:
     """Every transaction of a run fails once before its commit, and once after it."""
-    commits = _count_commits(make_world("count"), monkeypatch)
+    whole = make_world("count")
+    of_whole = fill(whole)
+    commits = count_commits(monkeypatch, lambda: advance(whole.parts, whole.tenant, of_whole, whole.now))
     assert commits > 10
     numbers = range(1, commits + 1)
     for number in numbers if full_length else random.Random(7).sample(numbers, 3):
@@ -458,44 +457,12 @@ def test_a_crash_at_any_commit_reaches_the_same_end(
             world = make_world(f"crash-{number}-{after}")
             request = fill(world)
             with monkeypatch.context() as patch:
-                _break_commit(patch, number, after=after)
+                break_commit(patch, number, after=after)
                 with pytest.raises(Crash):
                     advance(world.parts, world.tenant, request, world.now)
             world.services.vault.evict_all()
             world.work(12)
             assert_erased(world, request)
-
-
-def _count_commits(world: Any, monkeypatch: pytest.MonkeyPatch) -> int:
-    request = fill(world)
-    count = 0
-    real = Session.commit
-
-    def counted(self: Session) -> None:
-        nonlocal count
-        count += 1
-        real(self)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Session, "commit", counted)
-        advance(world.parts, world.tenant, request, world.now)
-    return count
-
-
-def _break_commit(patch: pytest.MonkeyPatch, number: int, *, after: bool) -> None:
-    count = 0
-    real = Session.commit
-
-    def broken(self: Session) -> None:
-        nonlocal count
-        count += 1
-        if count == number:
-            if after:
-                real(self)
-            raise Crash(str(number))
-        real(self)
-
-    patch.setattr(Session, "commit", broken)
 
 
 def assert_erased(world: Any, request: str) -> None:
