@@ -202,7 +202,8 @@ class _Kept:
         """Check that a certificate's checkpoint is the log's, and is the one that lies in the bucket."""
         place = "/certificate/log/checkpoint"
         try:
-            said = open_checkpoint(str(note).encode(), self._keys, self._keys[0].name)
+            # A lone surrogate becomes bytes that are no UTF-8, and no note.
+            said = open_checkpoint(str(note).encode(errors="surrogatepass"), self._keys, self._keys[0].name)
         except (MalformedNote, BadSignature) as error:
             raise ReportError(place, f"no checkpoint of this log: {error.reason}") from error
         key = f"{self._prefix}checkpoint/{said.size:020d}"

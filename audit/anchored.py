@@ -23,12 +23,14 @@ from audit.chain import RESTORE
 from audit.errors import BadPin
 from audit.findings import Findings, Verdict
 from audit.keys import LogKey, open_checkpoint
-from audit.reader import Reader, whole
+from audit.reader import Reader, uncovered, whole
 from ledger.checkpoint import parse_checkpoint, parse_note
 from ledger.errors import BadSignature, MalformedNote, ObjectHidden, ObjectMissing, StoreDenied, StoreUnavailable
 from ledger.tokens import check_answer
 
 FOLDER = "anchor/"
+LARGEST = 256 * 1024
+"""More bytes than any anchor has, which come from one exchange of 64 KiB: what is larger is not read."""
 _NAME = re.compile(r"([0-9]{20})-(?:([0-9a-f]{8})|([0-9a-f]{16}))(?:-([0-9a-f]{16}))?(\.tsr)?")
 """Tree size, key id of a witness or fingerprint of an authority, digest, and what ends the name of a time stamp."""
 _Anchor = tuple[str, re.Match[str]]
@@ -83,7 +85,10 @@ class AnchorCheck:
             if any(one.object == key for one in self.findings.kept):
                 continue
             try:
-                self._check(key, whole(self.reader, key), name)
+                if uncovered(self.reader, key).size > LARGEST:
+                    self._altered(key, f"no anchor has more than {LARGEST} bytes")
+                else:
+                    self._check(key, self.reader.get(key), name)
             except ObjectHidden:
                 self.findings.add(Verdict.HIDDEN, "a delete marker or a second version lies over it", object=key)
             except ObjectMissing:

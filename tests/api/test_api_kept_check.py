@@ -138,6 +138,23 @@ def test_a_certificate_that_its_own_issuer_changed_is_altered_though_its_name_fi
     ]
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"[]", b"\xff", b'{"certificate":[]}', b"[" * 5_000, b'{"certificate":{"request":1e400}}',
+        b'{"certificate":{"request":"R","version":"V","log":{"checkpoint":7}}}',
+        b'{"certificate":{"request":"R","version":"V","log":{"checkpoint":"\\ud800"}}}',
+    ],
+)  # fmt: skip
+def test_nonsense_under_a_certificate_s_name_is_altered_and_stops_nothing(stored: Stored, body: bytes) -> None:
+    parts = stored.key.rpartition("/")
+    body = body.replace(b'"R"', json.dumps(parts[0].rpartition("/")[2]).encode())
+    body = body.replace(b'"V"', json.dumps(parts[2].split("-")[1]).encode())
+    key = renamed(stored, body)
+    for pins in ((), (stored.world.certificate_key,)):
+        assert named(stored.check(stored.with_object(body, key), *pins)) == [(Verdict.ALTERED, key)]
+
+
 def test_a_certificate_under_another_head_than_the_bucket_s_is_forked_or_names_what_is_missing(stored: Stored) -> None:
     note = stored.world.document["certificate"]["log"]["checkpoint"]
     head = parse_checkpoint(parse_note(note.encode()).text)

@@ -13,6 +13,7 @@ import pytest
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from audit.anchored import LARGEST
 from audit.corruptions import Copy
 from audit.errors import BadPin
 from audit.findings import Report, Verdict
@@ -136,10 +137,11 @@ def test_a_damaged_checkpoint_is_named_and_what_stamps_it_is_not(stamped: Stampe
     [
         (lambda log, key: log.bucket.objects.update({key + "x": b""}), Verdict.ALTERED),
         (lambda log, key: log.bucket.objects.update({key.replace(".tsr", ""): b""}), Verdict.ALTERED),
+        (lambda log, key: log.bucket.objects.update({key: bytes(LARGEST + 1)}), Verdict.ALTERED),
         (lambda log, key: log.bucket.covered.update({key: b"x"}), Verdict.HIDDEN),
         (lambda log, key: log.bucket.denied.add(key), Verdict.UNREADABLE),
     ],
-    ids=["a foreign name", "a name without its end", "a second version", "no answer"],
+    ids=["a foreign name", "a name without its end", "far too large", "a second version", "no answer"],
 )
 def test_whatever_lies_among_the_anchors_is_judged(
     stamped: Stamped, change: Callable[[Copy, str], object], verdict: Verdict
