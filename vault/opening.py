@@ -29,10 +29,27 @@ _MONTH = re.compile(r"0000-00|\d{4}-(0[1-9]|1[0-2])")
 
 def open_key(keks: KekStore, row: AnyRow) -> bytes:
     """Return a data key's 32 bytes. Raises KeyDestroyed, KekDestroyed, KekUnknown, NotDecryptable."""
-    if row["wrapped"] is None:
-        raise KeyDestroyed(row["key_id"], row["destroyed_at"], row["request"])
-    kek = keks.get(str(row["tenant_id"]), row["group_no"], row["epoch"])
-    return unwrap(kek, binding_of(rows.KEYS, row), row["wrapped"])
+    return Opener(keks).open_key(row)
+
+
+class Opener:
+    """Opens the rows of one call: it asks for each key-encryption key once, which looks at the disk each time."""
+
+    __slots__ = ("_held", "_keks")
+
+    def __init__(self, keks: KekStore) -> None:
+        self._keks = keks
+        self._held: dict[tuple[int, int, int], bytes] = {}
+
+    def open_key(self, row: AnyRow) -> bytes:
+        """Return a data key's 32 bytes. Raises KeyDestroyed, KekDestroyed, KekUnknown, NotDecryptable."""
+        if row["wrapped"] is None:
+            raise KeyDestroyed(row["key_id"], row["destroyed_at"], row["request"])
+        place = (row["tenant_id"], row["group_no"], row["epoch"])
+        kek = self._held.get(place)
+        if kek is None:
+            kek = self._held[place] = self._keks.get(str(place[0]), *place[1:])
+        return unwrap(kek, binding_of(rows.KEYS, row), row["wrapped"])
 
 
 def slot_kek(keks: KekStore, tenant_id: int, slots: Slots) -> bytes:

@@ -92,19 +92,20 @@ class Vault:
         Raises KeyFenced for a fenced subject or a key that is being destroyed, KeyDestroyed for one that was, and
         KekDestroyed where the database is older than the key folder (restore the rows first).
         """
-        wanted = sorted(set(specs))
+        wanted = set(specs)
         given: dict[KeySpec, KeyHandle] = {}
         for spec in wanted:
             key_id = self._ids.get((tenant_id, spec))
             key32 = None if key_id is None else self._held(tenant_id, key_id)
             if key_id is not None and key32 is not None:
                 given[spec] = KeyHandle(key_id=key_id, key32=key32)
-        missing = [spec for spec in wanted if spec not in given]
+        missing = sorted(spec for spec in wanted if spec not in given)
         if missing:
             generations = self._generations()
             found = opening.rows_for_sealing(session, self.keks, tenant_id, missing, self._clock())
+            opener = opening.Opener(self.keks)
             for spec, row in found.items():
-                given[spec] = KeyHandle(key_id=row["key_id"], key32=opening.open_key(self.keks, row))
+                given[spec] = KeyHandle(key_id=row["key_id"], key32=opener.open_key(row))
                 self._keep(session, row, given[spec].key32, generations)
         return given
 
@@ -124,11 +125,12 @@ class Vault:
         if missing:
             generations = self._generations()
             found = rows.keys_by_id(rows.connection(session), tenant_id, missing)
+            opener = opening.Opener(self.keks)
             for key_id in missing:
                 if key_id not in found:
                     raise KeyUnknown(key_id)
                 try:
-                    opened[key_id] = opening.open_key(self.keks, found[key_id])
+                    opened[key_id] = opener.open_key(found[key_id])
                 except KeyDestroyed as fact:
                     destroyed[key_id] = fact
                 else:
