@@ -59,7 +59,7 @@ def create_tenant(services: Services, name: str) -> NewTenant:
         raise NameTaken("tenant", name)
     secrets: dict[str, str] = {}
     with services.database.founding() as session:
-        tenant = tenants.create_tenant(session, name, now)
+        tenant = tenants.create_tenant(session, name, now, is_taken=lambda number: services.keks.knows(str(number)))
         acting = Acting.system(tenant_id=tenant.id, tenant=tenant.name, log_id=tenant.log_id)
         Log.create(session, tenant.id, tenant.log_id)
         for class_name, spec in STARTER_CLASSES.items():

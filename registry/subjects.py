@@ -375,7 +375,8 @@ def _newest(session: Session, tenant_id: int, hashes: Sequence[bytes]) -> dict[b
     newest: dict[bytes, _Named] = {}
     for lookup, *row in bulk.select_in(session, _BY_NAME, (tenant_id,), sorted(set(hashes)), "bytea"):
         one = _Named._make(row)
-        newest[lookup] = max(newest.get(lookup, one), one)
+        if lookup not in newest or one > newest[lookup]:
+            newest[lookup] = one
     return newest
 
 

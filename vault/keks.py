@@ -83,6 +83,10 @@ class KekStore:
             capacity=4096, seconds=cache_seconds, monotonic=monotonic
         )
 
+    def knows(self, tenant: str) -> bool:
+        """Return whether there is a folder of that tenant, or of one that had the name before."""
+        return (self._keks / tenant).is_dir()
+
     def create(self, tenant: str, group_no: int, epoch: int) -> None:
         """Make the key of this epoch if there is none. Raises KekDestroyed: a destroyed epoch is never made again."""
         self._refuse_destroyed(tenant, group_no, epoch)

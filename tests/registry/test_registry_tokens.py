@@ -30,6 +30,22 @@ def test_tenants_are_listed_by_name_and_unique(house: Any) -> None:
             get_tenant(session, "nobody")
 
 
+def test_a_tenants_number_is_short_free_and_not_one_that_somebody_had_before(
+    house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with house.session() as session:
+        numbers = {create_tenant(session, f"t{number}", house.now).id for number in range(5)}
+        assert len(numbers) == 5
+        assert all(1_000 <= number < 2**15 for number in numbers), "two bytes in each row and index on SQLite"
+        assert house.alice.tenant_id not in numbers
+        free = min(set(range(1_000, 1_020)) - numbers - {house.alice.tenant_id})
+        monkeypatch.setattr("registry.tenants._NUMBERS", range(1_000, 1_020))
+        monkeypatch.setattr("registry.tenants._TRIES", 20)
+        assert create_tenant(session, "late", house.now, is_taken=lambda number: number != free).id == free
+        # Without a free one it is a surrogate like any other.
+        assert create_tenant(session, "last", house.now, is_taken=lambda _: True).id > 2**32
+
+
 def test_a_secret_speaks_for_its_principal_and_only_its_hash_is_kept(house: Any) -> None:
     tenant = house.alice.tenant_id
     with house.session() as session:
