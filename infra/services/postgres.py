@@ -43,7 +43,7 @@ DATABASE_SETTINGS = {
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",
-    "autovacuum_naptime": "5s",
+    "autovacuum_naptime": "1min",
     "timezone": "UTC",
 }
 

@@ -9,6 +9,7 @@ and it is why this server proves our client, never that data in it is safe: keep
 
 import contextlib
 import json
+import os
 import secrets
 import shutil
 import signal
@@ -147,8 +148,10 @@ def _start(program: Path, data: Path, config: Path, ports: dict[str, int]) -> "s
     for name, port in ports.items():
         command += [f"-{name}.port={port}", f"-{name}.port.grpc={port + GRPC_OFFSET}"]
     with (data.parent / "server.log").open("ab") as log:
+        # Its logs lie in the folder of temporary files, and stay there, unless that is its own.
+        env = os.environ | {"TMPDIR": str(data)}
         return subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd=data
+            command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd=data, env=env
         )
 
 
