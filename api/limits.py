@@ -7,6 +7,8 @@ holds anything. Does not parse: `api.requests` does.
 
 from __future__ import annotations
 
+import asyncio
+
 from sqlalchemy.exc import OperationalError
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -19,6 +21,7 @@ from registry.errors import NotAuthenticated
 MAX_BODY_BYTES = 16 * 1024 * 1024
 UNKNOWN_BYTES = 64 * 1024
 """So much is held for anybody; many senders of whole bodies could fill the memory of a process."""
+SILENT_SECONDS = 60.0
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 _TYPES = ("application/json", "application/x-ndjson")
 
@@ -26,9 +29,10 @@ _TYPES = ("application/json", "application/x-ndjson")
 class BodyLimits:
     """ASGI middleware: reads the whole body within the limits, then calls the service."""
 
-    def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, app: ASGIApp, max_bytes: int = MAX_BODY_BYTES, silent_seconds: float = SILENT_SECONDS) -> None:
         self._app = app
         self._max = max_bytes
+        self._silent = silent_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes one request through, or answers 400, 401, 413 or 415."""
@@ -58,7 +62,7 @@ class BodyLimits:
             raise Problem("too-large", f"the body is {int(declared)} bytes, at most {self._max} are read")
         pieces, size, more, known = [], 0, True, False
         while more:
-            message = await receive()
+            message = await self._next(receive)
             if message["type"] == "http.disconnect":
                 raise Problem("malformed", "the body ended early")
             piece = message.get("body", b"")
@@ -71,8 +75,16 @@ class BodyLimits:
             pieces.append(piece)
             more = message.get("more_body", False)
         body = b"".join(pieces)
+        if headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise Problem("unsupported-media-type", "send the body as it is, without Content-Encoding")
         _check(body, headers.get(b"content-type", b"").decode("latin-1"))
         return body
+
+    async def _next(self, receive: Receive) -> Message:
+        try:
+            return await asyncio.wait_for(receive(), self._silent)
+        except TimeoutError:
+            raise Problem("malformed", f"nothing of the body came for {self._silent:.0f} seconds") from None
 
 
 def _check(body: bytes, content_type: str) -> None:

@@ -15,6 +15,7 @@ from api import folder
 from api.app import create_app
 from api.commands.opening import opened
 from api.commands.options import CannotRun
+from api.heads import BoundedHeads
 from api.telemetry import forward, quiet_libraries
 from api.wiring import Services
 
@@ -44,6 +45,8 @@ def serve_folder(data: Path, *, host: str | None, port: int | None, roles: froze
         url = address_of(bound, services.settings.host)
         config = uvicorn.Config(
             create_app(services),
+            http=BoundedHeads,
+            ws="none",
             log_config=None,
             access_log=False,
             server_header=False,

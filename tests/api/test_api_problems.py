@@ -1,5 +1,6 @@
 """Every refusal is one documented problem that repeats nothing of what was sent."""
 
+import gzip
 import json
 import socket
 from typing import Any
@@ -135,6 +136,12 @@ def test_a_body_of_20_mib_is_413_whether_its_size_is_declared_or_not(service: An
     except httpx.WriteError:
         return  # the service closed while we still sent: nothing beyond the limit was read
     problem(answer, 413, "too-large")
+
+
+def test_an_encoded_body_is_415(service: Any) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    answer = service.role("admin").post("/v1/tokens", content=gzip.compress(b"{}"), headers=headers)
+    problem(answer, 415, "unsupported-media-type")
 
 
 def test_a_large_body_of_somebody_unknown_is_not_read_to_its_end(service: Any) -> None:
