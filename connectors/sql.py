@@ -419,6 +419,7 @@ class SqlConnector(Connector):
                 wanted.append(number)
         self._touch(now_open, batch.table, with_children=len(found) < len(batch.keys))
         answers |= self._delete(now_open, batch, wanted, forms)
+        self._touch_changed(now_open)
         run("COMMIT")  # 6
         return [answers[number] for number in range(len(batch.keys))]
 
@@ -462,6 +463,11 @@ class SqlConnector(Connector):
             total = sum(len(keys) for keys in found.values())
             notes.append(f"{total} rows of {child.table.label} by {child.on_delete}")
         return refused, f"; in the batch also {', '.join(notes)}" if notes else ""
+
+    def _touch_changed(self, now_open: _Open) -> None:
+        """Remember the tables that the database says this transaction changed, whatever made it do so."""
+        for schema, name in self._database.changed(now_open.connection):
+            self._touch(now_open, now_open.catalog.at(schema, name), with_children=False)
 
     def _touch(self, now_open: _Open, table: Table, *, with_children: bool) -> None:
         """Remember what `reclaim` has to rewrite; children too where rows of them went, or may have before a crash."""

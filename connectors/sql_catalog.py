@@ -101,10 +101,13 @@ class Catalog:
             raise BadLocator("table is a name")
         if (known := self._written.get(written)) is not None:
             return known
-        schema, name = self._find(written)
+        return self._written.setdefault(written, self.at(*self._find(written)))
+
+    def at(self, schema: str | None, name: str) -> Table:
+        """Return a table that is there."""
         if (schema, name) not in self._tables:
             self._tables[schema, name] = self._reflect(schema, name)
-        return self._written.setdefault(written, self._tables[schema, name])
+        return self._tables[schema, name]
 
     def written(self, table: Table) -> list[str]:
         """Return every way in which a locator may write this table's name."""

@@ -81,6 +81,9 @@ class Database(Protocol):
     def hides_rows(self, connection: sa.Connection, table: Table) -> bool:
         """Tell whether rows may exist that this connection cannot see."""
 
+    def changed(self, connection: sa.Connection) -> list[tuple[str, str]]:
+        """Return schema and name of the tables of which rows went or changed in this transaction: by triggers too."""
+
     def reclaim(
         self, connection: sa.Connection, tables: Mapping[str, Table], level: Level, now: datetime, limit: Deadline
     ) -> ReclaimReport:

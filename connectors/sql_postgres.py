@@ -189,6 +189,14 @@ class PostgresDatabase(Database):
         return bool(connection.exec_driver_sql("SELECT row_security_active(%s::regclass)", (_plain(table),)).scalar())
 
     @override
+    def changed(self, connection: sa.Connection) -> list[tuple[str, str]]:
+        rows = connection.exec_driver_sql(
+            "SELECT schemaname, relname FROM pg_catalog.pg_stat_xact_user_tables"
+            " WHERE n_tup_del + n_tup_upd > 0 AND schemaname !~ '^pg_'"
+        )
+        return [(schema, name) for schema, name in rows]
+
+    @override
     def reclaim(
         self, connection: sa.Connection, tables: Mapping[str, Table], level: Level, now: datetime, limit: Deadline
     ) -> ReclaimReport:
@@ -199,6 +207,8 @@ class PostgresDatabase(Database):
             return ReclaimReport(level=Level.L1, residual_until=residual, detail="nothing was reclaimed", method="none")
         evidence: dict[str, str] = {}
         problems: list[str] = []
+        if connection.exec_driver_sql("SHOW track_counts").scalar() != "on":
+            problems.append("track_counts is off, so what triggers changed elsewhere cannot be told")
         plain = [_plain(table) for table in tables.values()]
         size = self._size(connection, plain)
         for name in plain:

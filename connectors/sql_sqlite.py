@@ -139,6 +139,10 @@ class SqliteDatabase(Database):
         return False
 
     @override
+    def changed(self, connection: sa.Connection) -> list[tuple[str, str]]:
+        return []  # the file is rewritten in whole
+
+    @override
     def reclaim(
         self, connection: sa.Connection, tables: Mapping[str, Table], level: Level, now: datetime, limit: Deadline
     ) -> ReclaimReport:

@@ -279,6 +279,7 @@ class UnitConnector(SqlConnector):
                 now_open.rows.delete(replace(batch.only(wanted), table=table))  # 3
         if self._fenced and wanted:
             self._fence_of(now_open).add(tables[-1][1], [batch.keys[number] for number in wanted])
+        self._touch_changed(now_open)
         run("COMMIT")  # 4
         return [answers[number] for number in range(len(batch.keys))]
 

@@ -325,6 +325,26 @@ def test_a_role_that_may_not_renew_samples_gets_no_level_it_did_not_reach(bed: P
     assert "pg_statistic" in report.detail
 
 
+def test_what_a_trigger_deletes_elsewhere_is_reclaimed_too(bed: PostgresBed) -> None:
+    mine = [Item(copy_id="c", locator=bed.put("mia-0", text_of("mia-0"), "mia"))]
+    bed.put("ben-0", text_of("ben-0"), "ben")
+    bed.run("CREATE SCHEMA search")
+    bed.run('CREATE TABLE search."words of.notes" AS SELECT id, body FROM notes')
+    bed.run(
+        "CREATE FUNCTION unlist() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        ' DELETE FROM search."words of.notes" WHERE id = OLD.id; RETURN NULL; END $$'
+    )
+    bed.run("CREATE TRIGGER unlist AFTER DELETE ON notes FOR EACH ROW EXECUTE FUNCTION unlist()")
+    with bed.open() as connector:
+        erase(connector, mine)
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+    bed.run("CHECKPOINT")
+    (path,) = bed.run("""SELECT pg_relation_filepath('search."words of.notes"'::regclass)""")
+    ((content,),) = bed.run("SELECT pg_read_binary_file(%s, 0, 100000000, true)", path[0])
+    assert (report.level, text_of("mia-0").encode() in bytes(content)) == (Level.L2, False)
+    assert text_of("ben-0").encode() in bytes(content)
+
+
 def test_rows_of_tables_that_inherit_are_reclaimed_too(bed: PostgresBed) -> None:
     bed.run("CREATE TABLE old_notes () INHERITS (notes)")
     bed.run("INSERT INTO old_notes (id, person, body) VALUES ('mia-0', 'mia', %s)", text_of("mia-0"))
