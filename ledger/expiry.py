@@ -45,7 +45,7 @@ from ledger.index import chunks
 from ledger.models import EntryRow, Instant, LogState, PartRef, PayloadRow, PayloadWalk
 from ledger.objects import ObjectStore
 from ledger.payload_names import NO_LOCK, PREFIX, is_ours, lock_end_of
-from ledger.payload_rows import fill
+from ledger.payload_rows import fill, indexed_size
 
 ORPHAN = -1
 """Stands for a batch where no batch names the object."""
@@ -354,19 +354,26 @@ class Expiry:
             named = self._naming(log, name, start)
             if not named:
                 return "orphan"
-            self._adopt(tenant_id, name, named)
+            if not self._adopt(tenant_id, name, named):
+                return "stay"
         parts = [part for first in named for part in self._parts_in(log, first).get(name, ())]
         with self._transactions(tenant_id, write=False) as session:
             gone = self._gone(session, tenant_id, parts)
         return "gone" if parts and {(part.idx, part.number) for part in parts} <= set(gone) else "stay"
 
-    def _adopt(self, tenant_id: int, name: str, firsts: Sequence[int]) -> None:
-        """Give an object the rows that the index lacks, so that it is looked into when a key of these batches goes."""
+    def _adopt(self, tenant_id: int, name: str, firsts: Sequence[int]) -> bool:
+        """Give an object the rows that the index lacks, so that it is looked into when a key of these batches goes.
+
+        False where a batch is not indexed yet: its writer makes the rows then, and must not find them there.
+        """
         with self._transactions(tenant_id) as session:
+            if max(firsts) >= indexed_size(session, tenant_id):
+                return False
             for first in firsts:
                 if session.get(PayloadRow, (tenant_id, name, first)) is None:
                     row = PayloadRow(tenant_id=tenant_id, name=name, batch_first=first, until=lock_end_of(name))
                     session.add(row)
+        return True
 
     def _parts_in(self, log: _Log, first: int) -> Mapping[str, Sequence[SealedPart]]:
         if first not in log.parts:

@@ -1,9 +1,10 @@
 """Rows for payload objects of batches that were indexed before objects had rows, made once from the batches.
 
-Guarantees: every batch in the bucket is looked at once, in order, a bounded number in a call, from where the last call
-ended; a batch that has rows is not read. New rows are to be looked into, since keys may have gone before they were
-there. A damaged batch is passed over: an object that only it names has no row, cannot be judged, and stays. Deletes
-nothing and reads no payload.
+Guarantees: every batch that is indexed is looked at once, in order, a bounded number in a call, from where the last
+call ended; a batch that has rows is not read. One that is not indexed yet gets its rows together with its index, from
+the writer, and never here: rows that are there already would keep the writer from indexing it. New rows are to be
+looked into, since keys may have gone before they were there. A damaged batch is passed over: an object that only it
+names has no row, cannot be judged, and stays. Deletes nothing and reads no payload.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ from contextlib import suppress
 from itertools import islice
 
 import sqlalchemy as sa
-from sqlmodel import col
+from sqlmodel import Session, col
 
 from ledger.batches import batch_key, decode_batch, parse_batch_key
 from ledger.entry import decode_header
 from ledger.errors import LedgerError, MalformedBatch, StoreDenied, StoreUnavailable
 from ledger.head import Transactions
-from ledger.models import PayloadRow, PayloadWalk
+from ledger.models import LogState, PayloadRow, PayloadWalk
 from ledger.objects import ObjectStore
 from ledger.payload_names import rows_of
 
@@ -33,23 +34,21 @@ _PAGE = 500
 
 
 def fill(locked: ObjectStore, transactions: Transactions, tenant_id: int, log_id: str, *, read: int = READ) -> bool:
-    """Make the rows that are missing; whether all batches that were there were looked at. Raises: what listing raises.
-
-    A batch that is written meanwhile has its rows from the writer.
-    """
+    """Make the rows that are missing; whether all indexed batches were looked at. Raises: StoreUnavailable, …."""
     with transactions(tenant_id, write=False) as session:
         walk = session.get(PayloadWalk, (tenant_id, FILLED))
         if walk is not None and walk.ended:
             return True
         place = "" if walk is None else walk.place
+        size = indexed_size(session, tenant_id)
     keys = locked.list(f"{log_id}/batch/", after=f"{log_id}/{place}" if place else None)
     listed = done = 0
     ended = False
     while not ended and listed < LISTED and done < read:
         page = list(islice(keys, _PAGE))
-        ended = len(page) < _PAGE
         listed += len(page)
-        firsts = list(_firsts(page, log_id))
+        firsts = [first for first in _firsts(page, log_id) if first < size]
+        ended = len(page) < _PAGE or any(first >= size for first in _firsts(page, log_id))
         for first in _without_rows(transactions, tenant_id, firsts):
             _fill_batch(locked, transactions, tenant_id, f"{log_id}/{batch_key(first)}")
             done += 1
@@ -59,6 +58,12 @@ def fill(locked: ObjectStore, transactions: Transactions, tenant_id: int, log_id
         walk.place, walk.ended = place, ended
         session.add(walk)
     return ended
+
+
+def indexed_size(session: Session, tenant_id: int) -> int:
+    """How many entries the index has: batches beyond have no rows of any kind yet."""
+    state = session.get(LogState, tenant_id)
+    return 0 if state is None else state.size
 
 
 def _firsts(keys: Sequence[str], log_id: str) -> Iterator[int]:

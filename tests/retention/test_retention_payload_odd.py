@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from ledger import expiry, payload_rows
 from ledger.batches import batch_key
 from ledger.entry import uuid7
 from ledger.expiry import ORPHAN
-from ledger.models import PayloadRow, PayloadWalk
+from ledger.models import LogState, PayloadRow, PayloadWalk
 from ledger.payload_names import is_ours
 from tests.retention.test_retention_payload import BOB, JUNE_LOCK, destroy, locked, move, objects, orphan, read, rows
 
@@ -122,6 +123,30 @@ def test_rows_are_made_a_bounded_number_of_batches_at_a_time_and_go_on_where_it_
     assert sorted(set(made)) == made
     assert len(made) >= 3
     assert {(row.name, row.batch_first) for row in rows(house)} == whole
+
+
+def test_a_batch_that_is_not_indexed_yet_gets_no_rows_but_from_its_writer(locked: Any) -> None:
+    """Rows that were there already would keep the writer from ever indexing the batch."""
+    house = locked
+    house.say("chat", "one", "spoken")
+    last = house.say("chat", "two", "spoken", BOB)
+    destroy(house, "spoken")
+    first = read(house, last).row.batch_first
+    name = read(house, last).header.parts[0].object
+    forget_rows(house)
+    with house.transaction() as session:
+        state = session.get(LogState, house.tenant_id)
+        whole, state.size = state.size, first
+        session.add(state)
+    house.now += timedelta(days=80)
+    house.services.clock.move(timedelta(days=80))
+    assert house.parts.payload.mark(house.tenant_id, house.now) > 0
+    assert name not in house.parts.payload.plan(house.tenant_id, house.now, cap=10).all
+    assert max(row.batch_first for row in rows(house)) < first
+    with house.transaction() as session:
+        session.get(LogState, house.tenant_id).size = whole
+        expiry.mark(session, house.tenant_id, [ORPHAN])
+    assert name in house.parts.payload.plan(house.tenant_id, house.now, cap=10).all
 
 
 def test_an_object_whose_batch_was_damaged_while_rows_were_made_is_judged_when_that_is_whole(locked: Any) -> None:
