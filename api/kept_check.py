@@ -2,8 +2,8 @@
 
 Guarantees: reads only. Of a certificate: its bytes are those that its name stands for; its signature, its proofs and
 counts hold (`erasure.report_check`) by a pinned key; the checkpoint that it proves itself under is the bucket's.
-Of a key change: its note is signed by the keys before it, in order. No fewer objects lie there than the record says
-were made, and none is missing that the database knows to be stored. Without a pinned key for certificates their
+Of a key change: its note is signed by the keys before it, in order. No fewer certificates lie there than the record
+says were issued, and none is missing that the database knows to be stored. Without a pinned key for certificates their
 signatures are not checked, which the report says. Objects whose names this program does not write are told and not
 judged. Does not judge the record: `audit` does, and what it named is not compared again.
 """
@@ -120,8 +120,12 @@ class _Kept:
             if first and listed is not None:
                 now, before = windows(use, first, notes), windows(use, first, notes[:-1])
                 self._list(use, (now, now[:-1], before), listed)
-        if not self.found.counts:
-            self._require(count, Kind.KEY_ROTATED, f"{self._prefix}keys/", "changes of a key", pending=0)
+        told = self._report.made.get(Kind.KEY_ROTATED, 0)
+        if count < told and not self.found.counts:
+            self.notes.append(
+                f"the record tells of {told} changes of a key, and {count} lie here: one was told twice, as an earlier "
+                "version did after a crash, or one is gone that nothing was signed by"
+            )
 
     def _listed(self, hot: Reader) -> bytes | None:
         """Return the list of keys as it lies in the unlocked store; None where there is none."""
@@ -176,10 +180,13 @@ class _Kept:
             self.notes.append(
                 f"the signatures of {len(there)} certificates were not checked: no pinned key (--certificate-key)"
             )
-        if not self.found.counts:
-            pending = sum(not one.is_stored for one in known)
-            what = f"{self._prefix}{PREFIX}"
-            self._require(len(there), Kind.CERTIFICATE_ISSUED, what, "certificates", pending=pending)
+        made = self._report.made.get(Kind.CERTIFICATE_ISSUED, 0) - sum(not one.is_stored for one in known)
+        if len(there) < made and not self.found.counts:
+            detail = (
+                f"the record says that {made} certificates were issued, and {len(there)} lie here (one whose store was "
+                f"away at the time follows within minutes); {RESTORE}"
+            )
+            self.found.add(Verdict.MISSING, detail, object=f"{self._prefix}{PREFIX}")
 
     def _certificate(self, body: bytes, name: re.Match[str]) -> None:
         """Check one certificate. Raises: ReportError, and what reading its checkpoint raises."""
@@ -251,16 +258,6 @@ class _Kept:
             after = key
 
     # ── all of them ──
-
-    def _require(self, count: int, kind: Kind, where: str, what: str, *, pending: int) -> None:
-        """Name what the record says was made and does not lie there; what waits to be stored does not count."""
-        made = self._report.made.get(kind, 0) - pending
-        if count < made:
-            detail = (
-                f"the record says that {made} {what} were made, and {count} lie here (one whose store was away at the "
-                f"time follows within minutes); {RESTORE}"
-            )
-            self.found.add(Verdict.MISSING, detail, object=where)
 
     @contextmanager
     def _told(self, key: str) -> Iterator[None]:

@@ -53,7 +53,7 @@ from ledger.merkle import Frontier
 
 UNANCHORED = "unanchored: trusts the operator"
 MADE = (Kind.CERTIFICATE_ISSUED, Kind.KEY_ROTATED)
-"""Kinds of entries that tell of an object beside the record, of which there must be no fewer."""
+"""Kinds of entries that tell of an object beside the record: counted, for who knows where these lie."""
 _STREAM_HEX = 32
 _SILENCES_TOLD = 20
 
