@@ -42,14 +42,14 @@ CONSENTS_STAY = timedelta(days=366)
 LIMIT = 5_000
 """How many people one pass looks at."""
 _WALK = "people"
-_FROM_SETS = "SELECT DISTINCT m.subject_no FROM subject_set_member m"
+# Not EXISTS: PostgreSQL would make a join of it and read all copies, where one look-up a set is enough.
 _WITH_COPIES = (
-    f"{_FROM_SETS} WHERE m.tenant_id = ? AND EXISTS (SELECT 1 FROM artifact a "  # noqa: S608 - texts of ours
-    "WHERE a.tenant_id = m.tenant_id AND a.set_id = m.set_id AND a.status <> 'erased') AND m.subject_no"
+    "SELECT DISTINCT m.subject_no FROM subject_set_member m WHERE m.tenant_id = ? AND (SELECT 1 FROM artifact a "
+    "WHERE a.tenant_id = m.tenant_id AND a.set_id = m.set_id AND a.status <> 'erased' LIMIT 1) = 1 AND m.subject_no"
 )
 _TALKING = (
-    f"{_FROM_SETS} JOIN stream s ON s.tenant_id = m.tenant_id AND s.set_id = m.set_id "
-    "WHERE m.tenant_id = ? AND s.last_activity_at > ? AND m.subject_no"
+    "SELECT DISTINCT m.subject_no FROM subject_set_member m WHERE m.tenant_id = ? AND (SELECT 1 FROM stream s "
+    "WHERE s.tenant_id = m.tenant_id AND s.set_id = m.set_id AND s.last_activity_at > ? LIMIT 1) = 1 AND m.subject_no"
 )
 _WITH_KEYS = (
     "SELECT DISTINCT subject_id FROM vault_data_key WHERE tenant_id = ? AND data_class <> ? AND state <> ? "
