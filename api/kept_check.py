@@ -115,6 +115,7 @@ class _Kept:
                 count += 1
                 self._change(use, key, notes)
                 if self.found.counts:
+                    self._lose_keys(use)
                     return
             first = parse_change(notes[0]).old[0] if notes else next(iter(pins), "").partition(" ")[0]
             if first and listed is not None:
@@ -126,6 +127,12 @@ class _Kept:
                 f"the record tells of {told} changes of a key, and {count} lie here: one was told twice, as an earlier "
                 "version did after a crash, or one is gone that nothing was signed by"
             )
+
+    def _lose_keys(self, use: str) -> None:
+        """Judge no signature by keys that cannot be followed any more: it would be called wrong without being so."""
+        self._certificate_keys = ()
+        if use == LOG:
+            self._keys = []
 
     def _listed(self, hot: Reader) -> bytes | None:
         """Return the list of keys as it lies in the unlocked store; None where there is none."""
@@ -177,9 +184,8 @@ class _Kept:
             if one.is_stored and one.name not in there:
                 self._gone(f"{self._prefix}{one.name}")
         if there and not self._certificate_keys:
-            self.notes.append(
-                f"the signatures of {len(there)} certificates were not checked: no pinned key (--certificate-key)"
-            )
+            why = "a change of a key is damaged" if self.found.counts else "no pinned key (--certificate-key)"
+            self.notes.append(f"the signatures of {len(there)} certificates were not checked: {why}")
         made = self._report.made.get(Kind.CERTIFICATE_ISSUED, 0) - sum(not one.is_stored for one in known)
         if len(there) < made and not self.found.counts:
             detail = (

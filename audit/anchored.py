@@ -60,7 +60,10 @@ def _some(items: Iterable[_Anchor], count: int, source: random.Random) -> list[_
 
 @dataclass(slots=True, kw_only=True)
 class AnchorCheck:
-    """Checks the anchors of a bucket; `witnesses` are the key ids that `audit.heads` judges."""
+    """Checks the anchors of a bucket; `witnesses` are the key ids that `audit.heads` judges.
+
+    `keys_are_known`: as in `audit.verify.Options`.
+    """
 
     reader: Reader
     prefix: str
@@ -69,6 +72,7 @@ class AnchorCheck:
     findings: Findings
     authorities: Sequence[bytes] = ()
     witnesses: Collection[bytes] = ()
+    keys_are_known: bool = True
     _newest: dict[str, tuple[int, datetime]] = field(default_factory=dict)
     _unpinned: int = 0
     _unjudged: int = 0
@@ -151,7 +155,10 @@ class AnchorCheck:
                 return
             said = open_checkpoint(data, self.keys, self.origin)
         except (MalformedNote, BadSignature) as error:
-            self._altered(key, f"this is no checkpoint of the log ({error.reason})")
+            if isinstance(error, BadSignature) and not error.name and not self.keys_are_known:
+                self._unjudged += 1  # by a key that could not be followed, perhaps
+            else:
+                self._altered(key, f"this is no checkpoint of the log ({error.reason})")
             return
         if said.size != size or not any(signature.key_id.hex() == witness for signature in note.signatures):
             self._altered(key, f"its name stands for size {size} and another witness than the note inside")

@@ -178,6 +178,7 @@ class _Audit:
             findings=self.findings,
             authorities=[authority_pin(text) for text in options.authorities],
             witnesses={witness.key_id for witness in self.heads.witnesses},
+            keys_are_known=options.keys_are_known,
         )
         self.payload = PayloadCheck(
             reader=reader,

@@ -25,6 +25,7 @@ from ledger.keyring import CERTIFICATE, LOG, change_key, keys_prefix, read_windo
 from ledger.memory_objects import MemoryStore
 from ledger.signing import Ed25519Signer
 from tests.audit.conftest import small_log
+from tests.audit.test_audit_witness import cosigned
 from tests.erasure.test_erasure_report_check import issued, resigned
 
 __all__ = ["issued", "small_log"]
@@ -101,14 +102,24 @@ def test_a_certificate_that_is_what_was_issued_adds_nothing(stored: Stored) -> N
 
 
 @pytest.mark.scenario("L1")
-def test_any_changed_byte_of_a_certificate_is_altered_and_named_with_a_key_and_without(stored: Stored) -> None:
+def test_any_changed_byte_of_a_certificate_is_altered_and_named_with_a_key_and_without(
+    stored: Stored, full_length: bool
+) -> None:
     chance = random.Random(20261130)
-    for place in chance.sample(range(len(stored.body)), 60):
+    for place in chance.sample(range(len(stored.body)), 1_000 if full_length else 60):
         body = bytearray(stored.body)
         body[place] ^= chance.randrange(1, 256)
         for pins in ((stored.world.certificate_key,), ()):
             report = stored.check(stored.with_object(bytes(body)), *pins, known=False)
             assert named(report) == [(Verdict.ALTERED, stored.key)], place
+
+
+def test_behind_a_damaged_key_change_no_certificate_is_called_altered(stored: Stored) -> None:
+    for use in (LOG, CERTIFICATE):
+        key = f"{keys_prefix(stored.world.tenant.log_id, use)}000001"
+        report = stored.check(stored.with_object(b"damaged", key), Ed25519Signer.from_seed("x", b"x" * 32).vkey)
+        assert named(report) == [(Verdict.ALTERED, key)]
+        assert report.notes[-1].endswith("certificates were not checked: a change of a key is damaged")
 
 
 def test_without_a_pinned_key_the_signature_is_said_not_to_be_checked(stored: Stored) -> None:
@@ -266,19 +277,26 @@ def test_behind_a_damaged_key_change_checkpoints_could_not_be_checked_and_are_no
     changes: MemoryBucket, small_log: Copy
 ) -> None:
     first, second = (f"{keys_prefix(LOG_ID, LOG)}{number:06d}" for number in (1, 2))
-    log = KnownLog(tenant_id=None, tenant=None, log_id=LOG_ID)
+    known_log = KnownLog(tenant_id=None, tenant=None, log_id=LOG_ID)
     pinned = signer(LOG, 0).vkey
-    pins, whole = _followed(changes, log, LOG, pinned)
+    pins, whole = _followed(changes, known_log, LOG, pinned)
     assert (len(pins), whole) == (3, True)
     for damaged, known in ((second, 2), (first, 1)):
         bucket = changes.copy()
         bucket.objects[damaged] = bucket.objects[damaged][:-1]
-        pins, whole = _followed(bucket, log, LOG, pinned)
+        pins, whole = _followed(bucket, known_log, LOG, pinned)
         assert (len(pins), whole) == (known, False)
-    bucket = small_log.fresh().bucket
+    cosigned(log := small_log.fresh())
+    bucket = log.bucket
     bucket.objects |= {first: b"damaged"}
     report = verify_log(
-        log, bucket=bucket, hot=MemoryBucket(), keys=[pinned], certificate_keys=[], options=Options(), sessions=None
+        known_log,
+        bucket=bucket,
+        hot=MemoryBucket(),
+        keys=[pinned],
+        certificate_keys=[],
+        options=Options(),
+        sessions=None,
     )
     heads = [(Verdict.UNREADABLE, small_log.checkpoint(number)) for number in range(4)]
     assert sorted(named(report)) == sorted([(Verdict.ALTERED, first), *heads])
