@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationError, field_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 PREFIX = "MUNIMENT_"
 SECRET_PREFIX = "MUNIMENT_SECRET_"  # noqa: S105 - the name of a variable, not a secret
@@ -186,6 +186,31 @@ def load(data: Path | None = None, **overrides: object) -> Settings:
         raise SettingRefused(name, first["msg"]) from None
     _refuse_not_built(settings)
     return settings
+
+
+class _Given(Settings):
+    """Settings of which the environment knows nothing."""
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """What is given, and nothing else."""
+        del settings_cls, env_settings, dotenv_settings, file_secret_settings
+        return (init_settings,)
+
+
+def given(data: Path, **values: object) -> Settings:
+    """Returns the defaults for `data` with these values, whatever the environment and the folder's file say.
+
+    For what must never reach the operator's own database, stores and keys.
+    """
+    return _Given(**{**values, "data": data})  # type: ignore[arg-type]  # pydantic checks the values
 
 
 def _refuse_unknown(environment: Mapping[str, str]) -> None:

@@ -169,7 +169,7 @@ class Served:
 @contextmanager
 def served(data: Path, *, stores: Path, offset: timedelta, new: bool) -> Iterator[Served]:
     """Serve a data folder on a socket file with a clock `offset` ahead; `new` makes the folder and its tenant."""
-    chosen = settings.load(
+    chosen = settings.given(
         data, allow_targets=f"file:{stores}/**,sqlite:{stores}/**", clock_offset=offset, kek_grace=timedelta(0)
     )
     folder.make(chosen.data)

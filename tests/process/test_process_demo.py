@@ -34,6 +34,10 @@ def offline() -> list[str]:
 
 def test_the_demo_holds_every_check_offline_and_writes_only_into_its_temporary_folder(tmp_path: Path) -> None:
     places = environment(tmp_path)
+    # The demonstration erased in whatever database the operator had set, with a clock half a year ahead.
+    own = {"DATABASE_URL": f"sqlite:///{tmp_path}/own.db", "APPROVAL": "single"}
+    own |= {name: f"file://{tmp_path}/{name}" for name in ("OBJECT_STORE", "HOT_STORE", "KMS")}
+    places |= {f"MUNIMENT_{name}": value for name, value in own.items()}
     started = time.monotonic()
     process = subprocess.Popen(
         [*offline(), sys.executable, "-m", "api.cli", "demo"],
