@@ -99,6 +99,7 @@ class _Kept:
         self._named = {finding.object for finding in report.findings}
         self._prefix = f"{report.log_id}/"
         self._list_key = f"{report.log_id}/keys"
+        self._lost = False
 
     # ── key changes ──
 
@@ -113,8 +114,7 @@ class _Kept:
             notes: list[bytes] = []
             for key in self._bucket.list(keys_prefix(self._report.log_id, use)):
                 count += 1
-                self._change(use, key, notes)
-                if self.found.counts:
+                if not self._change(use, key, notes):
                     self._lose_keys(use)
                     return
             first = parse_change(notes[0]).old[0] if notes else next(iter(pins), "").partition(" ")[0]
@@ -122,7 +122,7 @@ class _Kept:
                 now, before = windows(use, first, notes), windows(use, first, notes[:-1])
                 self._list(use, (now, now[:-1], before), listed)
         told = self._report.made.get(Kind.KEY_ROTATED, 0)
-        if count < told and not self.found.counts:
+        if count < told:
             self.notes.append(
                 f"the record tells of {told} changes of a key, and {count} lie here: one was told twice, as an earlier "
                 "version did after a crash, or one is gone that nothing was signed by"
@@ -130,7 +130,7 @@ class _Kept:
 
     def _lose_keys(self, use: str) -> None:
         """Judge no signature by keys that cannot be followed any more: it would be called wrong without being so."""
-        self._certificate_keys = ()
+        self._lost, self._certificate_keys = True, ()
         if use == LOG:
             self._keys = []
 
@@ -152,25 +152,28 @@ class _Kept:
             detail = f"the list of {use} keys is not what their changes say; the next change writes it anew"
             self.found.add(Verdict.ALTERED, detail, object=self._list_key)
 
-    def _change(self, use: str, key: str, notes: list[bytes]) -> None:
-        """Check the next note, and put it to those before it."""
+    def _change(self, use: str, key: str, notes: list[bytes]) -> bool:
+        """Check the next note, and put it to those before it; whether it holds."""
         number = len(notes) + 1
         expected = f"{keys_prefix(self._report.log_id, use)}{number:06d}"
         if key > expected:
             detail = f"change {number} of the {use} key is missing, and a later one lies there; {RESTORE}"
             self.found.add(Verdict.MISSING, detail, object=expected)
-            return
+            return False
+        before = self.found.counts.total()
         with self._told(key):
             notes.append(whole(self._bucket, key))
             if key != expected or parse_change(notes[-1]).log_id != self._report.log_id:
                 raise LogForked(f"this is not change {number} of this log")
             windows(use, parse_change(notes[0]).old[0], notes)
+        return self.found.counts.total() == before
 
     # ── certificates ──
 
     def certificates(self, known: Sequence[KnownCertificate]) -> None:
         """Check every certificate that lies there, and that those that should do lie there."""
         there: set[str] = set()
+        before = self.found.counts.total()
         for key in self._bucket.list(f"{self._prefix}{PREFIX}"):
             name = key.removeprefix(self._prefix)
             match = NAME.fullmatch(name)
@@ -184,10 +187,10 @@ class _Kept:
             if one.is_stored and one.name not in there:
                 self._gone(f"{self._prefix}{one.name}")
         if there and not self._certificate_keys:
-            why = "a change of a key is damaged" if self.found.counts else "no pinned key (--certificate-key)"
+            why = "a change of a key is damaged" if self._lost else "no pinned key (--certificate-key)"
             self.notes.append(f"the signatures of {len(there)} certificates were not checked: {why}")
         made = self._report.made.get(Kind.CERTIFICATE_ISSUED, 0) - sum(not one.is_stored for one in known)
-        if len(there) < made and not self.found.counts:
+        if len(there) < made and self.found.counts.total() == before:
             detail = (
                 f"the record says that {made} certificates were issued, and {len(there)} lie here (one whose store was "
                 f"away at the time follows within minutes); {RESTORE}"

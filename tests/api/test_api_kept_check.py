@@ -46,13 +46,18 @@ class Stored:
     def body(self) -> bytes:
         return self.bucket.objects[self.key]
 
-    def check(self, bucket: MemoryBucket, *certificate_keys: str, known: bool = True, keys: bool = True) -> Report:
-        """What certificates add to the report of the record."""
+    def check(
+        self, bucket: MemoryBucket, *certificate_keys: str, known: bool = True, listed: bytes | None = None
+    ) -> Report:
+        """What certificates add to the report of the record; `listed`: what the unlocked store holds for the keys."""
         rows = known_certificates(self.sessions, self.world.tenant.tenant_id) if known else ()
-        pins = [self.world.log_key] if keys else []
-        return check_kept(
-            self.report, bucket=bucket, hot=MemoryBucket(), keys=pins, certificate_keys=certificate_keys, known=rows
-        )
+        hot = MemoryBucket({} if listed is None else {self.list_key: listed})
+        pins = [self.world.log_key]
+        return check_kept(self.report, bucket=bucket, hot=hot, keys=pins, certificate_keys=certificate_keys, known=rows)
+
+    @property
+    def list_key(self) -> str:
+        return f"{self.world.tenant.log_id}/keys"
 
     def with_object(self, body: bytes, key: str | None = None) -> MemoryBucket:
         changed = self.bucket.copy()
@@ -120,6 +125,19 @@ def test_behind_a_damaged_key_change_no_certificate_is_called_altered(stored: St
         report = stored.check(stored.with_object(b"damaged", key), Ed25519Signer.from_seed("x", b"x" * 32).vkey)
         assert named(report) == [(Verdict.ALTERED, key)]
         assert report.notes[-1].endswith("certificates were not checked: a change of a key is damaged")
+
+
+def test_a_wrong_list_of_keys_hides_no_certificate_that_is_wrong_or_gone(stored: Stored) -> None:
+    """The unlocked store is easier to write to: what lies there must not keep anything from being checked."""
+    body = resigned(stored.world, ("plan_hash",), lambda _: "0" * 64)
+    key = renamed(stored, body)
+    report = stored.check(stored.with_object(body, key), stored.world.certificate_key, listed=b"{}")
+    assert set(named(report)) == {(Verdict.ALTERED, key), (Verdict.ALTERED, stored.list_key)}
+    gone = stored.bucket.copy()
+    del gone.objects[stored.key]
+    report = stored.check(gone, stored.world.certificate_key, listed=b"{}", known=False)
+    folder = f"{stored.world.tenant.log_id}/certificate/"
+    assert set(named(report)) == {(Verdict.MISSING, folder), (Verdict.ALTERED, stored.list_key)}
 
 
 def test_without_a_pinned_key_the_signature_is_said_not_to_be_checked(stored: Stored) -> None:
