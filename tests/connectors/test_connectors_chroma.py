@@ -1,7 +1,7 @@
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import os
 import shutil
 import sqlite3
 import struct
@@ -28,7 +28,12 @@ DATABASE = "chroma.sqlite3"
 
 
 def is_open_here(file: Path) -> bool:
-    return any(os.path.realpath(handle) == str(file) for handle in Path("/proc/self/fd").iterdir())
+    """Whether this process has it open; another thread may close any other meanwhile."""
+    for handle in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            if handle.readlink() == file:
+                return True
+    return False
 
 
 LOCK = """
