@@ -215,7 +215,7 @@ def joined(fact: dict[str, Any], earlier: Mapping[str, Any] | None) -> dict[str,
     that were freed add up.
     """
     freed = [each for each in (fact.get("freed_bytes"), (earlier or {}).get("freed_bytes")) if each is not None]
-    fact = {**fact, "freed_bytes": sum(freed) if freed else None}
+    fact = {**fact, "freed_bytes": sum(freed)} if freed else fact
     if earlier is None or min(Level(earlier["level"]), Level(fact["level"])) < Level.L2:
         return fact
     return {**fact, "evidence": {**earlier["evidence"], **fact["evidence"]}}

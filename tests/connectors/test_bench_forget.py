@@ -181,5 +181,4 @@ def test_muniment_has_no_false_success_in_any_place_and_its_own_record_forgets(t
     assert all(result.seen.own_hits == 0 for result in run.results), told
     assert run.record is not None
     assert (list(run.record.hits), run.record.kept.sound) == ([], True)
-    # Known and told in the benchmark's README: the check does not read the kept copies of certificates.
-    assert set(run.record.kept.missed) <= {"certificate"}
+    assert run.record.kept.missed == ()

@@ -14,6 +14,7 @@ def fact(level: str, **evidence: str) -> dict[str, Any]:
 def test_what_an_earlier_reclaim_showed_of_other_tables_is_kept() -> None:
     assert joined(fact("L2", b="2"), fact("L2", a="1", b="1"))["evidence"] == {"a": "1", "b": "2"}
     assert joined(fact("L2", b="2"), None) == fact("L2", b="2")
+    assert joined({**fact("L1"), "freed_bytes": 5}, {**fact("L2"), "freed_bytes": 7})["freed_bytes"] == 12
 
 
 @pytest.mark.parametrize(("now", "before"), [("L1", "L2"), ("L2", "L1"), ("L1", "L1")])
