@@ -212,7 +212,7 @@ def _keep(
         quiet = now + parts.quiet_period
         row.final_due_at = quiet if due is None else max(quiet, datetime.fromisoformat(due))
     else:
-        row.details = {**row.details, "final_issued": True}
+        row.details, row.final_due_at = {**row.details, "final_issued": True}, None
     session.add(row)
     sha256 = hashlib.sha256(body).hexdigest()
     told = {"request": row.request_id, "version": version, "state": state.value, "sha256": sha256}

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 from sqlmodel import Session, col, select
+from sqlmodel.sql.expression import SelectOfScalar
 
 from connectors.agent import BATCH
 from connectors.base import Level, Outcome
@@ -345,19 +346,20 @@ def _announce(session: Session, parts: Parts, task: ConnectorTask, rows: Sequenc
             copy.evidence = entry_id
 
 
+def late_tasks(tenant_id: int, now: datetime) -> SelectOfScalar[ConnectorTask]:
+    """The tasks that nobody answered by their date, and of which nobody was told yet."""
+    return select(ConnectorTask).where(
+        ConnectorTask.tenant_id == tenant_id,
+        col(ConnectorTask.done_at).is_(None),
+        col(ConnectorTask.overdue_at).is_(None),
+        col(ConnectorTask.due_at) <= now,
+    )
+
+
 def overdue(parts: Parts, tenant: Tenant, now: datetime) -> int:
     """Tell of the tasks whose time is over, once each, and give their copies up; returns how many tasks."""
     with parts.transactions(tenant.tenant_id) as session:
-        late = session.exec(
-            select(ConnectorTask)
-            .where(
-                ConnectorTask.tenant_id == tenant.tenant_id,
-                col(ConnectorTask.done_at).is_(None),
-                col(ConnectorTask.overdue_at).is_(None),
-                col(ConnectorTask.due_at) <= now,
-            )
-            .with_for_update()
-        ).all()
+        late = session.exec(late_tasks(tenant.tenant_id, now).with_for_update()).all()
         for task in late:
             task.overdue_at = now
             session.add(task)

@@ -7,10 +7,12 @@ failure does not stop the others: the first error is raised after all had their 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from typing import Any
 
+import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure import history
@@ -27,11 +29,13 @@ from erasure.regenerate import regenerate
 from erasure.request import DONE, WAITING, CopyState, Move, Right, State, move
 from erasure.selector import select_artifacts
 from erasure.standing import claim_of
-from erasure.tasks import overdue
+from erasure.tasks import late_tasks, overdue
 from erasure.work import BY_HAND, COLLATERAL_UNSEEN, PART, lines_now, load_work
 from ledger.entry import Kind
+from ledger.models import Instant
 from registry import artifacts
 from registry.cones import pending_about
+from registry.models import Artifact
 from retention.decide import DESTRUCTIVE
 from retention.parts import split_ref
 from retention.stops import holds_in_force
@@ -39,6 +43,8 @@ from retention.stops import holds_in_force
 FINAL_RETRY = timedelta(days=1)
 PART_LAG = timedelta(days=1)
 """How long a part may outlive the date to which a duty kept it, when another of its request went within that time."""
+LATE_AT_ONCE = 1_000
+"""Late copies that one pass puts into their requests' plans."""
 AGENT_RETRY = timedelta(seconds=30)
 """Until it is looked again whether an agent's process has answered."""
 _ACTIVE = (State.APPROVED, State.EXECUTING, State.VERIFYING)
@@ -49,6 +55,8 @@ _DATED = "dated_parts_at"
 
 def run_due(parts: Parts, tenant: Tenant, now: datetime, *, worker: str = "worker") -> int:
     """Do everything that is due for a tenant; returns how many requests were worked on."""
+    if _is_quiet(parts, tenant, now):
+        return 0
     overdue(parts, tenant, now)
     _join_late_copies(parts, tenant, now)
     _wake_ended_holds(parts, tenant, now)
@@ -74,6 +82,25 @@ def run_due(parts: Parts, tenant: Tenant, now: datetime, *, worker: str = "worke
     if failures:
         raise failures[0]
     return done
+
+
+def _is_quiet(parts: Parts, tenant: Tenant, now: datetime) -> bool:
+    """Whether nothing of the tenant can be due: one look, since every process asks every other second."""
+    tenant_id = tenant.tenant_id
+    mine = col(RequestRow.tenant_id) == tenant_id
+    requests = sa.or_(
+        col(RequestRow.state).in_((*_ACTIVE, State.COMPLETED_WITH_RETAINED)),
+        sa.and_(col(RequestRow.state).in_(sorted(DONE)), col(RequestRow.final_due_at) <= sa.literal(now, Instant())),
+        sa.and_(col(RequestRow.state) == State.COMPLETED_WITH_EXCEPTIONS, col(RequestRow.final_due_at).is_(None)),
+    )
+    with parts.transactions(tenant_id, write=False) as session:
+        looks: tuple[Callable[[], Any], ...] = (
+            lambda: session.execute(sa.select(col(RequestRow.request_id)).where(mine, requests).limit(1)).first(),
+            lambda: session.execute(late_tasks(tenant_id, now).limit(1)).first(),
+            lambda: _late_copies(session, tenant_id),
+            lambda: parts.vault.due_keks(session, tenant_id, now),
+        )
+        return not any(look() for look in looks)
 
 
 def advance(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, lease: Lease | None = None) -> State:
@@ -233,7 +260,7 @@ def _uncertified(parts: Parts, tenant: Tenant) -> list[str]:
                 col(RequestRow.final_due_at).is_(None),
             )
         )
-        return [row.request_id for row in rows]
+        return [row.request_id for row in rows if not row.details.get("final_issued")]
 
 
 def _wake_ended_holds(parts: Parts, tenant: Tenant, now: datetime) -> None:
@@ -276,12 +303,22 @@ def _join_late_copies(parts: Parts, tenant: Tenant, now: datetime) -> None:
     """Items registered about a fenced person join the request that fenced them, as a logged addendum."""
     with parts.transactions(tenant.tenant_id) as session:
         by_request: dict[str, list[int]] = {}
-        for late in artifacts.late_copies(session, tenant.tenant_id):
+        for late in _late_copies(session, tenant.tenant_id):
             by_request.setdefault(late.request_id, []).append(late.artifact_id)
         for request_id, ids in sorted(by_request.items()):
             row = session.get(RequestRow, (tenant.tenant_id, request_id), with_for_update=True)
             if row is not None and State(row.state) in (*_ACTIVE, *DONE, State.PARTIALLY_FAILED):
                 _join(session, parts, row, ids, now)
+
+
+def _late_copies(session: Session, tenant_id: int) -> list[artifacts.LateCopy]:
+    """Artifacts marked for removal under a request whose plan does not have them."""
+    planned = sa.select(col(CopyRow.copy_no)).where(
+        col(CopyRow.tenant_id) == col(Artifact.tenant_id),
+        col(CopyRow.artifact_id) == col(Artifact.id),
+        col(CopyRow.owner) == col(Artifact.request_id),
+    )
+    return artifacts.late_copies(session, tenant_id, but=planned.exists(), limit=LATE_AT_ONCE)
 
 
 def _unseen(line: PlanCopy) -> PlanCopy:

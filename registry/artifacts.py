@@ -103,15 +103,24 @@ def ids_of(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> list
     return sorted(bulk.gather(session, "artifact.id", _THEIRS, (tenant_id,), everybody, kind="int8"))
 
 
-def late_copies(session: Session, tenant_id: int, limit: int = 1000) -> list[LateCopy]:
-    """Artifacts marked for removal under a request, oldest first: the erasure side joins them to it."""
-    rows = session.exec(
-        select(Artifact)
-        .where(Artifact.tenant_id == tenant_id, col(Artifact.status) == sa.literal_column("'erasing'"))
+def late_copies(
+    session: Session, tenant_id: int, *, but: sa.ColumnElement[bool] | None = None, limit: int = 1_000
+) -> list[LateCopy]:
+    """Artifacts marked for removal under a request, oldest first: the erasure side joins them to it.
+
+    `but` leaves out those that it has already: a large request must not stand before the late copies of another.
+    """
+    found = session.execute(
+        sa.select(col(Artifact.id), col(Artifact.request_id))
+        .where(
+            col(Artifact.tenant_id) == tenant_id,
+            col(Artifact.status) == sa.literal_column("'erasing'"),
+            sa.true() if but is None else ~but,
+        )
         .order_by(col(Artifact.id))
         .limit(limit)
     )
-    return [LateCopy(artifact_id=row.id, request_id=row.request_id or "") for row in rows]
+    return [LateCopy(artifact_id=artifact_id, request_id=request_id or "") for artifact_id, request_id in found]
 
 
 def search(

@@ -7,11 +7,14 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from sqlmodel import col, select
 
+from connectors.memory import Faults
 from erasure.errors import IllegalMove
 from erasure.models import CertificateRow, RequestRow
-from erasure.worker import finish
+from erasure.worker import finish, run_due
+from tests.erasure.conftest import BOB
 
 
 class Between:
@@ -79,3 +82,37 @@ def test_nobody_settles_a_copy_of_a_request_that_is_over(world: Any) -> None:
     world.desk.cancel(world.acting("ann"), request, now=world.now)
     with pytest.raises(IllegalMove, match="is cancelled"):
         world.desk.settle_copy(world.acting("ann"), request, copy.copy_no, outcome="erase", comment="x", now=world.now)
+
+
+def test_late_copies_join_their_request_behind_many_of_another_that_are_stuck(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Copies that a store refuses stay marked, and stood before every later one: nobody looked past the first thousand.
+    monkeypatch.setattr("erasure.worker.LATE_AT_ONCE", 1)
+    world.memory_store("odd", Faults(refuses=frozenset({"a", "b"})))
+    for key in ("a", "b"):
+        world.keep_in_memory("odd", key, f"Bob in a store that refuses {key}", owner=BOB)
+    stuck = world.erase(BOB)
+    assert world.state(stuck) == "partially_failed"
+    world.note("n1", "Ada in the database")
+    request = world.erase()
+    late = world.file("late.txt", "Ada again")
+    world.work()
+    assert world.copy_states(request)[late] == "erased_physical"
+
+
+def test_a_poll_with_nothing_due_is_one_look_and_loads_no_request_that_is_through(world: Any) -> None:
+    # It was seven transactions, four of them to write, and read every request that ever ended, every other second.
+    world.note("n1", "Ada in the database")
+    request = world.erase()
+    world.now += timedelta(days=2)
+    world.services.keks.turn(world.now, force=True)
+    world.work(1)
+    assert issued(world) == ["interim", "final"]
+    engine, begun, said = world.services.database.engine, [], []
+    sa.event.listen(engine, "begin", lambda *_: begun.append(1))
+    sa.event.listen(engine, "before_cursor_execute", lambda *given: said.append(given[2]))
+    assert run_due(world.parts, world.tenant, world.now) == 0
+    assert len(begun) == 1
+    assert len(said) <= 6, said
+    assert world.reader.get(world.acting(), request)["final_due_at"] is None
