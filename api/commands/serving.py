@@ -54,13 +54,20 @@ def serve_folder(data: Path, *, host: str | None, port: int | None, roles: froze
             timeout_graceful_shutdown=10,
             lifespan="on",
         )
+        spare_collections()
+        # Until this has ended a signal ends the process as ever: to apply a record to a restored database may take
+        # long, and goes on at the next start.
+        services.start(sole=True, roles=roles)
+        server = _Server(config, url)
+
+        def end(*_: object) -> None:
+            server.should_exit = True
+
         # The server ends gracefully on these and then raises them again: ours lets what follows it happen.
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: None)
-        spare_collections()
-        services.start(sole=True, roles=roles)
+            signal.signal(number, end)
         with folder.announced(services.settings.data, url):
-            _Server(config, url).run(sockets=[bound])
+            server.run(sockets=[bound])
     return 0
 
 
@@ -94,9 +101,9 @@ def address_of(bound: socket.socket, host: str) -> str:
 def _work_only(services: Services, roles: frozenset[str]) -> int:
     """Runs the threads until the process is told to stop."""
     stop = threading.Event()
+    services.start(sole=True, roles=roles)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    services.start(sole=True, roles=roles)
     click.echo(f"ready {','.join(sorted(roles))}")
     stop.wait()
     return 0
