@@ -3,9 +3,9 @@
 Something of a person is left while any of these is there, of them or of whoever is one person with them: a copy that is
 not erased; a record key or the key of a single part; an open request, or a registration review that names them; a
 consent that is in force or ended less than `CONSENTS_STAY` ago, because what comes late is still refused by it; a
-conversation they took part in that was active within `QUIET`; an erasure that has begun. Holds, restrictions and open
-exports are `retention.decide`'s, which is asked like for any item: the identity key was made from what there was of the
-person, by the rule «keep while there are other sources».
+conversation they took part in that was active within `QUIET` or whose timers still run; an erasure that has begun.
+Holds, restrictions and open exports are `retention.decide`'s, which is asked like for any item: the identity key was
+made from what there was of the person, by the rule «keep while there are other sources».
 
 Guarantees: whoever comes back under such a name is somebody new, who inherits nothing and is refused nothing. The walk
 over all people is bounded and goes on where it ended. Nothing is decided here about people whose erasure was asked for.
@@ -23,7 +23,7 @@ from erasure.models import RequestRow
 from erasure.plan import IDENTITY, IDENTITY_RULES, VAULT
 from erasure.request import OPEN
 from ledger.models import LogState
-from registry import bulk, streams, subjects
+from registry import bulk, classes, streams, subjects
 from registry.keyed import NO_MONTH, chunks, hold_writer
 from registry.models import ReviewRow, Subject
 from registry.people import groups
@@ -37,7 +37,7 @@ from vault.models import DataKey, KeyState
 from vault.vault import Vault
 
 QUIET = timedelta(days=31)
-"""So long after a person was first named, or took part in a conversation, the person is not looked at."""
+"""So long after a person was first named, or the timers of a conversation ran out, the person is not looked at."""
 CONSENTS_STAY = timedelta(days=366)
 LIMIT = 5_000
 """How many people one pass looks at."""
@@ -126,13 +126,19 @@ def left(session: Session, tenant_id: int, people: Iterable[int], now: datetime)
         (_WITH_COPIES, ()),
         (_WITH_KEYS, (IDENTITY, KeyState.DESTROYED.value)),
         (_WITH_PARTS, (KeyState.DESTROYED.value,)),
-        (_TALKING, (bulk.instant(now - QUIET),)),
+        (_TALKING, (bulk.instant(now - _silence(session, tenant_id)),)),
     ):
         rows = bulk.select_in(session, query, (tenant_id, *known), everybody, "int8")
         found.update(number for (number,) in rows)
     found |= subjects.fenced(session, tenant_id, everybody).keys()
     found |= _asking(session, tenant_id) | _consenting(session, tenant_id, everybody, now)
     return frozenset(number for number, names in one_person.items() if not names.isdisjoint(found))
+
+
+def _silence(session: Session, tenant_id: int) -> timedelta:
+    """How long a conversation is silent before nobody in it is waited for: its own timers need its name until then."""
+    timers = [one.session.expire for one in classes.in_force(session, tenant_id).values() if one.session is not None]
+    return max((one.upper_bound() for one in timers), default=timedelta()) + QUIET
 
 
 def _asking(session: Session, tenant_id: int) -> set[int]:

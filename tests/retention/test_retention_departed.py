@@ -13,6 +13,7 @@ from erasure.desk import Desk
 from ledger.entry import uuid7
 from ledger.models import EntryRow
 from registry import subjects
+from registry.declared import put_stream
 from registry.identifiers import parse_subject
 from registry.journal import Journal
 from registry.models import Subject, SubjectIdentifier
@@ -113,9 +114,24 @@ def test_names_stay_while_anything_needs_them(house: Any) -> None:
         withdraw_consent(session, house.services.record, house.acting(), given, at=house.now, now=house.now)
     assert ended() == ["hold", "request", "none"], "what comes late is still refused by a consent that was withdrawn"
     house.now += 367 * DAY
-    assert ended() == list(why), (
-        "a year later nobody refuses by it, and what was said has ended"
-    )
+    assert ended() == list(why), "a year later nobody refuses by it, and what was said has ended"
+
+
+def test_the_name_of_a_conversation_stays_until_its_timers_have_told_the_others(house: Any) -> None:
+    house.plain("talk", session={"idle": "PT1H", "resume_within": "P1D", "expire": "P60D"})
+    waits = {"keep": "P1D", "from": "event:session.expired", "latest": "P9Y", "then": "erase"}
+    house.plain("scratch", retention=waits)
+    with house.transaction() as session:
+        spec = {"stream": "one", "data_class": "talk", "owner": ADA}
+        put_stream(session, house.services.vault, house.acting(), spec, house.now)
+    house.note("b", "scratch", BOB, scope={"conversation": "one"})
+    for days in (40, 10, 20):
+        house.now += days * DAY
+        house.sweep()
+    assert house.rows() == set(), "Ada had nothing left, and the conversation was sealed under her name"
+    house.now += 40 * DAY
+    house.sweep()
+    assert states(house) == ["ended 0", "ended 0"]
 
 
 def test_who_is_named_again_while_a_pass_is_under_way_keeps_the_name(house: Any) -> None:
