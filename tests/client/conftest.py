@@ -20,6 +20,7 @@ class FaultServer:
         self.stored: dict[str, dict[str, Any]] = {}
         self.order: list[str] = []
         self.posts: list[int] = []
+        self.paths: list[str] = []
         self.tokens: set[str] = set()
         self.bodies: list[bytes] = []
         self.faults: deque[str] = deque()
@@ -95,6 +96,10 @@ class Handler(BaseHTTPRequestHandler):
         self.take(body, fault)
 
     def take(self, body: bytes, fault: str) -> None:
+        self.book.paths.append(self.path)
+        if self.path.startswith("/v1/memory/"):
+            self.answer(404, {"type": "/problems/not-found", "title": "Unknown in this tenant", "status": 404})
+            return
         self.book.tokens.add(self.headers["Authorization"])
         self.book.bodies.append(body)
         if self.book.poison is not None and self.book.poison in body.decode():

@@ -175,6 +175,11 @@ def test_lines_that_are_single_messages_share_the_stream_they_name(tmp_path: Pat
         (conversation(messages={"secret-person": 1}), "messages"),
         (conversation(messages=[{"content": "secret-person"}]), "messages.0"),
         (conversation(created_at="2026-01-01T00:00:00"), "created_at"),
+        (conversation(created_at="0001-01-01T00:00:00+14:00"), "created_at"),
+        (conversation(created_at="secret-person").replace('"secret-person"', "1e400"), "created_at"),
+        (conversation(user="secret-person").replace('"secret-person"', "9" * 5000), "user"),
+        (conversation(messages=[{"role": 0}]).replace('"role": 0', '"role": 1e400'), "messages.0"),
+        (conversation(more="secret-person").replace('"secret-person"', "[" * 5000 + "]" * 5000), None),
         ('["secret-person"]', None),
     ],
 )

@@ -164,7 +164,14 @@ def test_signatures_of_others_are_ignored_and_a_bad_one_of_ours_refuses_beside_a
 
 
 @pytest.mark.parametrize(
-    "vkey", ["", "a+b", "a b+00000000+AQ==", "log+00000000+AekyeRrm56hApGFkyQR4ZCbV54Id2LKaANYcrnKv3U2k"]
+    "vkey",
+    [
+        "",
+        "\ud800+00000000+AQ==",
+        "a+b",
+        "a b+00000000+AQ==",
+        "log+00000000+AekyeRrm56hApGFkyQR4ZCbV54Id2LKaANYcrnKv3U2k",
+    ],
 )
 def test_a_key_that_is_none_is_refused(vkey: str) -> None:
     with pytest.raises(ProofError) as caught:

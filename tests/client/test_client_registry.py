@@ -31,6 +31,13 @@ def test_artifacts_go_in_calls_of_five_thousand_and_results_stay_in_order(fault_
     assert len(fault_server.bodies) == 2
 
 
+def test_a_memorys_name_names_nothing_else(fault_server: Any) -> None:
+    # It may be what a model wrote: `…:forget#` made a confirmation a «forget this».
+    with Client(fault_server.url, "t") as client, pytest.raises(ApiProblem):
+        client.confirm_memory("../list:forget#", source_ref="turn 3")
+    assert fault_server.paths[-1] == "/v1/memory/..%2Flist%3Aforget%23:confirm"
+
+
 def test_pages_are_followed_to_their_end(fault_server: Any) -> None:
     with Client(fault_server.url, "t") as client:
         assert list(client.pages("/v1/list")) == [1, 2, 1, 2]

@@ -98,7 +98,7 @@ def parse_vkey(vkey: str) -> VerifierKey:
     blob = _base64(key_text, "key")
     if len(blob) != 1 + _HASH_BYTES or blob[0] != _ED25519:
         raise ProofError("key", "not an Ed25519 key")
-    key_id = hashlib.sha256(name.encode() + b"\n" + blob).digest()[:_KEY_ID_BYTES]
+    key_id = hashlib.sha256(_utf8(name, "key") + b"\n" + blob).digest()[:_KEY_ID_BYTES]
     if id_text != key_id.hex():
         raise ProofError("key", "its id does not belong to it")
     return VerifierKey(name=name, key_id=key_id, public_key=blob[1:])
@@ -111,7 +111,7 @@ def open_note(note: str, key: VerifierKey) -> str:
 
     Raises: ProofError. Source: C2SP signed-note.
     """
-    if len(note.encode("utf-8", "surrogatepass")) > _MAX_NOTE_BYTES:
+    if len(_utf8(note, "checkpoint")) > _MAX_NOTE_BYTES:
         raise ProofError("checkpoint", "note too large")
     text, separator, tail = note.rpartition("\n\n")
     lines = tail.split("\n")
@@ -203,6 +203,13 @@ def _number(proof: Mapping[str, Any], field: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < _MAX_SIZE:
         raise ProofError(field, "missing or not a number in range")
     return value
+
+
+def _utf8(text: str, step: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise ProofError(step, "not a text that UTF-8 can write") from error
 
 
 def _base64(text: str, step: str) -> bytes:

@@ -146,17 +146,17 @@ class Client:
 
     def confirm_memory(self, memory: str, *, source_ref: str) -> Any:
         """Say that the person confirmed a memory, and where; `entry:<uuid>` cites the record."""
-        return self.request("POST", f"/v1/memory/{memory}:confirm", {"source_ref": source_ref})
+        return self.request("POST", f"{_memory(memory)}:confirm", {"source_ref": source_ref})
 
     def contradict_memory(self, memory: str, *, product_ref: str, observed: Any) -> Any:
         """Say that the product knows otherwise: the memory is quarantined, both sides are recorded."""
-        return self.request("POST", f"/v1/memory/{memory}:conflict", {"product_ref": product_ref, "observed": observed})
+        return self.request("POST", f"{_memory(memory)}:conflict", {"product_ref": product_ref, "observed": observed})
 
     def forget_memory(self, memory: str, *, subject: str | None = None, source_ref: str | None = None) -> str:
         """Pass on a person's «forget this»; returns the id of the request that ends it and all made from it."""
         said = {"subject": subject, "source_ref": source_ref}
         body = {name: value for name, value in said.items() if value is not None}
-        request: str = self.request("POST", f"/v1/memory/{memory}:forget", body)["request"]
+        request: str = self.request("POST", f"{_memory(memory)}:forget", body)["request"]
         return request
 
     def close(self) -> None:
@@ -172,6 +172,13 @@ class Client:
     ) -> None:
         """Close."""
         self.close()
+
+
+def _memory(name: str) -> str:
+    """Return the path of a memory; a name may come from a model, and must name nothing else."""
+    from urllib.parse import quote
+
+    return f"/v1/memory/{quote(name, safe='')}"
 
 
 def problem_of(answer: Answer) -> ApiProblem:

@@ -111,7 +111,7 @@ def read_array(path: Path) -> Iterator[Unit | ImportFault]:
     """Yield each element of a JSON array; the line is the element's number, from 1."""
     try:
         elements = msgspec.json.decode(_document(path), type=list[msgspec.Raw])
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ImportFault("the file is not a JSON array", line=1) from error
     for number, element in enumerate(elements, start=1):
         try:
@@ -173,8 +173,17 @@ def raw_object(data: bytes, line: int) -> dict[str, msgspec.Raw]:
     try:
         str(data, "utf-8")
         return msgspec.json.decode(data, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise ImportFault("not a JSON object in UTF-8", line=line) from error
+
+
+def _value(raw: msgspec.Raw, line: int, path: str | None) -> object:
+    """Return what a slice holds. Raises: ImportFault for a number or a nesting that no reader takes."""
+    try:
+        found: object = msgspec.json.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise ImportFault("a number out of range, or nested without end", line=line, path=path) from error
+    return found
 
 
 def text_at(members: dict[str, msgspec.Raw], path: str, line: int) -> str:
@@ -182,12 +191,12 @@ def text_at(members: dict[str, msgspec.Raw], path: str, line: int) -> str:
     found: object = members
     for name in path.split("."):
         if isinstance(found, msgspec.Raw):
-            found = msgspec.json.decode(found)
+            found = _value(found, line, path)
         if not isinstance(found, dict) or name not in found:
             raise ImportFault("missing", line=line, path=path)
         found = found[name]
     if isinstance(found, msgspec.Raw):
-        found = msgspec.json.decode(found)
+        found = _value(found, line, path)
     if isinstance(found, int) and not isinstance(found, bool):
         found = str(found)
     if not isinstance(found, str) or not found.strip():
@@ -206,7 +215,7 @@ def subject_at(value: str, subject_type: str, line: int, path: str | None) -> st
 def time_of(members: dict[str, msgspec.Raw], line: int) -> datetime | None:
     """Return the time that an object states of itself, or None. Raises: ImportFault for one without a zone."""
     for name in _TIME_FIELDS:
-        value = msgspec.json.decode(members[name]) if name in members else None
+        value = _value(members[name], line, name) if name in members else None
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             seconds = value / 1000 if value > _MILLISECONDS_ABOVE else value
             with contextlib.suppress(OverflowError, ValueError, OSError):
@@ -216,7 +225,10 @@ def time_of(members: dict[str, msgspec.Raw], line: int) -> datetime | None:
                 moment = datetime.fromisoformat(value)
                 if moment.tzinfo is None:
                     raise ImportFault("a time without a zone", line=line, path=name)
-                return moment
+                try:
+                    return moment.astimezone(UTC)
+                except OverflowError:
+                    raise ImportFault("a time out of range", line=line, path=name) from None
     return None
 
 
@@ -224,7 +236,7 @@ def _message(item: msgspec.Raw, line: int, where: str | None = None) -> Piece:
     """Return an OpenAI-style message as a piece. Raises: ImportFault."""
     try:
         members = raw_object(bytes(item), line)
-        role = msgspec.json.decode(members["role"]) if "role" in members else None
+        role = _value(members["role"], line, where) if "role" in members else None
     except ImportFault as fault:
         raise ImportFault("a message that is not an object", line=line, path=where) from fault
     if not isinstance(role, str):
@@ -234,7 +246,7 @@ def _message(item: msgspec.Raw, line: int, where: str | None = None) -> Piece:
     called = calls not in {b"null", b"[]"} or bytes(members.get("function_call", msgspec.Raw(b"null"))) != b"null"
     if kind == "turn.assistant" and called:
         kind = "tool.call"
-    model = msgspec.json.decode(members["model"]) if "model" in members else None
+    model = _value(members["model"], line, where) if "model" in members else None
     return Piece(
         kind=kind, body=item, at=time_of(members, line), model=model if isinstance(model, str) and model else None
     )
@@ -244,7 +256,7 @@ def _turn(item: msgspec.Raw, line: int, where: str) -> Piece:
     """Return a `[speaker, text]` pair as a piece. Raises: ImportFault."""
     try:
         speaker, _ = msgspec.json.decode(item, type=tuple[str, str])
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ImportFault("not a pair of speaker and text", line=line, path=where) from error
     return Piece(kind=_ROLES.get(speaker, "note"), body=item)
 
@@ -252,7 +264,7 @@ def _turn(item: msgspec.Raw, line: int, where: str) -> Piece:
 def _list(raw: msgspec.Raw, line: int, field: str) -> list[msgspec.Raw]:
     try:
         return msgspec.json.decode(raw, type=list[msgspec.Raw])
-    except msgspec.DecodeError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ImportFault("not a list", line=line, path=field) from error
 
 
