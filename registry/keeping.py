@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from sqlmodel import Session
 
 from ledger.entry import Part, part_at
-from ledger.errors import MalformedHeader, ObjectHidden, ObjectMissing
+from ledger.errors import MalformedBatch, MalformedHeader, ObjectHidden, ObjectMissing
 from ledger.log import Log
 from vault.envelope import context, joint_prk, part_key_of
 from vault.errors import VaultError
 from vault.vault import Vault
 
+_DAMAGED = (MalformedBatch, ObjectHidden, ObjectMissing)
 PartPlace = tuple[int, int]
 """Where a part stands: the entry's place in the log, and its number in the entry."""
 
@@ -62,9 +63,12 @@ def part_keys(session: Session, vault: Vault, log: Log, tenant_id: int, parts: S
             open_parts.append(part)
     indexes = sorted({part.idx for part in open_parts})
     # What a header says of a part is not believed: only a key that opens the stored bytes is returned.
-    headers = dict(zip(indexes, log.headers(tenant_id, indexes), strict=True))
+    headers, lost = _headers(log, tenant_id, indexes)
     places: dict[PartPlace, Part] = {}
     for part in open_parts:
+        if part.idx in lost:
+            made.faults[part.place] = f"its header cannot be read: {lost[part.idx]}"
+            continue
         try:
             places[part.place] = part_at(headers[part.idx], part.part)
         except MalformedHeader as error:
@@ -86,3 +90,19 @@ def part_keys(session: Session, vault: Vault, log: Log, tenant_id: int, parts: S
         except VaultError as error:
             made.faults[part.place] = f"its stored bytes do not open: {type(error).__name__}"
     return made
+
+
+def _headers(log: Log, tenant_id: int, indexes: Sequence[int]) -> tuple[dict[int, bytes], dict[int, str]]:
+    """The headers by their index, and why one cannot be read: a damaged batch is no fault of the others."""
+    try:
+        return dict(zip(indexes, log.headers(tenant_id, indexes), strict=True)), {}
+    except _DAMAGED:
+        pass  # one by one then
+    found: dict[int, bytes] = {}
+    lost: dict[int, str] = {}
+    for idx in indexes:
+        try:
+            [found[idx]] = log.headers(tenant_id, [idx])
+        except _DAMAGED as error:
+            lost[idx] = str(error)
+    return found, lost

@@ -14,6 +14,7 @@ from api.verification import part_states
 from erasure.report_check import check
 from erasure.sweep_copies import RequestDesk, Sweeps
 from erasure.worker import advance
+from ledger.batches import batch_key
 from ledger.entry import uuid7
 from registry.errors import InvalidDeclaration
 from registry.keeping import Derived
@@ -477,6 +478,24 @@ def test_a_limited_erasure_that_cannot_keep_the_others_lets_nothing_go_and_reten
     world.now += timedelta(days=130)
     sweep(world)
     assert texts(world, [one, two]) == [None, None]
+
+
+def test_a_part_that_must_stay_in_a_damaged_batch_is_named_and_its_key_does_not_go(world: World) -> None:
+    """The error of its batch once ended the work on the request, every time again, and no copy said why."""
+    one, two, three = (world.say_as(f"the words of {name}", stream=name) for name in ("one", "two", "three"))
+    first = world.read(two).row.batch_first
+    path = world.base / "data" / "objects" / world.tenant.log_id / batch_key(first)
+    whole = path.read_bytes()
+    path.chmod(0o600)
+    path.write_bytes(whole[:-1])
+    request = limited(world, "one")
+    world.work(5)
+    path.write_bytes(whole)
+    assert world.state(request) == "partially_failed"
+    [key] = [copy for copy in world.reader.copies(world.acting(), request) if "key" in copy]
+    assert key["state"] == "failed"
+    assert key["detail"].startswith("a part that must stay cannot be kept: its header cannot be read: malformed batch")
+    assert texts(world, [one, two, three]) == [f"the words of {name}" for name in ("one", "two", "three")]
 
 
 def test_words_after_the_approval_stay_although_their_key_goes(world: World) -> None:
