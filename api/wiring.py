@@ -435,6 +435,7 @@ def _log_parts(
         signer=lambda origin: signer_of(keks, origin),
         lock_end=_lock_end(settings),
         later_signer=lambda origin, generation: signer_of(keks, origin, generation),
+        behind=timeline.doubt,
     )
 
 

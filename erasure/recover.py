@@ -16,7 +16,6 @@ here: who may run it, stores that were restored (`erasure.revived`), registered 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -37,6 +36,7 @@ from erasure.revived import begin_again, carry_out, tell_lines
 from erasure.selector import select_subjects
 from erasure.standing import claim_of
 from ledger.batches import batch_key
+from ledger.behind import Behind, note, noted, settle
 from ledger.entry import Kind
 from ledger.errors import ObjectMissing
 from ledger.models import EntryRow, LogState
@@ -51,7 +51,6 @@ from registry.sets import members
 
 MARGIN = timedelta(minutes=1)
 """Rows are written with the time of the call that made them; none is younger than its entries by more."""
-NOTE = "recovery"
 _WALK_CHUNK = 2_000
 _WORKER = "recovery"
 _UNREACHED = (ConnectorError, RegistryError, OSError)
@@ -92,14 +91,16 @@ def heal(recovery: Recovery, tenant: Tenant, now: datetime) -> Healed | None:
     Raises: LogMissing, LogForked, LogRolledBack, JournalUnreadable, and what stores and database raise.
     """
     parts = recovery.parts
-    size, since = _position(recovery, tenant)
-    note = f"{tenant.log_id}/{NOTE}"
-    begun = _note(recovery.hot, note)
+    size = _position(recovery, tenant)
+    begun = noted(recovery.hot, tenant.log_id)
     if begun is not None:
-        size, since = min(size, begun[0]), min(since, begun[1])
+        size = min(size, begun.size)
     elif not _is_behind(recovery, tenant):
         return None
-    recovery.hot.replace(note, json.dumps({"size": size, "since": since.isoformat()}).encode())  # 1
+    since = _written_until(recovery, tenant, size)
+    if begun is not None and begun.since is not None:
+        since = min(since, begun.since)
+    note(recovery.hot, tenant.log_id, Behind(size=size, since=since))  # 1
     made = recovery.rebuild.catch_up(  # 2
         tenant.tenant_id, tenant.log_id, size=size, since=since, now=now, grace=parts.kek_grace
     )
@@ -119,28 +120,34 @@ def heal(recovery: Recovery, tenant: Tenant, now: datetime) -> Healed | None:
         parts.certificates.restore(tenant.tenant_id, tenant.log_id, now)
     for request_id in opened:  # 4
         healed.requests[request_id] = carry_out(parts, tenant, request_id, now)
-    recovery.hot.delete(note)  # 5
+    settle(recovery.hot, tenant.log_id)  # 5
     return healed
 
 
-def _position(recovery: Recovery, tenant: Tenant) -> tuple[int, datetime]:
-    """How many entries the database knows, and until when it was written."""
+def _position(recovery: Recovery, tenant: Tenant) -> int:
+    """How many entries the database knows."""
     with recovery.parts.transactions(tenant.tenant_id, write=False) as session:
         state = session.get(LogState, tenant.tenant_id)
         if state is None:
             raise LogMissing(tenant.name, "the database has no head of this log")
-        last = session.get(EntryRow, (tenant.tenant_id, state.size - 1)) if state.size else None
-        first = session.scalar(
-            sa.select(sa.func.min(col(Subject.created_at))).where(col(Subject.tenant_id) == tenant.tenant_id)
-        )
-        since = last.received if last is not None else first
-        batch = state.batch_first
+        size, batch = state.size, state.batch_first
     if batch is not None:
         try:
             recovery.locked.head(f"{tenant.log_id}/{batch_key(batch)}")
         except ObjectMissing as error:
             raise LogMissing(tenant.name, f"its batch {batch} is not in the object store") from error
-    return state.size, (since or datetime.fromtimestamp(86_400, tz=UTC)) - MARGIN
+    return size
+
+
+def _written_until(recovery: Recovery, tenant: Tenant, size: int) -> datetime:
+    """Until when a database of that many entries was written."""
+    with recovery.parts.transactions(tenant.tenant_id, write=False) as session:
+        last = session.get(EntryRow, (tenant.tenant_id, size - 1)) if size else None
+        first = session.scalar(
+            sa.select(sa.func.min(col(Subject.created_at))).where(col(Subject.tenant_id) == tenant.tenant_id)
+        )
+    since = last.received if last is not None else first
+    return (since or datetime.fromtimestamp(86_400, tz=UTC)) - MARGIN
 
 
 def _is_behind(recovery: Recovery, tenant: Tenant) -> bool:
@@ -150,14 +157,6 @@ def _is_behind(recovery: Recovery, tenant: Tenant) -> bool:
         first = None if state is None else state.batch_first
     after = None if first is None else f"{tenant.log_id}/{batch_key(first)}"
     return next(iter(recovery.locked.list(f"{tenant.log_id}/batch/", after=after)), None) is not None
-
-
-def _note(hot: HotStore, key: str) -> tuple[int, datetime] | None:
-    try:
-        found = json.loads(hot.get(key))
-    except ObjectMissing:
-        return None
-    return int(found["size"]), datetime.fromisoformat(found["since"])
 
 
 # ── erasures that the database does not remember ──────────────────────────────────────────────────────────────────

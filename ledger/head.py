@@ -23,6 +23,7 @@ from sqlmodel import Session, col
 
 from ledger import index
 from ledger.batches import Batch, batch_key, decode_batch
+from ledger.behind import Behind, note
 from ledger.checkpoint import Checkpoint
 from ledger.entry import NO_PREVIOUS, decode_header, header_hash
 from ledger.errors import (
@@ -56,7 +57,8 @@ class LogParts:
     """What a log is made of.
 
     `signer` gives the log's first key by origin; `lock_end` the end of LOG_TERM from an instant. `later_signer` gives
-    the key of a generation after a rotation; without it no log of this deployment can rotate.
+    the key of a generation after a rotation; without it no log of this deployment can rotate. `behind` is called when
+    the database turned out to lack batches: what they decided is to be applied.
     """
 
     transactions: Transactions
@@ -65,6 +67,7 @@ class LogParts:
     signer: Callable[[str], NamedSigner]
     lock_end: Callable[[datetime], datetime]
     later_signer: Callable[[str, int], NamedSigner] | None = None
+    behind: Callable[[], None] = lambda: None
 
     def signer_of(self, origin: str, generation: int) -> NamedSigner:
         """Return the log's key of a generation. Raises: SigningKeyMissing."""
@@ -183,6 +186,7 @@ def open_reader(parts: LogParts, tenant_id: int) -> Head:
 def catch_up(parts: LogParts, head: Head, *, after: int | None) -> int:
     """Index every batch that the bucket has beyond the head; returns how many entries were added.
 
+    Before the first of them is indexed a note says from where on the record has to be applied (`ledger.behind`).
     Raises: LogForked when a batch does not continue this log.
     """
     added = 0
@@ -194,6 +198,8 @@ def catch_up(parts: LogParts, head: Head, *, after: int | None) -> int:
         headers = [decode_header(raw) for raw in batch.headers]
         lines = index.decode_lines(parts.hot.get(head.key(index_key(batch.first, digest))))
         leaves = [header_hash(raw) for raw in batch.headers]
+        if not added and note(parts.hot, head.log_id, Behind(size=head.size)):
+            parts.behind()
         with parts.transactions(head.tenant_id) as session:
             index.insert(session, head.tenant_id, batch.first, headers, lines)
             head.took(batch, digest, leaves)

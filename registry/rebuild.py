@@ -32,6 +32,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from ledger import index
+from ledger.behind import settle
 from ledger.entry import Kind, decode_header
 from ledger.errors import LedgerError
 from ledger.head import Transactions, save
@@ -146,6 +147,7 @@ class Rebuild:
         _Replay(self, made, now, progress).run()  # 4
         self._turn(made, now, grace)  # 5
         self._count_losses(made)  # 6
+        settle(self._hot, log_id)
         if made.entries:
             # What was stored and not yet signed when the database went: as at any other start.
             self._log.publish(made.tenant_id, now)

@@ -14,6 +14,7 @@ from sqlmodel import select
 from erasure.recover import heal
 from erasure.report_check import check
 from erasure.sweep_copies import Sweeps
+from ledger.errors import DatabaseWentBack
 from registry.models import Subject, SubjectIdentifier
 from retention.consenting import record_consent, withdraw_consent
 from retention.models import ConsentRow
@@ -109,6 +110,37 @@ def test_names_that_a_pass_ended_after_the_backup_are_gone_again_and_whoever_has
         assert session.exec(select(SubjectIdentifier)).all() == []
     world.note("n2", "Ada is back")
     assert swept(world) == {"n2"}
+
+
+@pytest.mark.scenario("L29")
+def test_what_the_log_took_in_by_itself_before_the_recovery_is_applied_all_the_same(world: Any) -> None:
+    """Whoever appends first after a failover indexes the missing batches; what they decided must not seem applied."""
+    database, kept = world.base / "data" / "muniment.db", world.base / "yesterday.db"
+    world.change(kek_grace=timedelta(days=7), keep_groups=world.services.erasure.keep_groups)
+    world.note("n1", "Ada wrote this")
+    entry = world.say_as("good morning from Ada")
+    shipped(world)
+    copied(database, kept)
+    request = world.ask()
+    world.plan(request)
+    world.approve(request)
+    world.work()
+    shipped(world)
+    world.services.database.engine.dispose()
+    copied(kept, database)
+    world.services.timeline.trust()
+    with pytest.raises(DatabaseWentBack):
+        world.services.log.publish(world.tenant.tenant_id, world.now)
+    world.services.timeline.trust()
+    with world.services.log.entered(world.tenant.tenant_id):
+        assert not world.services.timeline.is_sound, "the record is to be applied before anything is worked on"
+    healed = heal(replace(world.services.recovery, parts=world.parts), world.tenant, world.now)
+    assert healed is not None
+    assert list(healed.requests) == [request]
+    world.work()
+    assert world.state(request) == "completed"
+    assert world.text_of(entry) is None
+    assert heal(world.services.recovery, world.tenant, world.now) is None
 
 
 @pytest.mark.scenario("B4")
