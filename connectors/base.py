@@ -34,6 +34,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import import_module
@@ -352,6 +353,11 @@ def owner_forms(identifiers: Sequence[str]) -> frozenset[str]:
     """Return the forms in which a store may hold an owner: `type:value` and the bare value. Source: API §3."""
     bare = (name.split(":", 1)[1] for name in identifiers if ":" in name)
     return frozenset(form for form in (*identifiers, *bare) if form)
+
+
+def is_one_of(owner: object, forms: AbstractSet[str]) -> bool:
+    """Tell whether an owner's value, as a store gives it, is one of the forms; no value is nobody's, also not None's."""
+    return owner is not None and str(owner) in forms
 
 
 def resolve_secrets(config: Mapping[str, Any], secrets: Secrets) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from connectors.base import (
     ReclaimReport,
     Residue,
     Selector,
+    is_one_of,
     owner_forms,
 )
 from connectors.errors import (
@@ -526,7 +527,7 @@ def _is_dropped(line: bytes, keys: Sequence[LineKey], owner_field: str | None, f
         return False
     if owner_field is None:
         return True
-    return isinstance(document, dict) and str(document.get(owner_field)) in forms
+    return isinstance(document, dict) and is_one_of(document.get(owner_field), forms)
 
 
 def _finding(item: Item, level: Level, reclaimed: ReclaimReport | None, *, is_present: bool, is_dirty: bool) -> Finding:

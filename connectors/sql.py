@@ -40,6 +40,7 @@ from connectors.base import (
     ReclaimReport,
     Residue,
     Selector,
+    is_one_of,
     owner_forms,
 )
 from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector, Timeout
@@ -342,7 +343,7 @@ class SqlConnector(Connector):
             run, rows = now_open.connection.exec_driver_sql, now_open.rows
             run(self._database.begin)
             found = rows.select(batch, [owner] if owner else [], lock=True)
-            if not found or (owner and str(found[0][1][0]) not in owner_forms(owner_identifiers)):
+            if not found or (owner and not is_one_of(found[0][1][0], owner_forms(owner_identifiers))):
                 run("ROLLBACK")
                 return Correction(
                     corrected=False, detail="the row names another owner, or none" if found else "no row of this key"
@@ -413,7 +414,7 @@ class SqlConnector(Connector):
         for number in range(len(batch.keys)):
             if number not in found:
                 answers[number] = (Outcome.ALREADY_ABSENT, "read by key")
-            elif owner and str(found[number][0]) not in forms:  # 2
+            elif owner and not is_one_of(found[number][0], forms):  # 2
                 answers[number] = (Outcome.OWNER_MISMATCH, "the row names another owner, or none")
             else:
                 wanted.append(number)

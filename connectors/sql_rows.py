@@ -8,10 +8,12 @@ same ownership check. Transactions are begun and ended by the caller.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
+from connectors.base import is_one_of
 from connectors.errors import BadLocator
 from connectors.residue import Needles
 from connectors.sql_catalog import Catalog, Child, Key, Table, owner_column, placeholders
@@ -29,7 +31,7 @@ _PAGE = 2000
 """Rows that are held in memory at once while a table is read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Batch:
     """Keys of one table, all by the same columns; an item's number is its position."""
 
@@ -37,8 +39,15 @@ class Batch:
     columns: tuple[str, ...]
     keys: tuple[Key, ...]
 
+    @cached_property
+    def is_plain(self) -> bool:
+        """Whether all keys are texts and whole numbers."""
+        return is_plain(self.keys)
+
     def only(self, numbers: Sequence[int]) -> Batch:
-        """Return the batch of these items."""
+        """Return the batch of these items, which are in order."""
+        if len(numbers) == len(self.keys):
+            return self
         return Batch(table=self.table, columns=self.columns, keys=tuple(self.keys[number] for number in numbers))
 
 
@@ -68,7 +77,7 @@ class Rows:
     def _listed(self, batch: Batch) -> tuple[str, tuple[Any, ...]]:
         """Return a query of the batch's keys with their positions, and its parameters."""
         marks = self._database.marks(batch.table, batch.columns, self._connection)
-        if is_plain(batch.keys):
+        if batch.is_plain:
             return self._database.listed(marks, batch.keys)
         values = ", ".join(f"({number}, {', '.join(marks)})" for number in range(len(batch.keys)))
         return f"VALUES {values}", tuple(value for key in batch.keys for value in key)
@@ -148,7 +157,7 @@ class Rows:
         """Delete the rows of the batch and return how many the database says it deleted."""
         marks = self._database.marks(batch.table, batch.columns, self._connection)
         quoted = [self._catalog.quote(column) for column in batch.columns]
-        if is_plain(batch.keys):
+        if batch.is_plain:
             condition, parameters = self._database.among(quoted, marks, batch.keys)
         else:
             condition = f"({', '.join(quoted)}) IN (VALUES {placeholders(len(batch.keys), marks)})"
@@ -230,7 +239,7 @@ class Rows:
             return
         if column is None:
             return
-        if any(str(owner) not in forms for _, (owner,) in self.select(batch, [column], lock=True)):
+        if any(not is_one_of(owner, forms) for _, (owner,) in self.select(batch, [column], lock=True)):
             raise Refused(f"a referencing row of {batch.table.label} names another owner")
 
 

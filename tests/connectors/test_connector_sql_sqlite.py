@@ -297,6 +297,14 @@ def test_an_index_finds_rows_that_the_rewrite_numbered_anew(bed: SqliteBed) -> N
     assert bed.run("SELECT body FROM words WHERE words MATCH 'ninth'") == [("ninth",)]
 
 
+def test_a_row_of_nobody_is_not_the_row_of_somebody_called_none(bed: SqliteBed) -> None:
+    bed.run("INSERT INTO notes (id, person, body) VALUES ('a', NULL, ?)", text_of("mia-0"))
+    item = Item(copy_id="c", locator={"table": "notes", "key": {"id": "a"}})
+    with bed.open() as connector:
+        assert erase(connector, [item], "user:None")[0].outcome is Outcome.OWNER_MISMATCH
+    assert bed.get("a") == text_of("mia-0")
+
+
 def test_values_that_neighbours_share_are_no_canaries(bed: SqliteBed) -> None:
     first = Item(copy_id="a", locator=bed.put("mia-a", "You are a helpful assistant.", "mia"))
     second = Item(copy_id="b", locator=bed.put("mia-b", "my own words, only mine", "mia"))
