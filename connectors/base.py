@@ -356,7 +356,7 @@ def owner_forms(identifiers: Sequence[str]) -> frozenset[str]:
 
 
 def is_one_of(owner: object, forms: AbstractSet[str]) -> bool:
-    """Tell whether an owner's value, as a store gives it, is one of the forms; no value is nobody's, also not None's."""
+    """Tell whether an owner's value, as a store gives it, is one of the forms; no value is nobody's name."""
     return owner is not None and str(owner) in forms
 
 
