@@ -55,6 +55,7 @@ def test_a_secret_speaks_for_its_principal_and_only_its_hash_is_kept(house: Any)
         session.commit()
         acting = authenticate(session, secret)
     assert (acting.tenant, acting.principal, acting.token_id) == ("alice", "bot", token.token_id)
+    assert len(token.token_id) == 16, "it stands in every row that the token registers"
     assert acting.has_role("writer", "legal")
     assert not acting.has_role("admin")
     assert (acting.may_use_store("app"), acting.may_use_store("files")) == (True, False)
