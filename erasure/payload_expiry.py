@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col
 
 from ledger import expiry, index
-from ledger.expiry import Carried, Expiry, Found, SealedPart
+from ledger.expiry import Carried, Expiry, Found, StoredPart
 from ledger.head import Transactions
 from registry import classes
 from registry.declaration import DataClass
@@ -36,7 +36,7 @@ Unknown = Literal["unknown"]
 _BEGINNING = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-def parts_gone(session: Session, tenant_id: int, parts: Sequence[SealedPart]) -> set[tuple[int, int]]:
+def parts_gone(session: Session, tenant_id: int, parts: Sequence[StoredPart]) -> set[tuple[int, int]]:
     """Which of these parts no key opens any more. A joint part ends with the first of its keys."""
     keys = index.keys_of(session, tenant_id, sorted({part.idx for part in parts}))
     wanted = {key_id for part in parts for key_id in keys.get((part.idx, part.number), ())}

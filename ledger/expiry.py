@@ -64,7 +64,7 @@ AWAY = 10
 _BATCHES_HELD = 4
 
 
-class SealedPart(NamedTuple):
+class StoredPart(NamedTuple):
     """One part in an object: its entry's index and id, its number in the entry."""
 
     idx: int
@@ -72,7 +72,7 @@ class SealedPart(NamedTuple):
     entry_id: str
 
 
-PartsGone = Callable[[Session, int, Sequence[SealedPart]], Collection[tuple[int, int]]]
+PartsGone = Callable[[Session, int, Sequence[StoredPart]], Collection[tuple[int, int]]]
 """Says which (index, number) of these parts no key opens any more, in the caller's transaction."""
 
 
@@ -199,7 +199,7 @@ class _Log:
     """One tenant's log during one call, with the batches read in it."""
 
     log_id: str
-    parts: dict[int, dict[str, list[SealedPart]]] = field(default_factory=dict)
+    parts: dict[int, dict[str, list[StoredPart]]] = field(default_factory=dict)
 
 
 class Expiry:
@@ -375,7 +375,7 @@ class Expiry:
                     session.add(row)
         return True
 
-    def _parts_in(self, log: _Log, first: int) -> Mapping[str, Sequence[SealedPart]]:
+    def _parts_in(self, log: _Log, first: int) -> Mapping[str, Sequence[StoredPart]]:
         if first not in log.parts:
             if len(log.parts) >= _BATCHES_HELD:
                 log.parts.clear()
@@ -488,13 +488,13 @@ def _count(verdicts: Mapping[str, str], *wanted: str) -> int:
     return sum(verdict in wanted for verdict in verdicts.values())
 
 
-def parts_of(batch: Batch) -> dict[str, list[SealedPart]]:
+def parts_of(batch: Batch) -> dict[str, list[StoredPart]]:
     """The parts that a batch's headers put into each object."""
-    found: defaultdict[str, list[SealedPart]] = defaultdict(list)
+    found: defaultdict[str, list[StoredPart]] = defaultdict(list)
     for idx, raw in enumerate(batch.headers, start=batch.first):
         header = decode_header(raw)
         for number, part in enumerate(header.parts):
-            found[part.object].append(SealedPart(idx, number, header.id))
+            found[part.object].append(StoredPart(idx, number, header.id))
     return dict(found)
 
 
