@@ -17,7 +17,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -39,6 +39,7 @@ from connectors.base import (
     is_one_of,
     owner_forms,
 )
+from connectors.checking import check_report, try_out
 from connectors.errors import (
     BadConfig,
     BadLocator,
@@ -467,37 +468,16 @@ class FilesConnector(Connector):
             folder = self._tree.root()
             handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
         except (StoreUnreachable, WrongCredentials) as problem:
-            return _unchecked(limit, now, reachable=False, finding=str(problem))
+            return check_report(limit, now, reachable=False, problems=[str(problem)])
         except OSError as problem:
-            return _unchecked(limit, now, reachable=True, finding=f"no file can be written, errno {problem.errno}")
+            return check_report(limit, now, reachable=True, problems=[f"no file can be written, errno {problem.errno}"])
         try:
             with os.fdopen(handle, "w") as stream:
                 json.dump(document, stream)
-            return self._check_item(item, limit, now)
+            return try_out(self, item, limit, now)
         finally:
             if (left := Place(folder=folder, name=name)).stat() is not None:
                 os.unlink(left.name, dir_fd=folder)
-
-    def _check_item(self, item: Item, limit: Deadline, now: datetime) -> CheckReport:
-        owner_check: Literal["enforced", "not_configured", "failed"] = "not_configured"
-        if self._config.owner_field:
-            foreign = self.erase([item], owner_identifiers=["check:other"], now=now, deadline=limit.left())[0]
-            owner_check = "enforced" if foreign.outcome is Outcome.OWNER_MISMATCH else "failed"
-        erased = self.erase([item], owner_identifiers=["check:self"], now=now, deadline=limit.left())[0]
-        self.reclaim(Level.L2, now=now, deadline=limit.left())
-        finding = self.verify([item], Level.L2, deadline=limit.left())[0]
-        problems = [] if erased.outcome is Outcome.ERASED else [erased.detail]
-        if finding.present is not False:
-            problems.append(finding.could_not_check or f"the canary is still there: {finding.how}")
-        return CheckReport(
-            reachable=True,
-            can_erase=erased.outcome is Outcome.ERASED,
-            level_reached=finding.level,
-            owner_check=owner_check,
-            took_ms=int(limit.spent() * 1000),
-            findings=tuple(problems),
-            checked_at=now,
-        )
 
     @override
     def close(self) -> None:
@@ -550,15 +530,3 @@ def _finding(item: Item, level: Level, reclaimed: ReclaimReport | None, *, is_pr
         why = "freed disk blocks, snapshots and backups cannot be read here"
         return Finding(copy_id=copy_id, level=Level.L2, present=None, how=how, could_not_check=why)
     return Finding(copy_id=copy_id, level=Level.L2, present=False, how=how)
-
-
-def _unchecked(limit: Deadline, now: datetime, *, reachable: bool, finding: str) -> CheckReport:
-    return CheckReport(
-        reachable=reachable,
-        can_erase=False,
-        level_reached=None,
-        owner_check="not_configured",
-        took_ms=int(limit.spent() * 1000),
-        findings=(finding,),
-        checked_at=now,
-    )

@@ -22,9 +22,9 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from typing_extensions import override
@@ -48,6 +48,7 @@ from connectors.base import (
     Selector,
     owner_forms,
 )
+from connectors.checking import check_report, try_out
 from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector, StoreUnreachable
 from connectors.mem0_folder import (
     HISTORY,
@@ -63,7 +64,7 @@ from connectors.mem0_folder import (
 from connectors.qdrant import pickled_forms, remove_collection, write_collection
 from connectors.residue import Hits, Needles, samples
 from connectors.serialized import shown
-from connectors.sql import Answer, check_report
+from connectors.sql import Answer
 from connectors.sqlite_file import rewrite
 from connectors.vector_store import Point, VectorConfig, owner_named, payload_texts, report, vector_config
 from connectors.vectors import forms
@@ -428,7 +429,7 @@ class Mem0Connector(Connector):
         limit = Deadline("check", deadline)
         try:
             with self._scratch(limit) as item:
-                return self._check_item(item, limit, now)
+                return try_out(self, item, limit, now)
         except ConnectorError as problem:
             return check_report(limit, now, reachable=False, problems=[str(problem)])
 
@@ -453,25 +454,6 @@ class Mem0Connector(Connector):
             remove_collection(home, name)
             with folder.history(write=True) as connection:
                 folder.forget(connection, [identity], [])
-
-    def _check_item(self, item: Item, limit: Deadline, now: datetime) -> CheckReport:
-        state: Literal["enforced", "not_configured", "failed"] = "not_configured"
-        item = replace(item, canaries=tuple(self.capture([item], deadline=limit.left())["check"]))
-        if self._owner_field:
-            foreign = self.erase([item], owner_identifiers=["check:other"], now=now, deadline=limit.left())[0]
-            state = "enforced" if foreign.outcome is Outcome.OWNER_MISMATCH else "failed"
-        erased = self.erase([item], owner_identifiers=["check:self"], now=now, deadline=limit.left())[0]
-        freed = self.reclaim(Level.L2, now=now, deadline=limit.left())
-        finding = self.verify([item], Level.L2, deadline=limit.left(), reclaimed=freed)[0]
-        problems = [] if erased.outcome is Outcome.ERASED else [erased.detail]
-        if freed.level < Level.L2:
-            problems.append(freed.detail)
-        elif finding.present is not False:
-            problems.append(finding.could_not_check or f"the canary is still there: {finding.how}")
-        return check_report(
-            limit, now, reachable=True, problems=problems, can_erase=erased.outcome is Outcome.ERASED,
-            level=finding.level, owner=state,
-        )  # fmt: skip
 
     @override
     def close(self) -> None:

@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from datetime import timedelta
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import override
 
@@ -41,6 +41,7 @@ from connectors.base import (
     Selector,
     owner_forms,
 )
+from connectors.checking import check_report, try_out
 from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector, StoreUnreachable, Timeout
 from connectors.redis_parts import NAMED, Part, entry_owner, flat, is_entry_id, owner_in, part, parts
 from connectors.redis_scripts import AGAIN, ANSWERS, BUDGET, ERASE, MOST_ENTRIES, MOST_PARTS, REWRITE_STREAM
@@ -481,28 +482,10 @@ class RedisConnector(Connector):
         item = Item(copy_id="check", locator={"key": key}, canaries=(canary.encode(),))
         try:
             self._server.run(limit, "SET", key, value, "PX", int(deadline * 1000) + 60_000)
-            return self._check_item(item, limit, now)
+            return try_out(self, item, limit, now)
         except ConnectorError as problem:
             reachable = not isinstance(problem, StoreUnreachable | Timeout)
-            return _checked(limit, now, reachable=reachable, problems=[str(problem)])
-
-    def _check_item(self, item: Item, limit: Deadline, now: datetime) -> CheckReport:
-        owner: Literal["enforced", "not_configured", "failed"] = "not_configured"
-        if self._owner_field is not None:
-            foreign = self.erase([item], owner_identifiers=["check:other"], now=now, deadline=limit.left())[0]
-            owner = "enforced" if foreign.outcome is Outcome.OWNER_MISMATCH else "failed"
-        erased = self.erase([item], owner_identifiers=["check:self"], now=now, deadline=limit.left())[0]
-        report = self.reclaim(Level.L2, now=now, deadline=limit.left())
-        finding = self.verify([item], Level.L2, deadline=limit.left(), reclaimed=report)[0]
-        problems = [] if erased.outcome is Outcome.ERASED else [erased.detail]
-        if report.level < Level.L2:
-            problems.append(report.detail)
-        if finding.present is not False:
-            problems.append(finding.could_not_check or f"the canary is still there: {finding.how}")
-        can_erase = erased.outcome is Outcome.ERASED
-        return _checked(
-            limit, now, reachable=True, can_erase=can_erase, level=finding.level, owner=owner, problems=problems
-        )
+            return check_report(limit, now, reachable=reachable, problems=[str(problem)])
 
     @override
     def close(self) -> None:
@@ -580,24 +563,3 @@ def _finding(item: Item, level: Level, how: str, could_not_check: str | None, *,
         why = "replicas and backups cannot be read here"
         return Finding(copy_id=item.copy_id, level=Level.L2, present=None, how=how, could_not_check=why)
     return Finding(copy_id=item.copy_id, level=Level.L2, present=False, how=how)
-
-
-def _checked(
-    limit: Deadline,
-    now: datetime,
-    *,
-    reachable: bool,
-    problems: Sequence[str],
-    can_erase: bool = False,
-    level: Level | None = None,
-    owner: Literal["enforced", "not_configured", "failed"] = "not_configured",
-) -> CheckReport:
-    return CheckReport(
-        reachable=reachable,
-        can_erase=can_erase,
-        level_reached=level,
-        owner_check=owner,
-        took_ms=int(limit.spent() * 1000),
-        findings=tuple(problems),
-        checked_at=now,
-    )

@@ -39,6 +39,7 @@ from connectors.base import (
     Selector,
     owner_forms,
 )
+from connectors.checking import check_report, try_out
 from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector, Timeout, WrongCredentials
 from connectors.residue import Needles, samples
 from connectors.s3_bucket import THREADS, Bucket, Refused, Upload, Version
@@ -468,18 +469,18 @@ class S3Connector(Connector):
         metadata = {self._owner_field: "check:self"} if self._owner_field else {}
         try:
             if (default := self._default_lock(limit)) is not None:
-                return _checked(limit, now, reachable=True, problems=[default])
+                return check_report(limit, now, reachable=True, problems=[default])
             with self._bucket.guard(limit, about_item=True):
                 self._bucket.client(limit).put_object(Bucket=self._bucket.name, Key=key, Body=canary, Metadata=metadata)
         except Refused as refused:
-            return _checked(limit, now, reachable=True, problems=[f"no object can be written: {refused.code}"])
+            return check_report(limit, now, reachable=True, problems=[f"no object can be written: {refused.code}"])
         except ConnectorError as problem:
-            return _checked(limit, now, reachable=isinstance(problem, WrongCredentials), problems=[str(problem)])
+            return check_report(limit, now, reachable=isinstance(problem, WrongCredentials), problems=[str(problem)])
         item = Item(copy_id="check", locator={"key": key}, canaries=(canary,))
         try:
-            return self._check_item(item, limit, now)
+            return try_out(self, item, limit, now)
         except ConnectorError as problem:
-            return _checked(limit, now, reachable=True, problems=[str(problem)])
+            return check_report(limit, now, reachable=True, problems=[str(problem)])
 
     def _default_lock(self, limit: Deadline) -> str | None:
         """Return why a canary would stay: a lock that the bucket puts on every new object."""
@@ -493,22 +494,6 @@ class S3Connector(Connector):
             return None
         term = f"{rule['Days']} days" if rule.get("Days") else f"{rule.get('Years')} years"
         return f"the bucket locks every new object for {term} ({rule.get('Mode')}), so no canary was written"
-
-    def _check_item(self, item: Item, limit: Deadline, now: datetime) -> CheckReport:
-        owner: Literal["enforced", "not_configured", "failed"] = "not_configured"
-        if self._owner_field is not None:
-            foreign = self.erase([item], owner_identifiers=["check:other"], now=now, deadline=limit.left())[0]
-            owner = "enforced" if foreign.outcome is Outcome.OWNER_MISMATCH else "failed"
-        erased = self.erase([item], owner_identifiers=["check:self"], now=now, deadline=limit.left())[0]
-        report = self.reclaim(Level.L2, now=now, deadline=limit.left())
-        finding = self.verify([item], Level.L2, deadline=limit.left(), reclaimed=report)[0]
-        problems = [] if erased.outcome is Outcome.ERASED else [erased.detail]
-        if finding.present is not False:
-            problems.append(finding.could_not_check or f"the canary is still there: {finding.how}")
-        can_erase = erased.outcome is Outcome.ERASED
-        return _checked(
-            limit, now, reachable=True, can_erase=can_erase, level=finding.level, owner=owner, problems=problems
-        )
 
     @override
     def close(self) -> None:
@@ -586,24 +571,3 @@ def _finding(item: Item, level: Level, place: _Place) -> Finding:
         why = "the provider's disks, replicas and backups cannot be read here"
         return Finding(copy_id=item.copy_id, level=Level.L2, present=None, how=how, could_not_check=why)
     return Finding(copy_id=item.copy_id, level=Level.L2, present=False, how=how)
-
-
-def _checked(
-    limit: Deadline,
-    now: datetime,
-    *,
-    reachable: bool,
-    problems: Sequence[str],
-    can_erase: bool = False,
-    level: Level | None = None,
-    owner: Literal["enforced", "not_configured", "failed"] = "not_configured",
-) -> CheckReport:
-    return CheckReport(
-        reachable=reachable,
-        can_erase=can_erase,
-        level_reached=level,
-        owner_check=owner,
-        took_ms=int(limit.spent() * 1000),
-        findings=tuple(problems),
-        checked_at=now,
-    )

@@ -19,7 +19,7 @@ from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 from typing_extensions import override
@@ -43,6 +43,7 @@ from connectors.base import (
     is_one_of,
     owner_forms,
 )
+from connectors.checking import check_report, try_out
 from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector, Timeout
 from connectors.residue import samples
 from connectors.sql_catalog import Catalog, Key, Table, key_of, owner_column
@@ -571,7 +572,7 @@ class SqlConnector(Connector):
             with SqlConnector(
                 self._database, owner_field=self._owner_field, delete_children=False, read_only=False
             ) as probe:
-                return probe.check_item({"table": name, "key": {"id": 1}}, limit, now)
+                return try_out(probe, Item(copy_id="check", locator={"table": name, "key": {"id": 1}}), limit, now)
         except ConnectorError as problem:
             return check_report(limit, now, reachable=True, problems=(str(problem),))
         finally:
@@ -585,57 +586,10 @@ class SqlConnector(Connector):
         except ConnectorError:
             return False
 
-    def check_item(self, locator: Locator, limit: Deadline, now: datetime) -> CheckReport:
-        """Erase, reclaim and look for the canary of a scratch table; used by `check` on a connector of its own."""
-        item = Item(copy_id="check", locator=locator)
-        item = Item(
-            copy_id="check",
-            locator=item.locator,
-            canaries=tuple(self.capture([item], deadline=limit.left())["check"]),
-        )
-        owner_check: Literal["enforced", "not_configured", "failed"] = "not_configured"
-        if self._owner_field is not None:
-            foreign = self.erase([item], owner_identifiers=["check:other"], now=now, deadline=limit.left())[0]
-            owner_check = "enforced" if foreign.outcome is Outcome.OWNER_MISMATCH else "failed"
-        erased = self.erase([item], owner_identifiers=["check:self"], now=now, deadline=limit.left())[0]
-        report = self.reclaim(Level.L2, now=now, deadline=limit.left())
-        finding = self.verify([item], Level.L2, deadline=limit.left(), reclaimed=report)[0]
-        problems = [] if erased.outcome is Outcome.ERASED else [erased.detail]
-        if report.level < Level.L2:
-            problems.append(report.detail)
-        if finding.present is not False:
-            problems.append(finding.could_not_check or f"the canary is still there: {finding.how}")
-        can_erase = erased.outcome is Outcome.ERASED
-        return check_report(
-            limit, now, reachable=True, can_erase=can_erase, level=finding.level, owner=owner_check, problems=problems
-        )
-
     @override
     def close(self) -> None:
         self._drop(self._writer)
         self._drop(self._reader)
-
-
-def check_report(
-    limit: Deadline,
-    now: datetime,
-    *,
-    reachable: bool,
-    problems: Sequence[str],
-    can_erase: bool = False,
-    level: Level | None = None,
-    owner: Literal["enforced", "not_configured", "failed"] = "not_configured",
-) -> CheckReport:
-    """Return the report of a check that ends now."""
-    return CheckReport(
-        reachable=reachable,
-        can_erase=can_erase,
-        level_reached=level,
-        owner_check=owner,
-        took_ms=int(limit.spent() * 1000),
-        findings=tuple(problems),
-        checked_at=now,
-    )
 
 
 def _receipt(item: Item, answer: Answer, at: datetime) -> Receipt:

@@ -32,10 +32,11 @@ from connectors.base import (
     Receipt,
     owner_forms,
 )
+from connectors.checking import check_report, try_out
 from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector
 from connectors.residue import MIN_CANARY, samples
 from connectors.serialized import plain, shown, texts
-from connectors.sql import Answer, SqlConnector, _Open, check_report
+from connectors.sql import Answer, SqlConnector, _Open
 from connectors.sql_database import Database, Refused
 from connectors.sql_fence import SqlFence
 from connectors.sql_rows import Batch
@@ -421,7 +422,7 @@ class UnitConnector(SqlConnector):
         try:
             locator = self._fill(shape, limit)
             with self._probe(shape) as probe:
-                return probe.check_item(locator, limit, now)
+                return try_out(probe, Item(copy_id="check", locator=locator), limit, now)
         except ConnectorError as problem:
             return check_report(limit, now, reachable=True, problems=(str(problem),))
         finally:

@@ -18,11 +18,11 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import islice
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
@@ -43,10 +43,11 @@ from connectors.base import (
     Selector,
     owner_forms,
 )
+from connectors.checking import check_report, try_out
 from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector
 from connectors.residue import Hits, Needles, samples
 from connectors.serialized import shown, texts
-from connectors.sql import Answer, check_report
+from connectors.sql import Answer
 from connectors.vectors import forms
 
 if TYPE_CHECKING:
@@ -451,29 +452,11 @@ class VectorConnector(Connector):
         vector = [secrets.randbelow(2000) / 1000 - 1 for _ in range(16)]
         try:
             with self._scratch(document, vector, limit) as locator:
-                return self._check_item(Item(copy_id="check", locator=locator), limit, now)
+                found = try_out(self, Item(copy_id="check", locator=locator), limit, now)
+                self._touched.discard(str(locator["collection"]))
+                return found
         except ConnectorError as problem:
             return check_report(limit, now, reachable=False, problems=[str(problem)])
-
-    def _check_item(self, item: Item, limit: Deadline, now: datetime) -> CheckReport:
-        state: Literal["enforced", "not_configured", "failed"] = "not_configured"
-        item = replace(item, canaries=tuple(self.capture([item], deadline=limit.left())["check"]))
-        if self._config.owner_field:
-            foreign = self.erase([item], owner_identifiers=["check:other"], now=now, deadline=limit.left())[0]
-            state = "enforced" if foreign.outcome is Outcome.OWNER_MISMATCH else "failed"
-        erased = self.erase([item], owner_identifiers=["check:self"], now=now, deadline=limit.left())[0]
-        freed = self.reclaim(Level.L2, now=now, deadline=limit.left())
-        finding = self.verify([item], Level.L2, deadline=limit.left(), reclaimed=freed)[0]
-        self._touched.discard(str(item.locator["collection"]))
-        problems = [] if erased.outcome is Outcome.ERASED else [erased.detail]
-        if freed.level < Level.L2:
-            problems.append(freed.detail)
-        elif finding.present is not False:
-            problems.append(finding.could_not_check or f"the canary is still there: {finding.how}")
-        return check_report(
-            limit, now, reachable=True, problems=problems, can_erase=erased.outcome is Outcome.ERASED,
-            level=finding.level, owner=state,
-        )  # fmt: skip
 
     @override
     def close(self) -> None:
