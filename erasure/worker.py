@@ -8,6 +8,7 @@ failure does not stop the others: the first error is raised after all had their 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -51,6 +52,8 @@ _ACTIVE = (State.APPROVED, State.EXECUTING, State.VERIFYING)
 _MAX_ROUNDS = 8
 _WORKER = "worker"
 _DATED = "dated_parts_at"
+_STOPPED = "stopped_by"
+"""Under which name a request keeps the kind of error that its last attempt ended with."""
 
 
 def run_due(parts: Parts, tenant: Tenant, now: datetime, *, worker: str = "worker") -> int:
@@ -67,9 +70,12 @@ def run_due(parts: Parts, tenant: Tenant, now: datetime, *, worker: str = "worke
                 if lease is None:
                     continue
                 advance(parts, tenant, request_id, parts.instant(now), lease=lease)
+                _told(parts, tenant, request_id, None, now)
                 done += 1
         except Exception as error:  # noqa: BLE001 - raised below, after the others had their turn
             failures.append(error)
+            with suppress(Exception):  # what keeps the work from being done may keep this from being told
+                _told(parts, tenant, request_id, error, now)
     destroy_due_keks(parts, tenant.tenant_id, now)
     for request_id in _uncertified(parts, tenant):
         issue(parts, tenant, request_id, now, version="interim", state=State.COMPLETED_WITH_EXCEPTIONS)
@@ -82,6 +88,25 @@ def run_due(parts: Parts, tenant: Tenant, now: datetime, *, worker: str = "worke
     if failures:
         raise failures[0]
     return done
+
+
+def _told(parts: Parts, tenant: Tenant, request_id: str, error: Exception | None, now: datetime) -> None:
+    """Tell on the request's own timeline what keeps it from being worked on, once for each reason, and when it is over.
+
+    The kind of error only: its words may hold what a store said.
+    """
+    reason = None if error is None else type(error).__name__
+    with parts.transactions(tenant.tenant_id, write=False) as session:
+        if history.load(session, tenant.tenant_id, request_id).details.get(_STOPPED) == reason:
+            return
+    with parts.transactions(tenant.tenant_id) as session:
+        row = history.load(session, tenant.tenant_id, request_id, lock=True)
+        kept = {name: value for name, value in row.details.items() if name != _STOPPED}
+        row.details = kept if reason is None else {**kept, _STOPPED: reason}
+        session.add(row)
+        detail = {} if reason is None else {"error": reason}
+        event = "work_goes_on" if reason is None else "work_failed"
+        history.add_event(session, row, event=event, actor=_WORKER, now=now, detail=detail)
 
 
 def _is_quiet(parts: Parts, tenant: Tenant, now: datetime) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sqlite3
 from datetime import timedelta
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from connectors.memory import Faults
+from ledger.errors import LedgerError
 from registry import artifacts
 
 ADA = "email:ada@example.org"
@@ -138,6 +140,34 @@ def test_of_a_shared_conversation_one_persons_turns_go_and_the_others_stay_reada
         index = world.read(entry).row.idx
         assert log.proof(world.tenant.tenant_id, index, world.now).inclusion is not None
     assert not world.bytes_left("it hurts on the left")
+
+
+@pytest.mark.scenario("D3")
+def test_what_keeps_the_service_from_working_stands_on_the_requests_timeline_and_its_end_too(world: Any) -> None:
+    world.note("1", SAID)
+    request = world.ask()
+    world.plan(request)
+    world.approve(request)
+    world.note("2", "another note")
+    batches = world.services.settings.data / "objects" / world.tenant.log_id / "batch"
+    away = batches.rename(batches.with_name("gone"))
+    batches.write_bytes(b"not a folder")  # no event of the record can be written, so nothing may be destroyed
+    raised = []
+    for _ in range(3):
+        with pytest.raises(LedgerError) as failed:
+            world.work(1)
+        raised.append(failed.type.__name__)
+    assert world.state(request) in ("approved", "executing")
+    batches.unlink()
+    away.rename(batches)
+    world.work()
+    assert world.state(request) == "completed"
+    lines = world.reader.get(world.acting(), request)["history"]
+    told = [(line["event"], line["detail"]) for line in lines if line["event"].startswith("work_")]
+    reasons = [name for name, _ in itertools.groupby(raised)]
+    assert len(reasons) < len(raised), "the same reason is told once"
+    assert told == [*(("work_failed", {"error": name}) for name in reasons), ("work_goes_on", {})]
+    assert SAID not in str(lines)
 
 
 @pytest.mark.scenario("D3")
