@@ -32,7 +32,8 @@ SOUND = "sound"
 def deadline_alarms(database: Database, telemetry: Telemetry) -> Callable[[int, datetime], None]:
     """Returns what names the near and missed dates of one tenant."""
     gauge = telemetry.meter.create_gauge(
-        "muniment.deadlines", description="Answers, confirmations, recipients to tell and reviews within a week of their date, or past it"
+        "muniment.deadlines",
+        description="Answers, confirmations, recipients to tell and reviews within a week of their date, or past it",
     )
 
     def look(tenant_id: int, now: datetime) -> None:
