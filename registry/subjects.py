@@ -287,7 +287,12 @@ def end(session: Session, tenant_id: int, subject_nos: Iterable[int], sweep_id: 
     A look-up under which somebody else was erased stays, since late copies of that erasure are recognised by it.
     """
     connection = session.connection()
-    for some in chunks(sorted(set(subject_nos))):
+    for chunk in chunks(sorted(set(subject_nos))):
+        # Whom somebody fences meanwhile is waited for, and left to that erasure.
+        still = sa.select(col(Subject.subject_no)).where(
+            col(Subject.tenant_id) == tenant_id, col(Subject.subject_no).in_(chunk), col(Subject.state) == LIVE
+        )
+        some = list(connection.execute(still.with_for_update()).scalars())
         mine = (col(SubjectIdentifier.tenant_id) == tenant_id, col(SubjectIdentifier.subject_no).in_(some))
         other = sa.orm.aliased(SubjectIdentifier)
         shared = sa.exists(
@@ -301,7 +306,7 @@ def end(session: Session, tenant_id: int, subject_nos: Iterable[int], sweep_id: 
         connection.execute(sa.update(SubjectIdentifier).where(*mine).values(sealed=None))
         connection.execute(
             sa.update(Subject)
-            .where(col(Subject.tenant_id) == tenant_id, col(Subject.subject_no).in_(some), col(Subject.state) == LIVE)
+            .where(col(Subject.tenant_id) == tenant_id, col(Subject.subject_no).in_(some))
             .values(state=ENDED, request_id=sweep_id, erased_at=now)
         )
     session.expire_all()

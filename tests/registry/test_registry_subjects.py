@@ -154,6 +154,21 @@ def test_after_forgetting_the_name_is_recognised_but_cannot_be_read(house: Any) 
         assert row.sealed is None
 
 
+def test_who_ended_is_nobody_any_more_and_who_is_fenced_does_not_end(house: Any) -> None:
+    tenant = house.alice.tenant_id
+    with house.session() as session:
+        ada, bea = resolve(house, session, "user:ada", "user:bea")
+        subjects.fence(session, tenant, [bea], "req_1", house.now)
+        for _ in range(2):
+            subjects.end(session, tenant, [ada, bea], "swp_1", house.now)
+        assert subjects.ended(session, tenant, [ada, bea]) == {ada}
+        assert subjects.fenced(session, tenant, [ada, bea]).keys() == {bea}, "nobody asked for anything about Ada"
+        assert len(subjects.names_of(session, house.vault, tenant, [bea])[bea]) == 1
+        assert subjects.find(session, house.vault, house.alice, [parse_subject("user:ada")]) == {}
+        [new] = resolve(house, session, "user:ada")
+        assert new not in (ada, bea)
+
+
 def test_who_returns_is_a_new_incarnation_that_inherits_nothing(house: Any) -> None:
     tenant = house.alice.tenant_id
     name = parse_subject("user:ada")
