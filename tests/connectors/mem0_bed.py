@@ -11,15 +11,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 from uuid import NAMESPACE_URL, uuid4, uuid5
-
-from qdrant_client import QdrantClient, models
 
 from connectors.base import Connector, open_connector
 from tests.connectors.contract import Bed, oracle
 from tests.connectors.vector_beds import DIMENSIONS, vector_of
+from tests.lazily import Lazily
+
+if TYPE_CHECKING:
+    from qdrant_client import QdrantClient
+
+qdrant, models = Lazily("qdrant_client"), Lazily("qdrant_client.models")
 
 HISTORY = (
     "CREATE TABLE history (id TEXT PRIMARY KEY, memory_id TEXT, old_memory TEXT, new_memory TEXT, event TEXT,"
@@ -60,7 +64,7 @@ class Mem0Bed(Bed):
     def client(self) -> Iterator[QdrantClient]:
         """The client inside the application's mem0; it has the folder for itself until `release`."""
         if self.running is None:
-            self.running = QdrantClient(path=str(self.folder / "qdrant"))
+            self.running = qdrant.QdrantClient(path=str(self.folder / "qdrant"))
         yield self.running
 
     def release(self) -> None:

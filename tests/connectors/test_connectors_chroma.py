@@ -13,17 +13,16 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import chromadb
 import pytest
-from chromadb.api.shared_system_client import SharedSystemClient
-from chromadb.config import Settings
 
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.chroma_files import Index
 from connectors.errors import BadConfig, BadLocator, StoreUnreachable, Timeout
 from tests.connectors.contract import BEN, MIA, NOW, ROOT, Bed, Contract, captured, erase, fill, oracle, text_of
 from tests.connectors.vector_beds import DIMENSIONS, near, raw, vector_of
+from tests.lazily import Lazily
 
+chromadb, config, shared = (Lazily(f"chromadb{name}") for name in ("", ".config", ".api.shared_system_client"))
 DATABASE = "chroma.sqlite3"
 
 
@@ -66,13 +65,13 @@ class ChromaBed(Bed):
     def client(self) -> Iterator[Any]:
         """The application's client; it has the files open until `release`."""
         if self.running is None:
-            self.running = chromadb.PersistentClient(self.folder, settings=Settings(anonymized_telemetry=False))
+            self.running = chromadb.PersistentClient(self.folder, settings=config.Settings(anonymized_telemetry=False))
         yield self.running
 
     def release(self) -> None:
         if self.running is not None:
             self.running._system.stop()  # there is no public way to give the files up
-            SharedSystemClient.clear_system_cache()
+            shared.SharedSystemClient.clear_system_cache()
             self.running = None
             # The engine closes its files a moment later, in threads of its own.
             end = time.monotonic() + 10

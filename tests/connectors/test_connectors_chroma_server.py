@@ -8,15 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import chromadb
 import httpx
 import pytest
-from chromadb.config import Settings
 
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import BadConfig, StoreUnreachable, WrongCredentials
 from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, oracle, text_of
 from tests.connectors.vector_beds import vector_of
+from tests.lazily import Lazily
+
+chromadb, config = Lazily("chromadb"), Lazily("chromadb.config")
 
 
 class Server:
@@ -56,7 +57,9 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 class ServerBed(Bed):
     def __init__(self, server: Server) -> None:
         self.server = server
-        self.client = chromadb.HttpClient("127.0.0.1", server.port, settings=Settings(anonymized_telemetry=False))
+        self.client = chromadb.HttpClient(
+            "127.0.0.1", server.port, settings=config.Settings(anonymized_telemetry=False)
+        )
         for each in self.client.list_collections():
             self.client.delete_collection(each.name)
         self.notes: Any = self.client.create_collection("notes", embedding_function=None)

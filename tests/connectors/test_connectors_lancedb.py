@@ -7,17 +7,16 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import lance
-import lancedb
 import pyarrow as pa
 import pytest
-from lance.file import LanceFileReader
 
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import BadConfig, BadLocator, ModeNotBuilt, StoreUnreachable
 from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, oracle, text_of
 from tests.connectors.vector_beds import DIMENSIONS, raw, vector_of
+from tests.lazily import Lazily
 
+lance, lancedb, lance_file = Lazily("lance"), Lazily("lancedb"), Lazily("lance.file")
 SCHEMA = pa.schema(
     [
         ("id", pa.string()),
@@ -111,7 +110,7 @@ class LanceBed(Bed):
         """What every data file still holds, marked as deleted or not, whatever version it belongs to."""
         found: list[Any] = []
         for file in (self.folder / "notes.lance" / "data").glob("*.lance"):
-            found += LanceFileReader(str(file)).read_all().to_table().column(column).to_pylist()
+            found += lance_file.LanceFileReader(str(file)).read_all().to_table().column(column).to_pylist()
         return found
 
 
@@ -196,7 +195,7 @@ def indexed(bed: LanceBed) -> list[Item]:
 def words(bed: LanceBed) -> int:
     """How many words the full-text index knows; its automaton keeps them in no readable form."""
     (file,) = (bed.folder / "notes.lance" / "_indices").rglob("part_0_tokens.lance")
-    counted: int = LanceFileReader(str(file)).read_all().to_table().column("_token_next_id")[0].as_py()
+    counted: int = lance_file.LanceFileReader(str(file)).read_all().to_table().column("_token_next_id")[0].as_py()
     return counted
 
 
@@ -242,7 +241,7 @@ def test_vectors_at_length_one_are_found_in_an_index_and_leave_it(bed: LanceBed,
 
     def indexed_rows() -> list[int]:
         files = (bed.folder / "notes.lance" / "_indices").rglob("auxiliary.idx")
-        return [LanceFileReader(str(file)).read_all().to_table().num_rows for file in files]
+        return [lance_file.LanceFileReader(str(file)).read_all().to_table().num_rows for file in files]
 
     assert indexed_rows() == [300]
     with bed.open(read_only=True) as verifier:

@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from qdrant_client import QdrantClient
 
 from connectors.base import Item, Level, Outcome, Selector, open_connector
 from tests.connectors.contract import MIA, NOW, captured, erase, oracle
 from tests.connectors.mem0_bed import Mem0Bed
+from tests.lazily import Lazily
+
+qdrant = Lazily("qdrant_client")
 
 PYTHON = os.environ.get("MUNIMENT_TEST_MEM0", "")
 pytestmark = [
@@ -167,7 +169,7 @@ def test_the_bed_of_the_other_tests_is_written_alike(folder: Path, tmp_path: Pat
             }
 
     def points(place: Path) -> dict[str, tuple[set[str], Any]]:
-        client = QdrantClient(path=str(place / "qdrant"))
+        client = qdrant.QdrantClient(path=str(place / "qdrant"))
         shown = {}
         for name in ("mem0", "mem0_entities"):
             first = client.scroll(name, limit=1, with_vectors=True)[0][0]

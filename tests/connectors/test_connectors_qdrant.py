@@ -9,16 +9,21 @@ import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, uuid5
 
 import pytest
-from qdrant_client import QdrantClient, models
 
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import BadConfig, ModeNotBuilt, StoreUnreachable
 from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, oracle, text_of
 from tests.connectors.vector_beds import DIMENSIONS, near, vector_of
+from tests.lazily import Lazily
+
+if TYPE_CHECKING:
+    from qdrant_client import QdrantClient
+
+qdrant, models = Lazily("qdrant_client"), Lazily("qdrant_client.models")
 
 
 def uid(name: str) -> str:
@@ -50,7 +55,7 @@ class QdrantBed(Bed):
     def client(self) -> Iterator[QdrantClient]:
         """The application's client; it has the folder for itself until `release`."""
         if self.running is None:
-            self.running = QdrantClient(path=str(self.folder))
+            self.running = qdrant.QdrantClient(path=str(self.folder))
         yield self.running
 
     def release(self) -> None:
@@ -85,7 +90,7 @@ class QdrantBed(Bed):
 
     def block(self) -> Callable[[], None]:
         self.release()
-        held = QdrantClient(path=str(self.folder))
+        held: QdrantClient = qdrant.QdrantClient(path=str(self.folder))
         return held.close
 
     def hostile(self) -> list[Mapping[str, Any]]:
