@@ -258,7 +258,7 @@ class _Kept:
             if not is_ours(key.removeprefix(self._prefix)):
                 yield key
         after: str | None = None
-        while (key := next(iter(self._bucket.list(self._prefix, after=after)), "")) != "":
+        while (key := next(iter(self._bucket.list(self._prefix, after=after)), "")) > (after or ""):
             folder, slash, _ = key.removeprefix(self._prefix).partition("/")
             if folder in _FOLDERS and slash:
                 after = f"{self._prefix}{folder}/~"  # "~" sorts after every character of a key

@@ -27,8 +27,9 @@ from ledger.signing import Ed25519Signer
 from tests.audit.conftest import small_log
 from tests.audit.test_audit_witness import cosigned
 from tests.erasure.test_erasure_report_check import issued, resigned
+from tests.ledger.test_object_store_contract import s3_bench, s3_buckets
 
-__all__ = ["issued", "small_log"]
+__all__ = ["issued", "s3_buckets", "small_log"]
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 LOG_ID = "5f0c" * 8
 
@@ -279,16 +280,34 @@ def test_a_key_change_that_is_gone_moved_or_another_log_s_is_named(changes: Memo
     assert checked(twice) == [(Verdict.ALTERED, f"{keys_prefix(LOG_ID, LOG)}000003")]
 
 
+STRANGE = (
+    "anchors/x", "batch/00000000000000000000", "odd/x", "payload/2040-07/deep/er", "payload/none/readme", "zz/y", "zzz",
+)  # fmt: skip
+
+
 def test_an_object_that_this_program_does_not_write_is_told_and_no_fault(changes: MemoryBucket) -> None:
     assert report_of(changes).notes == ()
     strange = changes.copy()
-    ours = f"payload/none/{uuid7(NOW)}"
-    for name in (ours, "batch/00000000000000000000", "a", "odd/x", "payload/none/readme", "zz/y", f"{ours}/x"):
+    for name in (f"payload/none/{uuid7(NOW)}", *STRANGE):
         strange.objects[f"{LOG_ID}/{name}"] = b"x"
     report = report_of(strange)
-    first = min(f"{LOG_ID}/{ours}/x", f"{LOG_ID}/payload/none/readme")
-    told = f"5 objects bear names that this program does not write; the first is {first}"
+    told = f"6 objects bear names that this program does not write; the first is {LOG_ID}/payload/2040-07/deep/er"
     assert (report.verdict, report.notes) == (Verdict.SOUND, (told,))
+
+
+@pytest.mark.s3
+def test_a_bucket_that_lists_folders_first_tells_the_same_objects(s3_buckets: Any) -> None:
+    store = s3_bench(s3_buckets).locked
+    for name in (f"payload/none/{uuid7(NOW)}", *STRANGE):
+        store.put(f"{LOG_ID}/{name}", b"x", lock_until=None)
+    report = Report(
+        log_id=LOG_ID, verdict=Verdict.SOUND, anchored=False, size=0, signed_size=0, checked=0, erased=0, expired=0,
+        findings=(),
+    )  # fmt: skip
+    checked = check_kept(report, bucket=store, hot=MemoryBucket(), keys=[], certificate_keys=[])
+    assert [note.partition(";")[0] for note in checked.notes] == [
+        "6 objects bear names that this program does not write"
+    ]
 
 
 def test_behind_a_damaged_key_change_checkpoints_could_not_be_checked_and_are_not_called_altered(
