@@ -259,7 +259,8 @@ class _Confirmation:
             ]
             body = {"owner": self._owner, "copies": lines}
             at = self._parts.instant(self._now)
-            entry_id = self._parts.record.announce(session, self._tenant_id, Kind.COPY_VERIFIED, body, at)
+            with session.no_autoflush:  # each row is written once, with its evidence
+                entry_id = self._parts.record.announce(session, self._tenant_id, Kind.COPY_VERIFIED, body, at)
             for copy in chunk:
                 copy.verify_evidence = entry_id
                 session.add(copy)

@@ -30,7 +30,7 @@ from erasure.models import CopyRow
 from erasure.parts import Parts
 from erasure.regenerate import ANEW
 from erasure.request import GONE, CopyState
-from erasure.work import captures_of, failed, is_ready, joined, load_work, may_go, owners_of, report_fact
+from erasure.work import captures_of, end_of_try, failed, is_ready, joined, load_work, may_go, owners_of, report_fact
 from ledger.entry import Kind
 from registry import stores
 from registry.models import StoreRow
@@ -209,17 +209,16 @@ class Dispatch:
             going = may_go(session, work, ready, self._now)
             found = captures_of(session, self._parts, work, going)
             owners = owners_of(session, self._parts, work, going)
-            items = []
             at = self._parts.instant(self._now)
-            for copy in going:
-                copy.attempts += 1
-                copy.started_at = at
-                if copy.copy_no in found:
-                    copy.state = CopyState.RUNNING
-                    items.append(found[copy.copy_no].item(copy.copy_no))
-                else:
-                    copy.state, copy.detail = CopyState.FAILED, "where it lies is not known any more"
-                session.add(copy)
+            items = [found[copy.copy_no].item(copy.copy_no) for copy in going if copy.copy_no in found]
+            running = {"state": CopyState.RUNNING.value, "started_at": at}
+            lost = {**running, "state": CopyState.FAILED.value, "detail": "where it lies is not known any more"}
+            changes = {
+                copy.copy_no: {**(running if copy.copy_no in found else lost), "attempts": copy.attempts + 1}
+                for copy in going
+            }
+            session.flush()
+            history.set_copies(session, self._tenant_id, self._owner, changes)
         if not items:
             return
         try:
@@ -234,31 +233,36 @@ class Dispatch:
     def _record(self, name: str, receipts: Sequence[Receipt]) -> None:
         by_number = {int(receipt.copy_id): receipt for receipt in receipts}
         with self._parts.transactions(self._tenant_id) as session:
+            changes: dict[int, dict[str, Any]] = {}
             rows = self._locked(session, sorted(by_number))
+            # One instant for all that the store answered at once.
+            finished = self._parts.instant(
+                self._now, *(one.at for one in receipts), *(copy.started_at for copy in rows)
+            )
             for copy in rows:
                 receipt = by_number[copy.copy_no]
-                copy.method, copy.detail = _method(copy, receipt), receipt.detail
-                copy.finished_at, copy.verified_at = self._parts.instant(receipt.at, copy.started_at), None
-                copy.level = receipt.level.value if receipt.level is not None else None
-                if receipt.outcome in _ENDS:
-                    copy.state = _ENDS[receipt.outcome]
-                    session.add(copy)
-                else:
-                    failed(session, copy, self._parts, detail=receipt.detail, end=CopyState.FAILED)
-                if copy.state in GONE:
+                state = _ENDS.get(receipt.outcome) or end_of_try(copy, self._parts, CopyState.FAILED)
+                changes[copy.copy_no] = {
+                    "method": _method(copy, receipt),
+                    "detail": receipt.detail,
+                    "finished_at": finished,
+                    "verified_at": None,
+                    "level": receipt.level.value if receipt.level is not None else None,
+                    "state": state.value,
+                }
+                if state in GONE:
                     self._treated.setdefault(name, set()).add(copy.copy_no)
-            self._announce(session, rows)
-
-    def _announce(self, session: Any, rows: Sequence[CopyRow]) -> None:
-        lines = [{"copy": copy.copy_no, "state": copy.state, "level": copy.level} for copy in rows]
-        if not lines:
-            return
-        body = {"owner": self._owner, "copies": lines}
-        at = self._parts.instant(self._now)
-        entry_id = self._parts.record.announce(session, self._tenant_id, Kind.COPY_ERASED, body, at)
-        for copy in rows:
-            copy.evidence = entry_id
-            session.add(copy)
+            if not changes:
+                return
+            lines = [
+                {"copy": number, "state": change["state"], "level": change["level"]}
+                for number, change in changes.items()
+            ]
+            body = {"owner": self._owner, "copies": lines}
+            at = self._parts.instant(self._now)
+            entry_id = self._parts.record.announce(session, self._tenant_id, Kind.COPY_ERASED, body, at)
+            told = {number: {**change, "evidence": entry_id} for number, change in changes.items()}
+            history.set_copies(session, self._tenant_id, self._owner, told)
 
     def _record_silence(self, numbers: Sequence[int], detail: str) -> None:
         """The store did not answer: nothing is known about these copies, so they are tried again."""
