@@ -48,6 +48,9 @@ _FOREIGN: tuple[tuple[type[Exception], str], ...] = (
 )
 
 
+_CONTENDED = frozenset({"23505", "40001", "40P01"})
+"""Two transactions made the same row, or one would have waited for the other for ever: either may be run again.
+Source: PostgreSQL manual, appendix A (unique_violation, serialization_failure, deadlock_detected)."""
 _USUAL_PLACES = {
     "unknown-class": "/data_class",
     "unknown-store": "/store",
@@ -112,6 +115,8 @@ def problem_of(error: BaseException) -> Problem:
         hint = getattr(error, "hint", "")
         detail = f"{error}; {hint}" if hint else str(error)
         return Problem(name, detail, errors=_places(error, name), extra=_members(error))
+    if isinstance(error, sa.exc.DBAPIError) and getattr(error.orig, "sqlstate", None) in _CONTENDED:
+        return Problem("contended")
     for kind, foreign in _FOREIGN:
         if isinstance(error, kind):
             quiet = isinstance(error, sa.exc.SQLAlchemyError)

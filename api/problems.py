@@ -107,6 +107,7 @@ PROBLEMS: dict[str, ProblemType] = {
     "too-many-requests": _of(429, "Too many requests", "Wait as long as `Retry-After` says.", 1),
     "internal": _of(500, "A fault of the service", "It is logged under the request id; nothing is half written."),
     "unavailable": _of(503, "Something the service needs is down", "Send it again after `Retry-After`.", 5),
+    "contended": _of(503, "Another call changed the same thing", "Nothing was changed by this one: send it again.", 1),
     "paper-not-set": _of(503, "The PDF could not be set", "Ask for `application/json` or `text/html`, or again.", 5),
     "checkpoint-pending": _of(503, "The checkpoint is being extended", "Send it again after `Retry-After`.", 1),
     "journal-unreadable": _of(

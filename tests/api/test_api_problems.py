@@ -3,10 +3,13 @@
 import gzip
 import json
 import socket
+import threading
 from typing import Any
 
 import httpx
 import pytest
+import sqlalchemy as sa
+from psycopg.errors import DeadlockDetected, ForeignKeyViolation, SerializationFailure, UniqueViolation
 
 import connectors.errors
 import erasure.errors
@@ -240,6 +243,36 @@ def test_a_fault_in_code_without_a_file_is_placed_like_any_other() -> None:
         exec(compile("1 / 0", "<string>", "exec"))  # noqa: S102 - code of ours without a file
     assert places(raised.value)[-1] == "<string>:1 <module>"
     assert places(raised.value)[0].startswith("api/test_api_problems.py:")
+
+
+def test_calls_that_declare_one_thing_at_once_are_asked_to_come_again(service: Any) -> None:
+    # On PostgreSQL all but one was a fault of the service.
+    name, tokens = "/v1/data-classes/at-once", service.tokens
+    start, answers = threading.Barrier(8), []
+
+    def declare(number: int) -> None:
+        with httpx.Client(base_url=service.url, timeout=30) as client:
+            start.wait()
+            headers = {"Authorization": f"Bearer {tokens['platform']}"}
+            answers.append(client.put(name, json={**CLASS, "owner": f"team-{number}"}, headers=headers))
+
+    threads = [threading.Thread(target=declare, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    made = [answer.json()["version"] for answer in answers if answer.status_code == 201]
+    assert sorted(made) == list(range(1, len(made) + 1))
+    for answer in answers:
+        if answer.status_code != 201:
+            problem(answer, 503, "contended")
+            assert answer.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize("kind", [UniqueViolation, DeadlockDetected, SerializationFailure, ForeignKeyViolation])
+def test_only_what_may_be_run_again_is_contended(kind: Any) -> None:
+    name = problem_of(sa.exc.DBAPIError.instance("", {}, kind("x"), Exception)).name
+    assert name == ("internal" if kind is ForeignKeyViolation else "contended")
 
 
 def test_503_and_429_say_when_to_come_back() -> None:
