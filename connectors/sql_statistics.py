@@ -54,6 +54,7 @@ _STALE = f"""
 SELECT bool_or(a.attstattarget = 0), count(*) FROM pg_catalog.pg_stats s JOIN pg_catalog.pg_attribute a
   ON a.attrelid = %s::bigint AND a.attname = s.attname
 WHERE {_USERS} AND format('%%I.%%I', s.schemaname, s.tablename)::regclass::oid = %s::bigint
+  AND (most_common_vals IS NOT NULL OR histogram_bounds IS NOT NULL OR most_common_elems IS NOT NULL)
 """
 
 
