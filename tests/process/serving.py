@@ -32,14 +32,14 @@ class Child:
         """Send a signal, if it still runs."""
         self._command.send_signal(number)
 
-    def wait(self, seconds: float = 30.0) -> None:
+    def wait(self, seconds: float = 120.0) -> None:
         """Return once it is gone."""
         end = time.monotonic() + seconds
         while self.alive:
             assert time.monotonic() < end, f"process {self.pid} did not end: {self.out.read_text()[-2000:]}"
             time.sleep(0.002)
 
-    def wait_ready(self, seconds: float = 60.0) -> str | None:
+    def wait_ready(self, seconds: float = 180.0) -> str | None:
         """Return the address once the server answers, None when the process ended first."""
         end = time.monotonic() + seconds
         while True:

@@ -78,7 +78,7 @@ class Fleet:
         return f"http://127.0.0.1:{self.ports[number]}"
 
     def client(self, number: int, principal: str = "writer") -> Client:
-        return Client(self.url(number), self.made["tokens"][principal], timeout=60)
+        return Client(self.url(number), self.made["tokens"][principal], timeout=180)
 
     def start(self, number: int) -> Child:
         return self.nursery.run(
@@ -210,7 +210,7 @@ def fleet(
     answers = []
     for number in range(count):
         made = nursery.run(["init", "--data", str(tmp_path / f"data-{number}"), "--json"])
-        made.wait(60)
+        made.wait()
         answers.append(made.out.read_text())
     ports = []
     for _ in range(count):
