@@ -95,7 +95,7 @@ def authenticate(session: Session, secret: str) -> Acting:
 
 def revoke(session: Session, tenant_id: int, token_id: str, now: datetime) -> Token:
     """The token, refused from now on. Raises: UnknownToken, also where it was revoked before."""
-    token = session.get(Token, (tenant_id, token_id))
+    token = session.get(Token, (tenant_id, token_id), with_for_update=True)
     if token is None or token.revoked_at is not None:
         raise UnknownToken
     token.revoked_at = now

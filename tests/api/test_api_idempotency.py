@@ -150,6 +150,25 @@ def test_a_revoked_token_is_refused_at_once(service: Any) -> None:
     assert brief.get("/v1/data-classes").status_code == 401
 
 
+def test_a_token_is_revoked_once_whoever_does_it_at_the_same_moment(service: Any) -> None:
+    # On PostgreSQL each of them did it, and each was an event of the record.
+    name = f"/v1/tokens/{service.role('admin').post('/v1/tokens', json=TOKEN).json()['id']}"
+    start, answers = threading.Barrier(6), []
+
+    def revoke() -> None:
+        with httpx.Client(base_url=service.url, timeout=30) as client:
+            start.wait()
+            headers = {"Authorization": f"Bearer {service.tokens['admin']}"}
+            answers.append(client.delete(name, headers=headers).status_code)
+
+    threads = [threading.Thread(target=revoke) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(answers) == [204, 404, 404, 404, 404, 404]
+
+
 def test_only_the_first_tenants_admin_makes_tenants(service: Any) -> None:
     assert service.client(service.other["admin"]).post("/v1/tenants", json={"name": "third"}).status_code == 403
     made = service.role("admin").post("/v1/tenants", json={"name": "third"})
