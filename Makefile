@@ -24,7 +24,7 @@ PYTEST := $(BIN)/python -m pytest
 # In the order of collection, which puts the longest files first: the last ones to end are short.
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 TYPED := $(wildcard api audit connectors erasure ledger registry retention vault client/src infra tests bench)
-FAST := not postgres and not s3 and not process and not slow
+FAST := not files and not postgres and not s3 and not process and not slow
 
 .PHONY: help setup demo serve test test-unit test-all check bench lock services services-down clean
 

@@ -29,6 +29,7 @@ hypothesis_settings.register_profile("sample", max_examples=20, deadline=None)
 hypothesis_settings.register_profile("full", max_examples=200, deadline=None)
 hypothesis_settings.load_profile("full" if os.environ.get("MUNIMENT_TEST_FULL") == "1" else "sample")
 
+_FOLDERS = frozenset({"tmp_path", "tmp_path_factory"})
 MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_NEEDED = 6 << 30
 
@@ -48,9 +49,16 @@ if "TMPDIR" not in os.environ and _room_in_memory():
     tempfile.tempdir = None
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests of whole processes first: they are the longest, and several workers then end together."""
+    """Put tests of whole processes first: they are the longest, and several workers then end together.
+
+    What asks for a folder is marked `files`: `make test-unit` leaves it out.
+    """
     items.sort(key=lambda item: item.get_closest_marker("process") is None)
+    for item in items:
+        if not _FOLDERS.isdisjoint(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.files)
 
 
 def pytest_collection_finish() -> None:
