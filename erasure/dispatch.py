@@ -16,8 +16,9 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
+import sqlalchemy as sa
 from sqlmodel import col, select
 
 from connectors.agent import AGENT
@@ -44,6 +45,15 @@ _ENDS = {
 }
 _GRACE_SECONDS = 5.0
 _LOOK_SECONDS = 0.5
+
+
+class _Tried(NamedTuple):
+    """What an answer of a store needs of a copy's row."""
+
+    copy_no: int
+    method: str | None
+    attempts: int
+    started_at: datetime | None
 
 
 class _Order:
@@ -234,16 +244,16 @@ class Dispatch:
         by_number = {int(receipt.copy_id): receipt for receipt in receipts}
         with self._parts.transactions(self._tenant_id) as session:
             changes: dict[int, dict[str, Any]] = {}
-            rows = self._locked(session, sorted(by_number))
+            rows = self._tried(session, sorted(by_number))
             # One instant for all that the store answered at once.
             finished = self._parts.instant(
                 self._now, *(one.at for one in receipts), *(copy.started_at for copy in rows)
             )
             for copy in rows:
                 receipt = by_number[copy.copy_no]
-                state = _ENDS.get(receipt.outcome) or end_of_try(copy, self._parts, CopyState.FAILED)
+                state = _ENDS.get(receipt.outcome) or end_of_try(copy.attempts, self._parts, CopyState.FAILED)
                 changes[copy.copy_no] = {
-                    "method": _method(copy, receipt),
+                    "method": _method(copy.method, receipt),
                     "detail": receipt.detail,
                     "finished_at": finished,
                     "verified_at": None,
@@ -336,6 +346,19 @@ class Dispatch:
         except Exception:  # noqa: BLE001 - as above
             return None
 
+    def _tried(self, session: Any, numbers: Sequence[int]) -> list[_Tried]:
+        """What an answer is written to, locked; a row without the rest of it."""
+        found: list[_Tried] = []
+        for start in range(0, len(numbers), history.INSERT_CHUNK):
+            query = sa.select(*(col(getattr(CopyRow, name)) for name in _Tried._fields)).where(
+                col(CopyRow.tenant_id) == self._tenant_id,
+                col(CopyRow.owner) == self._owner,
+                col(CopyRow.copy_no).in_(numbers[start : start + history.INSERT_CHUNK]),
+            )
+            rows = session.execute(query.order_by(col(CopyRow.copy_no)).with_for_update())
+            found += [_Tried(*row) for row in rows]
+        return found
+
     def _locked(self, session: Any, numbers: Sequence[int]) -> list[CopyRow]:
         found: list[CopyRow] = []
         for start in range(0, len(numbers), history.INSERT_CHUNK):
@@ -348,8 +371,8 @@ class Dispatch:
         return found
 
 
-def _method(copy: CopyRow, receipt: Receipt) -> str:
+def _method(before: str | None, receipt: Receipt) -> str:
     """How it was erased; a copy that has a successor goes on naming it."""
-    if copy.method is None or not copy.method.startswith(ANEW):
+    if before is None or not before.startswith(ANEW):
         return receipt.method
-    return f"{copy.method.partition(';')[0]}; {receipt.method}"
+    return f"{before.partition(';')[0]}; {receipt.method}"

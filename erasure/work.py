@@ -162,14 +162,14 @@ def is_ready(copy: CopyRow | Outline, now: datetime) -> bool:
     return now >= copy.started_at + BACKOFF * (1 << (copy.attempts - 1))
 
 
-def end_of_try(copy: CopyRow, parts: Parts, end: CopyState) -> CopyState:
+def end_of_try(attempts: int, parts: Parts, end: CopyState) -> CopyState:
     """The state after an attempt that did not succeed."""
-    return end if copy.attempts >= parts.max_attempts else CopyState.PENDING
+    return end if attempts >= parts.max_attempts else CopyState.PENDING
 
 
 def failed(session: Session, copy: CopyRow, parts: Parts, *, detail: str, end: CopyState) -> None:
     """An attempt that did not succeed: pending again, or `end` when there were enough."""
-    copy.state, copy.detail = end_of_try(copy, parts, end), detail
+    copy.state, copy.detail = end_of_try(copy.attempts, parts, end), detail
     session.add(copy)
 
 
