@@ -55,5 +55,5 @@ def _line(error: BaseException, name: str) -> str:
         return " ".join(str(error).split())
     title, detail = getattr(error, "title", ""), getattr(error, "detail", "")
     lines = [f"refused ({getattr(error, 'status', '')}): {title}: {detail}".rstrip(": ")]
-    lines += [f"  {item.get('pointer', '')}: {item.get('detail', '')}" for item in getattr(error, "errors", None) or []]
-    return "\n".join(lines)
+    found = [f"{item.get('pointer', '')}: {item.get('detail', '')}" for item in getattr(error, "errors", None) or []]
+    return "\n  ".join(lines + [one for one in found if one not in lines[0]])

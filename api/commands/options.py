@@ -130,4 +130,5 @@ def printable(text: str) -> str:
 
 def progress(length: int, label: str) -> Any:
     """A progress bar on stderr; silent where stderr is no terminal."""
-    return click.progressbar(length=length, label=label, file=sys.stderr, show_pos=True)
+    # Left to itself it would still print its label, beside the one line that a script reads of an error.
+    return click.progressbar(length=length, label=label, file=sys.stderr, show_pos=True, hidden=not sys.stderr.isatty())

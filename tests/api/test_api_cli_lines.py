@@ -62,7 +62,8 @@ def test_an_import_that_is_refused_says_what_to_do_and_what_came_before_a_bad_fi
     assert call(service, "writer", "import", good, bad, *ENTRY_CLASS, *folder) == 1
     said = capsys.readouterr()
     assert "stored: 2" in said.out or "duplicate: 2" in said.out
-    assert "bad.jsonl: line 2" in said.err
+    assert said.err.startswith("muniment: bad.jsonl: line 2")
+    assert said.err.count("\n") == 1, "no label of a bar that nobody sees"
     for options, advice in (
         (("--class", "nowhere", "--subject-field", "user"), "muniment classes apply"),
         (("--class", "transcript"), "--subject-field"),
@@ -70,6 +71,14 @@ def test_an_import_that_is_refused_says_what_to_do_and_what_came_before_a_bad_fi
         good.write_text(CHATS.splitlines()[0].replace("hi", advice), encoding="utf-8")
         assert call(service, "writer", "import", good, *options, *folder) == 1
         assert advice in capsys.readouterr().out
+
+
+def test_a_field_that_is_refused_is_named_once(service: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(service, "legal", "request", "erase", "--subject", "nobody") == 1
+    said = capsys.readouterr().err
+    assert said.startswith("muniment: refused (422)")
+    assert said.count("/subjects/0: expected type:value") == 1
+    assert said.count("\n") == 1
 
 
 def test_a_file_copied_with_another_time_is_known_again_by_the_old_one(
