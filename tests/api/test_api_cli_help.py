@@ -1,14 +1,17 @@
-"""Help is quick: of every command and subcommand, it imports nothing of the service."""
+"""Help is quick: of every command and subcommand, it imports nothing of the service; and each is documented."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 pytestmark = pytest.mark.process
+DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "commands.md"
 HEAVY = (
     "alembic",
     "apscheduler",
@@ -54,6 +57,9 @@ def test_the_help_of_every_command_and_subcommand_imports_nothing_of_the_service
     assert len(told) > 30
     heavy = {path: [name for name in one["imports"] if name in HEAVY] for path, one in told.items()}
     assert {path: names for path, names in heavy.items() if names} == {}
+    documented = dict(re.findall(r"^\| `muniment ([a-z -]+)` \|[^|]*\| (yes)? *\|", DOCUMENT.read_text(), re.MULTILINE))
+    groups = {path.rpartition(" ")[0] for path in told}
+    assert documented == {path: "yes" * ("--json" in one["page"]) for path, one in told.items() if path not in groups}
     for path, one in told.items():
         assert one["code"] == 0, path
         assert one["page"].startswith(f"Usage: muniment {path}".rstrip()), path

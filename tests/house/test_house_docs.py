@@ -1,9 +1,13 @@
 """The documents say what the code says: links lead somewhere, fragments have their form, states are drawn."""
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from ledger.entry import SYSTEM_KINDS, USER_KINDS, Kind
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENTS = [REPOSITORY / "README.md", *sorted((REPOSITORY / "docs").rglob("*.md"))]
@@ -59,6 +63,26 @@ def test_the_glossary_is_sorted_and_names_each_word_once() -> None:
 def test_no_document_promises_compliance() -> None:
     promise = re.compile(r"\b(makes? you compliant|(fully|is) compliant|guarantees? compliance)\b", re.IGNORECASE)
     assert [path.name for path in DOCUMENTS if promise.search(path.read_text(encoding="utf-8"))] == []
+
+
+def binding_kinds() -> Iterator[str]:
+    """The kinds that some code appends to the log by itself, before anything takes effect, not through the outbox."""
+    for folder in ("api", "erasure", "registry", "retention", "vault"):
+        for file in (REPOSITORY / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "event":
+                    named = (
+                        one.attr for one in node.args if isinstance(one, ast.Attribute) and one.attr in Kind.__members__
+                    )
+                    yield from (Kind[name].value for name in named)
+
+
+def test_every_kind_of_entry_is_documented_and_the_binding_ones_say_so() -> None:
+    agents, _, ours = (REPOSITORY / "docs" / "kinds.md").read_text(encoding="utf-8").partition("## What the service")
+    rows = re.findall(r"^\| `([a-z._]+)` \| (binding: )?", ours, re.MULTILINE)
+    assert sorted(re.findall(r"^\| `([a-z._]+)` \|", agents, re.MULTILINE)) == sorted(USER_KINDS)
+    assert sorted(kind for kind, _ in rows) == sorted(SYSTEM_KINDS)
+    assert {kind for kind, binding in rows if binding} == set(binding_kinds())
 
 
 S3_RIGHTS = {
