@@ -137,7 +137,16 @@ def test_the_recruiting_table_is_the_one_of_practice(shared_folder: Path) -> Non
     assert ends_at(table["overrides"], created, {"rubric": T0 + DAY}) == T0 + DAY
     assert all(one.latest is not None for one in table.values() if one.event is not None), "no clock waits for ever"
     practice = (shared_folder / "reference" / "practice.md").read_text("utf-8")
-    assert practice.count("role closed + 6 months") == 3
+    rows = [row.split("|")[1:-1] for row in practice.splitlines() if row.startswith("| ") and row.count("|") == 5]
+    found = [(state.strip(), until.strip()) for _, state, _, until in rows[1:]]
+    role = "role closed + 6 months"
+    assert found == [
+        ("working", "the step returns"), ("file", role), ("checkpoint", role), ("checkpoint", role),
+        ("checkpoint", "the role closes"), ("memory", "6 months after each role"), ("memory", "the next rubric change"),
+    ]  # fmt: skip
+    names = ("cv_prompt", "cv_file", "screening", "verdict", "invite", "earlier_applications", "overrides")
+    assert [table[name].state for name in names] == [state for state, _ in found]
+    assert set(table) == {*names, "screening_record"}, "the table, and the record beside it"
 
 
 # ── plans and brakes ──────────────────────────────────────────────────────────────────────────────────────────────
