@@ -50,9 +50,20 @@ def test_from_every_earlier_revision_the_schema_is_the_same(empty: Database) -> 
     for revision in migrate.revisions():
         migrate.upgrade(empty, revision)
         assert migrate.current(empty) == revision
+        assert unguarded(empty) == set(), "no revision leaves a table of a tenant open, not even the first"
     migrate.upgrade(empty)
     assert migrate.current(empty) == migrate.head()
     assert differences(empty) == []
+
+
+def unguarded(database: Database) -> set[str]:
+    """Tables of one tenant each that PostgreSQL would show to another one."""
+    if database.on_sqlite:
+        return set()
+    query = "SELECT relname FROM pg_class WHERE relrowsecurity AND relforcerowsecurity"
+    with database.engine.connect() as connection:
+        made = set(sa.inspect(connection).get_table_names())
+        return (made & tenant_columns().keys()) - set(connection.scalars(sa.text(query)))
 
 
 def test_a_newer_schema_is_refused_and_left_alone(empty: Database) -> None:
