@@ -78,7 +78,7 @@ class LegalHolds:
     def mark(self, tenant_id: int) -> str:
         """What the holds in force select, in 16 characters that change with it."""
         with self._parts.transactions(tenant_id, write=False) as session:
-            return _fingerprint(holds_in_force(session, tenant_id))
+            return _fingerprint(holds_in_force(session, tenant_id, copies=False))
 
     def run(self, tenant_id: int, now: datetime) -> int:
         """One look; how much changed, so that 0 means that everything is as it should be.
@@ -88,8 +88,9 @@ class LegalHolds:
         """
         with self._parts.transactions(tenant_id, write=False) as session:
             holds = holds_in_force(session, tenant_id)
+            # What holds name, without the copies: a new copy is no reason to look through the whole record again.
+            mark = _fingerprint(holds_in_force(session, tenant_id, copies=False))
             known = {name: row for name, row in stores.in_force(session, tenant_id).items() if row.kind in KINDS}
-        mark = _fingerprint(holds)
         try:
             done = self._set(tenant_id, holds, known, now)  # 1
             done += self._lift(tenant_id, holds, known, mark, now)  # 2

@@ -2,7 +2,8 @@
 
 Guarantees: a hold is in the record before it takes effect, and so is its end. Selectors are kept resolved (numbers of
 people and items, names of classes, keyed look-ups of scopes) and are evaluated at decision time, so that later copies
-are held too; several alternatives hold what any of them names. What a running sweep had already sent is answered as
+are held too, and so is what was made from an artifact or entry that a hold names; several alternatives hold what any
+of them names. What a running sweep had already sent is answered as
 `too_late`. Another principal than the one who placed a hold releases it, and sees before what becomes due. Free text is
 sealed under the tenant's own key.
 
@@ -44,7 +45,7 @@ from retention.events import ARTIFACT_KIND, CONVERSATION
 from retention.items import Candidate, load_artifacts
 from retention.models import HoldRow, StoreHoldRow
 from retention.parts import places_of, split_ref, streams_of
-from retention.stops import Desk, EventRecord, Resumed, hold_of
+from retention.stops import Desk, EventRecord, Resumed, hold_of, with_copies
 from retention.sweep import decided, is_due
 from vault.models import OPENING, DataKey
 from vault.vault import Vault
@@ -127,6 +128,7 @@ class Holds:
             )
             session.add(row)
             session.flush()
+            hold = with_copies(session, acting.tenant_id, hold)
             sent = self._sent(session, acting.tenant_id, hold)
             return {**view_of(row), **counts_of(session, acting.tenant_id, hold), "too_late": sent}
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from sqlmodel import Session, col, select
 
 from ledger.entry import Kind
+from registry.graph import children_of, made_from_entries
 from registry.people import expand, groups
 from retention.decide import Claim, Hold, Restriction
 from retention.models import HoldRow
@@ -77,16 +78,31 @@ class EventRecord(Protocol):
         ...
 
 
-def holds_in_force(session: Session, tenant_id: int) -> tuple[Hold, ...]:
-    """Every hold that was not released; one on a person holds everybody merged with them."""
+def holds_in_force(session: Session, tenant_id: int, *, copies: bool = True) -> tuple[Hold, ...]:
+    """Every hold that was not released; one on a person holds everybody merged with them.
+
+    One on an artifact or an entry holds what was made from it as well; without `copies` only what it names itself.
+    """
     rows = session.exec(select(HoldRow).where(HoldRow.tenant_id == tenant_id, col(HoldRow.released_at).is_(None))).all()
     one_person = groups(session, tenant_id, {number for row in rows for number in row.subjects})
-    return tuple(_hold(row, frozenset[int]().union(*(one_person[number] for number in row.subjects))) for row in rows)
+    named = [_hold(row, frozenset[int]().union(*(one_person[number] for number in row.subjects))) for row in rows]
+    return tuple(with_copies(session, tenant_id, hold) if copies else hold for hold in named)
 
 
 def hold_of(session: Session, row: HoldRow) -> Hold:
     """A hold as decisions see it."""
-    return _hold(row, expand(session, row.tenant_id, row.subjects))
+    return with_copies(session, row.tenant_id, _hold(row, expand(session, row.tenant_id, row.subjects)))
+
+
+def with_copies(session: Session, tenant_id: int, hold: Hold) -> Hold:
+    """The hold with everything that was made from the artifacts and entries it names, at any depth, as of now."""
+    made = made_from_entries(session, tenant_id, hold.entries)
+    found = set(hold.artifacts).union(*made.values())
+    frontier = set(found)
+    while frontier:
+        frontier = set[int]().union(*children_of(session, tenant_id, frontier).values()) - found
+        found |= frontier
+    return hold._replace(artifacts=frozenset(found)) if found != hold.artifacts else hold
 
 
 def _hold(row: HoldRow, people: frozenset[int]) -> Hold:
