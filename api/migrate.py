@@ -36,7 +36,8 @@ class OlderSchema(Exception):
     """The database needs an upgrade before it may be served."""
 
     def __init__(self, found: str | None, known: str) -> None:
-        super().__init__(f"the database has schema {found or 'none'}, this version needs {known}: run muniment init")
+        advice = "run muniment init" if found is None else "start muniment serve with this version, which brings it up"
+        super().__init__(f"the database has schema {found or 'none'}, this version needs {known}: {advice}")
         self.found = found
         self.known = known
 
@@ -93,6 +94,15 @@ def check(database: Database) -> None:
     if found is not None and found not in revisions():
         raise NewerSchema(found, known)
     raise OlderSchema(found, known)
+
+
+def refuse_older(engine: sa.Engine) -> None:
+    """Returns unless the schema is one of ours that a reader of this version cannot read. Raises OlderSchema."""
+    with engine.connect() as connection:
+        found = MigrationContext.configure(connection).get_current_revision()
+    known = head()
+    if found is not None and found != known and found in revisions():
+        raise OlderSchema(found, known)
 
 
 def upgrade(database: Database, revision: str = "head") -> bool:

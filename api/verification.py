@@ -86,11 +86,15 @@ class Verified:
 
 @contextmanager
 def read_only(settings: Settings) -> Iterator[Sessions | None]:
-    """Yields read-only sessions of the deployment's database by tenant, None when there is no database to read."""
+    """Yields read-only sessions of the deployment's database by tenant, None when there is no database to read.
+
+    Raises: OlderSchema for what cannot be read for that reason.
+    """
     if settings.on_postgres:
         database = Database(settings.database)
         try:
-            yield lambda tenant_id: database.transaction(tenant_id, write=False)
+            with _older_named(database.engine):
+                yield lambda tenant_id: database.transaction(tenant_id, write=False)
         finally:
             database.close()
         return
@@ -100,9 +104,23 @@ def read_only(settings: Settings) -> Iterator[Sessions | None]:
         return
     engine = sa.create_engine(f"sqlite:///file:{quote(str(path))}?mode=ro&uri=true")
     try:
-        yield lambda _tenant_id: Session(engine)
+        with _older_named(engine):
+            yield lambda _tenant_id: Session(engine)
     finally:
         engine.dispose()
+
+
+@contextmanager
+def _older_named(engine: sa.Engine) -> Iterator[None]:
+    """Says of a query that failed on an older schema that this is why. Raises: OlderSchema."""
+    try:
+        yield
+    except (sa.exc.OperationalError, sa.exc.ProgrammingError):
+        # Where the database does not even answer, that question fails as the first one did.
+        from api.migrate import refuse_older  # noqa: PLC0415 - heavy, and needed for this message only
+
+        refuse_older(engine)
+        raise
 
 
 def stores_of(settings: Settings) -> tuple[Reader, Reader]:

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from api import cli
+from api import cli, migrate
+from api.database import Database
 
 CLASS: dict[str, Any] = {
     "state": "record", "personal": True, "owner": "team", "description": "notes", "legal_basis": "contract",
@@ -85,6 +86,31 @@ def test_a_database_that_does_not_say_its_version_is_left_alone(made: Path, caps
         assert connection.execute("SELECT count(*) FROM alembic_version").fetchone() == (0,)
         assert connection.execute("SELECT count(*) FROM tenant").fetchone() == (1,)
     connection.close()
+
+
+def test_an_older_schema_is_named_with_what_brings_it_up(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = replaced(made, b"")
+    path.unlink()
+    database = Database(f"sqlite:///{path}")
+    migrate.upgrade(database, "0001")
+    database.close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("ATTACH ? AS good", (str(made.parent / "good.db"),))
+        for (table,) in connection.execute("SELECT name FROM main.sqlite_schema WHERE type = 'table'").fetchall():
+            if table != "alembic_version":
+                names = ", ".join(row[1] for row in connection.execute(f"PRAGMA main.table_info({table})"))
+                connection.execute(f"INSERT OR REPLACE INTO main.{table} ({names}) SELECT {names} FROM good.{table}")
+    connection.close()
+    assert cli.run(["verify", "--data", str(made)]) == 2
+    assert "has schema 0001" in (said := one_line(capsys))
+    assert "start muniment serve" in said
+    assert cli.run(["doctor", "--data", str(made)]) == 1
+    assert "start muniment serve" in capsys.readouterr().out
+    assert cli.run(["tenant", "list", "--data", str(made)]) == 0, "opened as `serve` opens it"
+    assert "default" in capsys.readouterr().out
+    cli.run(["verify", "--data", str(made)])
+    assert "the log is empty" in (said := capsys.readouterr()).out
+    assert "has schema" not in said.err
 
 
 def test_a_declaration_that_is_in_force_already_changes_nothing_and_says_so(
