@@ -324,8 +324,11 @@ class Sweeps:
         while after is not None:
             with self._parts.transactions(tenant_id) as session:
                 after = refresh_hints(session, tenant_id, after=after)
+        more = True
+        while more:
+            with self._parts.transactions(tenant_id) as session:
+                more = refresh_undated(session, tenant_id)
         with self._parts.transactions(tenant_id) as session:
-            refresh_undated(session, tenant_id)
             mark_children(session, tenant_id, now)
         more = True
         while more:

@@ -17,6 +17,7 @@ from sqlmodel import Session, col
 from ledger.models import EntryRow
 from registry import bulk
 from registry.claims import Edge, claims_of, open_review
+from registry.classes import in_force
 from registry.ids import new_id
 from registry.keyed import chunks
 from registry.models import Artifact, Derivation, PendingCone
@@ -24,6 +25,7 @@ from registry.sets import Members, intern_sets, members
 from registry.subjects import Fence, fenced
 
 ARTIFACT, ENTRY = "a", "e"
+_CONSENT = "consent"
 INLINE = 2_000
 """How many items below a late source get its people at once; what lies further below is left to the job."""
 CLAIMED = "claimed"
@@ -168,9 +170,24 @@ def people_behind(session: Session, tenant_id: int, parents: Iterable[Parent]) -
 
 
 def write_sets(session: Session, tenant_id: int, sets: Mapping[int, Members], now: datetime) -> None:
-    """Give each artifact its set of subjects."""
+    """Give each artifact its set of subjects.
+
+    Those of a class that waits for consent lose their end date, since it is that of the people they were about before;
+    the next pass of retention gives them one.
+    """
     if not sets:
         return
+    waiting = sorted(name for name, one in in_force(session, tenant_id).items() if one.keep_from == _CONSENT)
+    for chunk in chunks(sorted(sets)) if waiting else ():
+        session.connection().execute(
+            sa.update(Artifact)
+            .where(
+                col(Artifact.tenant_id) == tenant_id,
+                col(Artifact.id).in_(chunk),
+                col(Artifact.data_class).in_(waiting),
+            )
+            .values(ends_at=None)
+        )
     numbers = intern_sets(session, tenant_id, sets.values(), now)
     session.connection().execute(
         sa.update(Artifact)

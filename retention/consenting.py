@@ -9,10 +9,11 @@ finds the rest. Source: GDPR Art. 7(1) and (3).
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
+import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from ledger.entry import Kind
@@ -23,7 +24,7 @@ from registry.identifiers import Identifier, parse_subject
 from registry.ids import random_hex
 from registry.keyed import Lookups, Seals, canonical_json, chunks, hold_writer
 from registry.models import Artifact
-from registry.people import groups
+from registry.people import expand, groups
 from registry.reading import Faults, Reader, is_list
 from registry.sets import sets_of
 from retention.consents import CLOCK, consent_ends, ended_at
@@ -87,7 +88,7 @@ def record_consent(  # noqa: PLR0917 - as every verb that records
     session.flush()
     whose = subjects.public_id(session, acting.tenant_id, subject_no)
     record.announce(session, acting.tenant_id, Kind.CONSENT_GIVEN, {**_body(row), "subject": whose}, now)
-    _renew(session, acting.tenant_id, subject_no)
+    renew(session, acting.tenant_id, (subject_no,))
     return view_of(row)
 
 
@@ -108,7 +109,7 @@ def withdraw_consent(
     session.add(row)
     session.flush()
     record.announce(session, acting.tenant_id, Kind.CONSENT_WITHDRAWN, _body(row), now)
-    _renew(session, acting.tenant_id, row.subject_no)
+    renew(session, acting.tenant_id, (row.subject_no,))
     return view_of(row)
 
 
@@ -137,29 +138,30 @@ def view_of(row: ConsentRow) -> dict[str, Any]:
     }
 
 
-def _renew(session: Session, tenant_id: int, subject_no: int) -> None:
-    """Work out again the end dates of the person's items whose clock is consent."""
+def renew(session: Session, tenant_id: int, people: Iterable[int]) -> None:
+    """Work out again the end dates of these people's items whose clock is consent, and of those merged with them.
+
+    Called when a consent changes, and when people become one or are told apart. Past `MAX_HINTS` items the others lose
+    their date, and the next pass gives them one.
+    """
     specs = {name: one for name, one in classes.in_force(session, tenant_id).items() if one.keep_from == CLOCK}
     if not specs:
         return
-    people = groups(session, tenant_id, (subject_no,))[subject_no]
-    renew_keys_of(session, tenant_id, people, {name: schedule_of(one) for name, one in specs.items()})
+    everybody = expand(session, tenant_id, people)
+    renew_keys_of(session, tenant_id, everybody, {name: schedule_of(one) for name, one in specs.items()})
     room = MAX_HINTS
-    for some in chunks(sorted(sets_of(session, tenant_id, people))):
-        rows = session.exec(
-            select(Artifact)
-            .where(
-                Artifact.tenant_id == tenant_id,
-                col(Artifact.set_id).in_(some),
-                col(Artifact.data_class).in_(sorted(specs)),
-                col(Artifact.status).not_in(ENDED),
-            )
-            .limit(room)
-        ).all()
+    for some in chunks(sorted(sets_of(session, tenant_id, everybody))):
+        concerned = (
+            col(Artifact.tenant_id) == tenant_id,
+            col(Artifact.set_id).in_(some),
+            col(Artifact.data_class).in_(sorted(specs)),
+            col(Artifact.status).not_in(ENDED),
+        )
+        rows = session.exec(select(Artifact).where(*concerned).order_by(col(Artifact.id)).limit(room)).all()
+        if len(rows) == room:
+            session.connection().execute(sa.update(Artifact).where(*concerned).values(ends_at=None))
         write_hints(session, tenant_id, consent_ends(session, tenant_id, rows, specs))
         room -= len(rows)
-        if room <= 0:
-            return
 
 
 def _subject(top: Reader) -> Identifier | None:

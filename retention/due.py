@@ -161,8 +161,11 @@ def refresh_hints(session: Session, tenant_id: int, *, limit: int = BATCH, after
     return None
 
 
-def refresh_undated(session: Session, tenant_id: int, *, limit: int = BATCH) -> int:
-    """Give a date to items that have none, as their class says; how many. Imported rows come without."""
+def refresh_undated(session: Session, tenant_id: int, *, limit: int = BATCH) -> bool:
+    """Give a date to items that have none, as their class says; whether more wait.
+
+    Imported rows come without, and items of a class that waits for consent lose theirs when somebody joins them.
+    """
     in_force = classes.in_force(session, tenant_id)
     rows = session.exec(
         select(Artifact)
@@ -174,8 +177,8 @@ def refresh_undated(session: Session, tenant_id: int, *, limit: int = BATCH) -> 
         )
         .limit(limit)
     ).all()
-    _work_out(session, tenant_id, list(rows), in_force)
-    return len(rows)
+    dated = _work_out(session, tenant_id, list(rows), in_force)
+    return len(rows) == limit and dated > 0
 
 
 def refresh_new(session: Session, tenant_id: int, now: datetime, *, limit: int = BATCH) -> bool:
@@ -210,7 +213,8 @@ def refresh_new(session: Session, tenant_id: int, now: datetime, *, limit: int =
     return more
 
 
-def _work_out(session: Session, tenant_id: int, rows: list[Artifact], specs: Mapping[str, DataClass]) -> None:
+def _work_out(session: Session, tenant_id: int, rows: list[Artifact], specs: Mapping[str, DataClass]) -> int:
+    """Write the end dates of these rows; how many have one."""
     ids = [row.id for row in rows]
     scopes = scopes_of(session, tenant_id, ARTIFACT_KIND, ids)
     wanted = {
@@ -229,7 +233,9 @@ def _work_out(session: Session, tenant_id: int, rows: list[Artifact], specs: Map
         )
         for row in rows
     }
-    write_hints(session, tenant_id, {number: end for number, end in ends.items() if end is not None})
+    known = {number: end for number, end in ends.items() if end is not None}
+    write_hints(session, tenant_id, known)
+    return len(known)
 
 
 def _by_date(

@@ -24,6 +24,7 @@ from registry import merging, scope_reviews, subjects
 from registry.acting import Acting
 from registry.errors import UnknownSubject
 from registry.identifiers import parse_subject, parse_subjects
+from retention import consenting
 
 router = make_router("subjects")
 Names = Annotated[list[str], Field(min_length=1, max_length=100, examples=[["user:user_18", "email:ada@example.org"]])]
@@ -140,6 +141,7 @@ def split(body: Merging, acting: Legal, parts: Parts) -> MergeView:
         done = merging.split(session, parts.vault, acting, names, reason=body.reason, now=now)
         event = {"merge": done.id, "subjects": list(done.subjects), "people": list(done.people), "by": acting.principal}
         parts.record.announce(session, acting.tenant_id, Kind.SUBJECT_SPLIT, event, now)
+        consenting.renew(session, acting.tenant_id, done.numbers)
         return _merge_view(done)
 
 
@@ -258,6 +260,7 @@ def _announced(session: Session, parts: Services, acting: Acting, done: merging.
         "approval": parts.settings.approval,
     }
     parts.record.announce(session, acting.tenant_id, Kind.SUBJECT_MERGED, event, now)
+    consenting.renew(session, acting.tenant_id, done.numbers)
     review = _open_review(session, parts, acting, done.numbers, change="merge", detail=done.id)
     return _merge_view(done, review["id"])
 

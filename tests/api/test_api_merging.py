@@ -142,3 +142,27 @@ def _check_prov(document: dict[str, Any]) -> None:
         for relation in document.get(kind, {}).values():
             assert set(relation) <= set(fields)
             assert all(value in document[fields[name]] for name, value in relation.items())
+
+
+def test_whoever_is_joined_or_told_apart_has_their_items_dated_by_the_consents_that_count_now(desk: Any) -> None:
+    platform, legal, second = desk.role("platform"), desk.role("legal"), desk.role("legal2")
+    retention = {"keep": "P0D", "from": "consent", "latest": "P2Y", "then": "erase"}
+    assert platform.put("/v1/data-classes/voice", json={**CLASS, "retention": retention}).status_code == 201
+    [item] = register(desk, "user:kim", data_class="voice")
+    register(desk, "user:kim2")
+    given = legal.post("/v1/consents", json={"subject": "user:kim2", "words": "notice 3"}).json()
+    ended = legal.post(f"/v1/consents/{given['id']}/withdraw", json={}).json()["ends_at"]
+
+    def ends() -> str:
+        return str(desk.role("writer").get(f"/v1/artifacts/{item}").json()["ends_at"])
+
+    before = ends()
+    assert before > ended
+    body = {"subjects": ["user:kim", "user:kim2"], "reason": "r"}
+    assert [one.post("/v1/subjects:merge", json=body).json()["state"] for one in (legal, second)] == [
+        "proposed",
+        "done",
+    ]
+    assert ends() == ended
+    assert legal.post("/v1/subjects:split", json={"subjects": ["user:kim2"], "reason": "no"}).status_code == 200
+    assert ends() == before

@@ -13,7 +13,9 @@ from sqlmodel import col, select
 from registry.artifacts import register
 from registry.declared import put_stream
 from registry.errors import InvalidDeclaration
-from retention.consenting import consents_about, record_consent, withdraw_consent
+from registry.identifiers import parse_subject
+from registry.merging import propose_merge
+from retention.consenting import consents_about, record_consent, renew, withdraw_consent
 from retention.errors import NotKnown, NotOpen
 from retention.models import KeyHintRow
 from vault.models import DataKey, KeyState
@@ -140,6 +142,64 @@ def test_what_is_about_two_ends_with_the_consent_of_the_first_who_takes_it_back(
     withdraw(house, mine)
     house.sweep()
     assert house.rows() == set()
+
+
+def test_who_joins_an_item_by_a_late_source_ends_it_with_their_consent(voice: Any) -> None:
+    """The date by which a pass finds it stayed that of those whom it was about before."""
+    house = voice
+    house.plain("text")
+    consent(house)
+    withdraw(house, consent(house, BOB))
+    house.note("a", "voice")
+    made = house.note("made", "voice", sources=[house.note("b", "voice")])
+    said = house.note("said", "text", BOB)
+    house.now += DAY
+    house.sweep()
+    assert house.rows() == {"a", "b", "made", "said"}
+    for key in ("a", "b"):
+        item = {"data_class": "voice", "store": "app", "locator": {"table": "note", "key": {"id": key}},
+                "subjects": [ADA], "sources": [said]}  # fmt: skip
+        with house.transaction() as session:
+            [result] = register(session, house.services.vault, house.acting(), [item], house.now)
+        assert result["status"] in {"exists", "changed"}, result
+    assert house.artifact(made).status == "live"
+    house.sweep()
+    assert house.rows() == {"said"}
+
+
+@pytest.mark.parametrize("house", ["sqlite"], indirect=True)
+def test_all_that_a_withdrawal_concerns_ends_however_much_it_is(voice: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("retention.consenting.MAX_HINTS", 1)
+    house = voice
+    given = consent(house)
+    for key in "abc":
+        house.note(key, "voice")
+    house.now += 40 * DAY
+    house.sweep()
+    withdraw(house, given)
+    house.sweep()
+    assert house.rows() == set()
+
+
+def test_people_who_turn_out_to_be_one_end_their_items_by_the_consents_of_both(voice: Any) -> None:
+    house = voice
+    withdraw(house, consent(house, BOB))
+    house.note("a", "voice")
+    house.say("chat", "my voice", "spoken")
+    house.now = datetime(2040, 7, 2, tzinfo=UTC)
+    house.sweep()
+    assert house.rows() == {"a"}
+    assert len(live(house, "spoken")) == 1
+    with house.transaction() as session:
+        done = propose_merge(
+            session, house.services.vault, house.acting(), [parse_subject(ADA), parse_subject(BOB)], reason="r",
+            now=house.now, single=True,
+        )  # fmt: skip
+        renew(session, house.tenant_id, done.numbers)
+    assert done.state == "done"
+    house.sweep()
+    assert house.rows() == set()
+    assert live(house, "spoken") == set()
 
 
 def test_a_held_voice_stays_although_consent_ended(voice: Any) -> None:
