@@ -13,4 +13,6 @@ class Lazily:
         self._name = name
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith(("_", "pytest")):
+            raise AttributeError(name)  # the collection asks every object whether it is a test
         return getattr(import_module(self._name), name)

@@ -6,6 +6,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -37,6 +38,11 @@ START = datetime(2040, 6, 1, 9, tzinfo=UTC)
 ADA = "email:ada@example.org"
 BOB = "email:bob@example.org"
 RECRUITING = Path(__file__).resolve().parents[2] / "examples" / "recruiting" / "classes.yaml"
+
+
+@cache
+def _recruiting() -> Any:
+    return yaml.safe_load(RECRUITING.read_text(encoding="utf-8"))
 
 
 class House:
@@ -77,7 +83,7 @@ class House:
             transactions=self.services.database.transaction,
             desk=self.desk,
         )
-        self.classes(yaml.safe_load(RECRUITING.read_text(encoding="utf-8")))
+        self.classes(_recruiting())
         with self.transaction() as session:
             spec = {"kind": "sql", "config": {"url": f"sqlite:///{self.file}", "owner_field": "owner"}}
             put_store(session, self.acting(), "app", spec, self.now, check_target=lambda *_: None)
