@@ -2,7 +2,7 @@
 
 Guarantees: only the process that leads the log starts passes, and each look is a unique tick, so two schedulers do it
 once; after a standstill there is one pass, not one for every hour missed. A pass that waits or stopped is logged with
-what to do. One tenant's failure does not stop the others.
+what to do, and so is one that ended with an alarm. One tenant's failure does not stop the others.
 """
 
 from __future__ import annotations
@@ -53,7 +53,11 @@ def register_sweeps(
         if not leads():
             return 0
         sweeps = Sweeps(parts())
-        return _each(tenants(), lambda acting: sweeps.run_due(acting.tenant_id, now, worker=jobs.owner))
+
+        def hear(run: str, alarm: str) -> None:
+            log.error("retention alarm", run=run, alarm=alarm)
+
+        return _each(tenants(), lambda acting: sweeps.run_due(acting.tenant_id, now, worker=jobs.owner, hear=hear))
 
     jobs.add(Job(name="retention", every=LOOK_EVERY, run=start, may=leads))
     jobs.add_work(work)

@@ -17,7 +17,7 @@ an alarm.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -34,7 +34,6 @@ from erasure.leases import Lease, leased
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.payload_expiry import SWEEP_EVERY, PayloadEnd, result_of
-from erasure.payload_expiry import alarm_of as payload_alarm
 from erasure.payload_expiry import summary_of as payload_summary
 from erasure.plan import PlanCopy, instant_text, redecide
 from erasure.planning import wanted_of
@@ -42,6 +41,7 @@ from erasure.regenerate import regenerate
 from erasure.request import BROKEN, GONE, CopyState, State, is_settled
 from erasure.sealed import SWEEP_KEY, Capture, RequestSeal
 from erasure.standing import standing
+from erasure.sweep_alarm import alarm_of, without_end, without_end_before
 from erasure.work import BY_HAND, PART, Work, facts_now, is_unseen, load_work
 from ledger import expiry
 from ledger.entry import Kind
@@ -274,8 +274,13 @@ class Sweeps:
                 },
             }
 
-    def run_due(self, tenant_id: int, now: datetime, *, worker: str = "worker") -> int:
-        """Bring every run that may go as far as it goes now; how many were worked on."""
+    def run_due(
+        self, tenant_id: int, now: datetime, *, worker: str = "worker", hear: Callable[[str, str], None] | None = None
+    ) -> int:
+        """Bring every run that may go as far as it goes now; how many were worked on.
+
+        `hear` is told the id and the alarm of each run that ended with one.
+        """
         with self._parts.transactions(tenant_id, write=False) as session:
             waiting = list(
                 session.scalars(
@@ -288,8 +293,9 @@ class Sweeps:
         for sweep_id in waiting:
             try:
                 with leased(self._parts, tenant_id, sweep_id, worker, now) as lease:
-                    if lease is not None:
-                        done += self._advance(tenant_id, sweep_id, self._parts.instant(now), lease)
+                    if lease is not None and self._advance(tenant_id, sweep_id, self._parts.instant(now), lease):
+                        done += 1
+                        self._tell(tenant_id, sweep_id, hear)
             except Exception as error:  # noqa: BLE001 - raised below, after the others had their turn
                 failures.append(error)
         if failures:
@@ -310,6 +316,15 @@ class Sweeps:
                 .limit(1)
             ).first()
             return recent is None
+
+    def _tell(self, tenant_id: int, sweep_id: str, hear: Callable[[str, str], None] | None) -> None:
+        """Say the alarm of a run that ended, to who listens."""
+        if hear is None:
+            return
+        with self._parts.transactions(tenant_id, write=False) as session:
+            alarm = alarm_of(self._load(session, tenant_id, sweep_id).counts)
+        if alarm is not None:
+            hear(sweep_id, alarm)
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -465,7 +480,12 @@ class Sweeps:
                 elif copy.state not in GONE:
                     result["failed"] += 1
             objects = result_of(session, tenant_id, sweep_id)
-            row.counts = {**row.counts, "result": result, "payload": {**row.counts.get("payload", {}), **objects}}
+            row.counts = {
+                **row.counts,
+                "result": result,
+                "payload": {**row.counts.get("payload", {}), **objects},
+                "without_end": without_end(copies, without_end_before(session, row)),
+            }
             row.state, row.finished_at = "completed", now
             session.add(row)
             body = {"sweep": sweep_id, "plan_hash": row.plan_hash, **result, "payload": objects}
@@ -554,22 +574,8 @@ def view_of(session: Session, row: SweepRow) -> dict[str, Any]:
         "copies_by_state": history.counts_of(session, row.tenant_id, row.sweep_id),
         "payload_objects": payload,
         "brake": row.brake,
-        "alarm": alarm_of(plan, result, payload),
+        "alarm": alarm_of(row.counts),
     }
-
-
-def alarm_of(
-    plan: Mapping[str, Any], result: Mapping[str, int] | None, payload: Mapping[str, Any] | None = None
-) -> str | None:
-    """What the operator must hear: eligible items of which none was removed, or some that failed."""
-    payload = payload or {}
-    if result is None:  # nothing was, or is yet, to be removed; what cannot be judged is told all the same
-        return payload_alarm({"unclear": payload.get("unclear", 0)})
-    if plan.get("ends") and not result["removed"]:
-        return f"{plan['ends']} items were to end and none was removed; the report names each"
-    if result["failed"]:
-        return f"{result['failed']} items could not be removed; the next run tries again"
-    return payload_alarm(payload)
 
 
 def _numbers(copies: Iterable[CopyRow]) -> list[int]:

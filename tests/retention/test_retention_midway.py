@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
+from io import StringIO
 from typing import Any, Self
 
 import pytest
 
+from api import telemetry
+from api.jobs import Jobs
+from api.sweeping import register_sweeps
 from erasure.desk import Desk
 from erasure.planning import Planner
 from erasure.reader import Reader
@@ -92,6 +97,36 @@ def test_one_bad_item_fails_and_is_told_and_the_rest_of_its_batch_ends(house: An
     house.now += timedelta(hours=2)
     house.sweep()
     assert house.rows() == set()
+
+
+@pytest.mark.scenario("E2")
+def test_a_class_of_which_nothing_ends_pass_after_pass_is_named_aloud_although_others_end(house: Any) -> None:
+    for name in ("stuck", "note"):
+        house.plain(name)
+    house.note("b", "stuck")
+    for key in "1234":
+        house.note(key, "note")
+        house.now += timedelta(hours=2)
+    with sqlite3.connect(house.file) as db:
+        db.execute("CREATE TRIGGER bad BEFORE DELETE ON note WHEN old.id = 'b' BEGIN SELECT RAISE(ABORT, 'no'); END")
+    house.parts = replace(house.parts, max_attempts=1)
+    log = StringIO()
+    told = telemetry.build(stream=log)
+    jobs = Jobs(house.services.database, house.services.clock, told)
+    register_sweeps(jobs, lambda: house.parts, lambda: [house.acting()], leads=lambda: True, log=told.log)
+    start, work = jobs._jobs["retention"].run, jobs._works[-1]
+    house.now += timedelta(days=90) - timedelta(hours=8)
+    alarms = []
+    for _ in range(4):
+        start(house.now)
+        work(house.now)
+        alarms.append([json.loads(line) for line in log.getvalue().splitlines() if "retention alarm" in line][-1:])
+        house.now += timedelta(hours=2)
+    told.close()
+    assert house.rows() == {"b"}, "the others ended, one in each pass"
+    said = [(one["level"], "stuck (" in one["alarm"], "next run tries again" in one["alarm"]) for [one] in alarms]
+    assert said == [("error", False, True)] * 2 + [("error", True, False)] * 2
+    assert "stuck (4 passes)" in alarms[-1][0]["alarm"]
 
 
 @pytest.mark.scenario("E9")
