@@ -17,10 +17,11 @@ from erasure.errors import ExportNotReady, IllegalMove, InvalidRequest
 from erasure.exporting import STORE
 from erasure.footprint import end_footprints
 from erasure.handout import EXPIRED, open_export
-from erasure.sweep_copies import Sweeps
+from erasure.sweep_copies import RequestDesk, Sweeps
 from registry import subjects
 from registry.errors import NotBuilt
 from registry.identifiers import parse_subject
+from retention.holds import Holds
 from tests.erasure.conftest import ADA, BOB, World
 
 
@@ -227,6 +228,25 @@ def test_an_export_expires_and_is_then_a_package_that_says_what_it_lacks(world: 
     assert {line["state"] for line in told["copies"] if line["kind"] != "request"} == {"withheld"}
     assert {line["detail"] for line in told["copies"] if line["kind"] != "request"} == {EXPIRED}
     assert "expired" in told["note"]
+
+
+@pytest.mark.scenario("E9")
+def test_a_hold_on_a_person_keeps_the_package_of_their_data_past_its_date(world: World) -> None:
+    world.note("n1", "the canary of ada")
+    answered(world)
+    holds = Holds(
+        vault=world.services.vault, record=world.services.record, transactions=world.parts.transactions,
+        desk=RequestDesk(), approval="single",
+    )  # fmt: skip
+    spec = {"name": "n", "matter": "m", "reason": "r", "selector": {"subjects": [ADA]}}
+    placed = holds.place(world.acting(), spec, world.now)
+    world.now += timedelta(days=31)
+    sweep_now(world)
+    assert len(list(world.services.exports_folder.rglob("*.zip"))) == 1
+    holds.release(world.acting(), placed["id"], preview=False, now=world.now)
+    world.now += timedelta(hours=1)
+    sweep_now(world)
+    assert list(world.services.exports_folder.rglob("*.zip")) == []
 
 
 def test_a_second_export_does_not_carry_the_first_inside(world: World) -> None:
