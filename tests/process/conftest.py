@@ -8,9 +8,11 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +22,7 @@ import pytest
 import uvicorn
 from botocore.config import Config
 
-from api import administration, folder, migrate
+from api import administration, folder, migrate, telemetry
 from api.app import create_app
 from api.commands.serving import bind
 from api.settings import Settings, load
@@ -29,6 +31,24 @@ from muniment.registry import Client
 from tests import schema
 
 _names = itertools.count()
+
+
+class LogFile:
+    """The service's log as a file beside its data, where a scan finds it, and on stderr, where a reader does."""
+
+    def __init__(self, path: Path) -> None:
+        self._file, self._shown = path.open("a", encoding="utf-8"), sys.stderr
+
+    def write(self, text: str) -> None:
+        self._file.write(text)
+        self._shown.write(text)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        with suppress(OSError):  # a test filled the disk on purpose
+            self._file.close()
 
 
 class Running:
@@ -45,7 +65,9 @@ class Running:
         folder.make(self.settings.data)
         self._lock = folder.lock(self.settings.data)
         self._lock.__enter__()
-        self.services: Services = build(self.settings)
+        self._log = LogFile(self.settings.data.with_name("service.log"))
+        told = telemetry.build(level=self.settings.log_level, stream=self._log)
+        self.services: Services = build(self.settings, telemetry=told)
         if migrate.current(self.services.database) is None:
             schema.bring(self.services.database)
         self.services.start(sole=True)
@@ -66,6 +88,7 @@ class Running:
         self._socket.close()
         self.services.close()
         self._lock.__exit__(None, None, None)
+        self._log.close()
 
 
 @dataclass(slots=True, kw_only=True)

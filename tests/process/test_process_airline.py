@@ -11,12 +11,14 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
+from muniment import Recorder
 from tests import forked
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(240)]
@@ -45,13 +47,23 @@ class Flight:
         ]
         self.own = [row["conversation_id"] for row in self.rows if row["subject_id"] == TRAVELLER]
 
+    def say(self) -> None:
+        """Record a turn about the traveller as an agent does: through its spool, on this disk."""
+        with Recorder(self.desk.running.url, self.desk.tokens["writer"], spool=self.base / "spool") as recorder:
+            recorder.record(
+                kind="turn.user", stream="desk", data_class="transcript", subjects=(f"user:{TRAVELLER}",),
+                body={"text": f"this is {self.canaries[0]}, write to {self.canaries[1]}"},
+            )  # fmt: skip
+            assert self.residue(self.base / "spool"), "the positive control: it is in the spool first"
+            assert recorder.flush(timeout=60).acknowledged == 1
+
     def bring_in(self) -> dict[str, int]:
         """Run `muniment import` as a user would."""
         done = forked.run(
             "import", str(self.file), "--class", "transcript",
             "--subject-field", "subject_id", "--stream-field", "conversation_id", "--json",
             "--data", str(self.desk.running.settings.data), "--url", self.desk.running.url,
-            env={**os.environ, "MUNIMENT_TOKEN": self.desk.tokens["writer"]},
+            env={**os.environ, "MUNIMENT_TOKEN": self.desk.tokens["writer"], "TMPDIR": tempfile.gettempdir()},
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         counts: dict[str, int] = json.loads(done.stdout)
@@ -126,7 +138,10 @@ def own_url(flight: Flight, request: pytest.FixtureRequest) -> str:
 
 
 def folders(flight: Flight, url: str) -> list[Path]:
-    """Every place where a byte of somebody could lie: our data, keys, stores, logs, spool, and the database's heap."""
+    """Every place where a byte of somebody could lie: data, keys, stores, log, spool, temporary files, and the heap."""
+    assert {"data", "data.keys", "service.log", "spool", "stores", "tmp"} <= {
+        path.name for path in flight.base.iterdir()
+    }
     places = [flight.base]
     if url.startswith("postgresql"):
         with psycopg.connect(url.replace("postgresql+psycopg", "postgresql")) as db:
@@ -176,10 +191,14 @@ def erase(desk: Any, subject: str) -> dict[str, Any]:
 
 
 def test_one_traveller_of_fifty_conversations_is_erased_to_the_last_byte_and_the_others_stay_exact(
-    desk: Any, shared_folder: Path, request: pytest.FixtureRequest, tmp_path: Path
+    desk: Any, shared_folder: Path, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flight = Flight(desk, shared_folder)
+    assert forked.run("--version").returncode == 0, "the commands' parent has a folder of its own before the next line"
+    (flight.base / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(flight.base / "tmp"))
     register_class(desk)
+    flight.say()
     counts = flight.bring_in()
     assert set(counts) - {"problems", "left_out"} == {"stored"}
     again = flight.bring_in()
