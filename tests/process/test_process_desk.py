@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -253,3 +254,24 @@ def test_many_may_watch_a_request_and_a_token_that_ends_sees_no_more(desk: Any) 
         assert client.get("/healthz").status_code == 200
         desk.call("admin", "DELETE", f"/v1/tokens/{minted['id']}")
         assert all("received" in "".join(lines) for lines in told), "they end, with the one state there was"
+
+
+@pytest.mark.parametrize("running", ["embedded"], indirect=True)
+def test_what_is_due_and_why_is_read_from_a_terminal(office: Office) -> None:
+    note = office.note("n1", ADA)
+    assert office.types("legal", "retention", "due")[:2] == (0, "nothing is due\n")
+    later = (office.desk.running.services.clock.now() + timedelta(days=100)).isoformat()
+    code, out, err = office.types("legal", "retention", "due", "--before", later)
+    assert code == 0, err
+    [line] = out.splitlines()
+    end = office.desk.call("writer", "GET", f"/v1/artifacts/{note}")["ends_at"]
+    assert line.split() == [end, "note", "notes", "class_retention", note]
+    code, out, err = office.types("legal", "retention", "explain", note, "--at", later)
+    assert code == 0, err
+    assert out.startswith("erase by rule class_retention")
+    assert office.types("legal", "retention", "explain", note)[1].startswith(
+        f"keep by rule class_retention until {end}"
+    )
+    dry = office.json("legal", "retention", "run", "--dry-run", "--at", later)
+    assert (dry["counts"]["ends"], dry["dry_run"]) == (1, True)
+    assert office.desk.call("writer", "GET", f"/v1/artifacts/{note}")["status"] == "live"
