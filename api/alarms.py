@@ -33,7 +33,7 @@ def deadline_alarms(database: Database, telemetry: Telemetry) -> Callable[[int, 
     """Returns what names the near and missed dates of one tenant."""
     gauge = telemetry.meter.create_gauge(
         "muniment.deadlines",
-        description="Answers, confirmations, recipients to tell and reviews within a week of their date, or past it",
+        description="Answers, confirmations, recipients to tell, reviews and waiting passes near their date",
     )
 
     def look(tenant_id: int, now: datetime) -> None:
@@ -48,7 +48,7 @@ def deadline_alarms(database: Database, telemetry: Telemetry) -> Callable[[int, 
             )  # fmt: skip
             key = (one.what, "missed" if one.is_over else "near")
             counts[key] = counts.get(key, 0) + 1
-        for what in ("answer", "confirmation", "recipients", "review"):
+        for what in ("answer", "confirmation", "recipients", "review", "run"):
             for state in ("near", "missed"):
                 gauge.set(counts.get((what, state), 0), {"tenant": str(tenant_id), "what": what, "state": state})
 

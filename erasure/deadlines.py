@@ -1,4 +1,6 @@
-"""Dates that come near: answers to people, confirmations, recipients, reviews. What an operator must hear in time.
+"""Dates that come near: answers to people, confirmations, recipients, reviews, passes that wait.
+
+What an operator must hear in time.
 
 Guarantees: reads only; opaque ids and dates. A request whose person was told, or whose clock stands still, alarms
 nobody. Which date counts is decided when a request is received (`retention.calendar`), not here.
@@ -19,13 +21,15 @@ from erasure.recipients import to_be_told
 from erasure.request import OPEN
 from ledger.models import Instant
 from retention.dispositions import OPEN as IN_REVIEW
-from retention.models import DispositionRow
+from retention.models import DispositionRow, SweepRow
 
 AHEAD = timedelta(days=7)
 """From so long before its date on something is named at every look."""
 LISTED = 1_000
+APPROVAL = timedelta(days=7)
+"""How long a pass of retention that a brake holds may wait for its approval: what it would end is past its date."""
 
-What = Literal["answer", "confirmation", "recipients", "review"]
+What = Literal["answer", "confirmation", "recipients", "review", "run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +49,7 @@ class Deadline:
 
 def near(session: Session, tenant_id: int, now: datetime) -> list[Deadline]:
     """Every date within `AHEAD`, and every missed one, the nearest first; at most `LISTED` of a kind."""
-    found = [*_requests(session, tenant_id, now), *_reviews(session, tenant_id, now)]
+    found = [*_requests(session, tenant_id, now), *_reviews(session, tenant_id, now), *_runs(session, tenant_id, now)]
     told = [(request_id, at) for request_id, at in to_be_told(session, tenant_id) if at <= now + AHEAD]
     found += [_deadline("recipients", request_id, at, now) for request_id, at in sorted(told)[:LISTED]]
     return sorted(found, key=lambda one: (one.due_at, one.ref))
@@ -57,6 +61,7 @@ def todo_of(deadline: Deadline) -> str:
         "answer": "answer the person and record the notice; an extension is told before the first date",
         "confirmation": "confirm receipt to the person and record the notice",
         "recipients": "tell each recipient, or note why it cannot be told, and record the notices (GDPR Art. 19)",
+        "run": "look at its plan and approve it as a second person, or stop it; what it would end stays until then",
         "review": "decide it: erase, extend or reclassify, with a comment",
     }[deadline.what]
 
@@ -99,6 +104,14 @@ def _reviews(session: Session, tenant_id: int, now: datetime) -> Sequence[Deadli
     )
     rows = session.exec(query.order_by(col(DispositionRow.id)).limit(LISTED))
     return [_deadline("review", f"dsp_{row.id:016x}", row.due_at, now) for row in rows]
+
+
+def _runs(session: Session, tenant_id: int, now: datetime) -> Sequence[Deadline]:
+    query = select(SweepRow).where(
+        SweepRow.tenant_id == tenant_id, SweepRow.state == "awaiting_approval", col(SweepRow.dry_run).is_(False)
+    )
+    rows = session.exec(query.order_by(col(SweepRow.created_at)).limit(LISTED))
+    return [_deadline("run", row.sweep_id, row.created_at + APPROVAL, now) for row in rows]
 
 
 def _deadline(what: What, ref: str, due_at: datetime, now: datetime) -> Deadline:

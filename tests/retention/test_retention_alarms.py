@@ -15,6 +15,8 @@ from api.alarms import deadline_alarms, patrol
 from audit.findings import Verdict
 from erasure.deadlines import near
 from erasure.desk import Desk
+from erasure.sweep_copies import Sweeps
+from retention.sweep import Brakes
 
 ADA = "email:ada@example.org"
 DAY = timedelta(days=1)
@@ -81,6 +83,22 @@ def test_a_review_is_named_before_it_is_overdue(house: Any) -> None:
     assert [what for what, _, _ in found(house)] == ["review"]
     house.now += 10 * DAY
     assert found(house)[0][2] < 0
+
+
+@pytest.mark.parametrize("house", ["sqlite"], indirect=True)
+def test_a_pass_that_a_brake_holds_is_named_until_somebody_decides(house: Any) -> None:
+    """Its items stay past their date, and no later pass names them: they are in this run."""
+    house.plain("paper")
+    house.note("a", "paper")
+    sweeps = Sweeps(house.parts, brakes=Brakes())
+    sweeps.start(house.acting(), house.now)
+    house.now += 100 * DAY
+    run = sweeps.start(house.acting(), house.now)["id"]
+    assert found(house) == [("run", run, 7)]
+    house.now += 8 * DAY
+    assert found(house) == [("run", run, -1)]
+    sweeps.approve(house.acting("bea"), run, house.now)
+    assert found(house) == []
 
 
 def test_alarms_are_logged_with_what_to_do_and_counted(house: Any) -> None:
