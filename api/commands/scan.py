@@ -29,7 +29,6 @@ from connectors.scanning.look import Found, Sink, subject_of
 from connectors.scanning.plain import as_json as scan_as_json
 from connectors.scanning.plain import lines, reach_of
 from connectors.scanning.report import Place, Scan
-from connectors.scanning.scan import scan
 from muniment.errors import ApiProblem
 from muniment.registry import Client
 
@@ -141,6 +140,8 @@ def look(
 
 
 def _look(target: str, *, owner_field: str | None, subject: str | None, timeout: float, sink: Sink | None) -> Scan:
+    from connectors.scanning.scan import scan  # noqa: PLC0415 - drivers are heavy, and --help needs none of them
+
     try:
         return scan(target, now=Clock().now(), deadline=timeout, owner_field=owner_field, subject=subject, sink=sink)
     except ConnectorError as error:

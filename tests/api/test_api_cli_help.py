@@ -37,14 +37,14 @@ def walk(command, path):
         for name in command.list_commands(context):
             yield from walk(command.get_command(context, name), [*path, name])
 
-told = {}
-for path in walk(muniment, []):
+told, before = {}, set(sys.modules)
+for path in walk(muniment, []):  # which imports the command's module
     page = io.StringIO()
-    before = set(sys.modules)
     with contextlib.redirect_stdout(page):
         code = run([*path, "--help"])
     new = sorted({name.partition(".")[0] for name in set(sys.modules) - before})
     told[" ".join(path)] = {"code": code, "page": page.getvalue(), "imports": new}
+    before = set(sys.modules)
 print(json.dumps(told))
 """
 
