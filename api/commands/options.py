@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import re
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,3 +134,28 @@ def progress(length: int, label: str) -> Any:
     """A progress bar on stderr; silent where stderr is no terminal."""
     # Left to itself it would still print its label, beside the one line that a script reads of an error.
     return click.progressbar(length=length, label=label, file=sys.stderr, show_pos=True, hidden=not sys.stderr.isatty())
+
+
+@contextmanager
+def waiting(label: str) -> Iterator[None]:
+    """Show on a terminal that work of unknown length goes on: its label and the seconds so far, once a second."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done, begun = threading.Event(), time.monotonic()
+
+    def tell() -> None:
+        while True:
+            sys.stderr.write(f"\r{label} {time.monotonic() - begun:.0f} s")
+            sys.stderr.flush()
+            if done.wait(1.0):
+                return
+
+    teller = threading.Thread(target=tell, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
+        sys.stderr.write("\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import click
 
 from api.commands.opening import opened
-from api.commands.options import CannotRun, show
+from api.commands.options import CannotRun, show, waiting
 from api.wiring import Services
 from erasure.errors import UnknownRequest
 from erasure.parts import Tenant
@@ -35,9 +36,12 @@ def check_restored(data: Path, tenant: str | None, store: str | None, *, as_json
 
 def _look(services: Services, acting: Acting, store: str | None) -> list[Looked]:
     tenant = Tenant(tenant_id=acting.tenant_id, name=acting.tenant, log_id=acting.log_id)
-    click.echo(f"{acting.tenant}: looking for copies that came back", err=True)
+    label = f"{acting.tenant}: looking for copies that came back"
+    if not sys.stderr.isatty():
+        click.echo(label, err=True)
     try:
-        return look_for_revived(services.erasure, tenant, services.clock.now(), only=store)
+        with waiting(label):
+            return look_for_revived(services.erasure, tenant, services.clock.now(), only=store)
     except UnknownRequest as error:
         raise CannotRun(str(error)) from error
 

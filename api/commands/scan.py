@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import click
 
 from api.clock import Clock
-from api.commands.options import CannotRun, client_of, remote, show
+from api.commands.options import CannotRun, client_of, remote, show, waiting
 from connectors.errors import ConnectorError
 from connectors.scanning.look import Found, Sink, subject_of
 from connectors.scanning.plain import as_json as scan_as_json
@@ -143,7 +143,10 @@ def _look(target: str, *, owner_field: str | None, subject: str | None, timeout:
     from connectors.scanning.scan import scan  # noqa: PLC0415 - drivers are heavy, and --help needs none of them
 
     try:
-        return scan(target, now=Clock().now(), deadline=timeout, owner_field=owner_field, subject=subject, sink=sink)
+        with waiting("scan"):
+            return scan(
+                target, now=Clock().now(), deadline=timeout, owner_field=owner_field, subject=subject, sink=sink
+            )
     except ConnectorError as error:
         raise CannotRun(str(error)) from None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import pty
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 
 from api import cli
+from tests import forked
 
 
 @pytest.fixture
@@ -73,3 +76,20 @@ def test_what_is_not_there_or_not_readable_ends_with_two(app: Path, capsys: pyte
 def test_registering_needs_a_token_and_says_so(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["scan", str(app), "--register", "--class", "memory"]) == 2
     assert "no token" in capsys.readouterr().err
+
+
+def test_on_a_terminal_it_says_that_it_goes_on(tmp_path: Path) -> None:
+    """Long work shows that it is not stuck; a script reads nothing but the report."""
+    (tmp_path / "notes.jsonl").write_text('{"id": "a", "user_id": "mia", "text": "hello"}\n')
+    ours, theirs = pty.openpty()
+    with (tmp_path / "out").open("w+b") as out, Path(os.devnull).open("rb") as nothing:
+        command = forked.Command(
+            "scan", str(tmp_path), "--json", stdin=nothing.fileno(), stdout=out.fileno(), stderr=theirs
+        )
+        assert command.wait() == 0
+        os.close(theirs)
+        out.seek(0)
+        assert json.loads(out.read())["places"]
+    assert os.read(ours, 1000).decode() == "\rscan 0 s\r\n"
+    os.close(ours)
+    assert forked.run("scan", str(tmp_path), "--json").stderr == ""
