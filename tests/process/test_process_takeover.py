@@ -61,6 +61,7 @@ def test_a_killed_workers_copies_are_taken_over_and_every_one_goes(
     for client in (platform, writer, first_desk):
         client.close()
     fleet.servers[1] = fleet.start(1)
+    assert fleet.servers[1].wait_ready()
     end = time.monotonic() + 120
     while not treated(fleet):
         assert time.monotonic() < end, states(fleet)
@@ -73,7 +74,6 @@ def test_a_killed_workers_copies_are_taken_over_and_every_one_goes(
         assert time.monotonic() - killed < TAKEN_OVER_SECONDS + 5, states(fleet)
         time.sleep(0.05)
     assert time.monotonic() - killed <= TAKEN_OVER_SECONDS
-    assert fleet.servers[1].wait_ready()
     desk = fleet.client(1, "legal")
     end = time.monotonic() + 300
     while not (view := desk.request("GET", path))["state"].startswith("completed"):
