@@ -130,6 +130,7 @@ def lance(written: Path) -> Path:
     return written / "lance"
 
 
+@pytest.mark.slow
 @pytest.mark.scenario("S30", "S31")
 def test_chromas_deleted_ids_lie_in_the_queue_and_deleted_collections_in_their_folders(chroma: Path) -> None:
     before = fingerprint(chroma)

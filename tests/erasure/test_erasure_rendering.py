@@ -228,6 +228,7 @@ def test_what_the_fonts_lack_is_printed_as_its_code_point() -> None:
     assert paper.printable("A\u0308") == "\u00c4"
 
 
+@pytest.mark.slow
 def test_a_hundred_pages_and_4200_copies_take_five_seconds_of_the_processor_at_most(issued: Any) -> None:
     def change(certificate: dict[str, Any]) -> None:
         some = certificate["copies"][:2]

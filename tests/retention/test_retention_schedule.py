@@ -400,6 +400,7 @@ def test_what_was_made_from_something_kept_past_its_date_does_not_go_before_it(s
     assert expected[1] == expected[0]
 
 
+@pytest.mark.slow
 def test_a_plan_of_fifty_thousand_items_takes_seconds() -> None:
     items = [a_candidate(number, "note" if number % 2 else "long") for number in range(50_000)]
     started = time.monotonic()
