@@ -39,7 +39,7 @@ _address: list[str] = []
 class Command:
     """One running `muniment` command; as much of `subprocess.Popen` as tests use.
 
-    `stdin` is bytes fed to it (none: end of file); its two outputs go where the arguments say (file descriptors).
+    `stdin`, `stdout` and `stderr` are file descriptors of this process, which may close them afterwards.
     """
 
     def __init__(
