@@ -20,8 +20,8 @@ from erasure.models import RequestRow
 from erasure.parts import Parts
 from retention.models import SweepRow
 
-TERM = timedelta(seconds=15)
-RENEW_SECONDS = 4.0
+TERM = timedelta(seconds=10)
+RENEW_SECONDS = 2.5
 _MARGIN_SECONDS = 1.0
 
 
