@@ -128,13 +128,15 @@ def initialise(bin_folder: Path, data: Path, password: str, user: int | None) ->
         raise PostgresUnavailable(message)
 
 
-def _start(bin_folder: Path, data: Path, port: int, user: int | None) -> "subprocess.Popen[bytes]":
+def _start(
+    bin_folder: Path, data: Path, port: int, user: int | None, settings: dict[str, str]
+) -> "subprocess.Popen[bytes]":
     command = [sys.executable, "-I", "-S", str(LEASH), "--signal", str(IMMEDIATE_SHUTDOWN)]
     command += ["--remove", str(data.parent)]
     if user is not None:
         command += ["--user", str(user)]
     command += ["--", str(bin_folder / "postgres"), "-D", str(data), "-p", str(port)]
-    for name, value in DATABASE_SETTINGS.items():
+    for name, value in {**DATABASE_SETTINGS, **settings}.items():
         command += ["-c", f"{name}={value}"]
     with (data.parent / "server.log").open("ab") as log:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=log, stderr=log, start_new_session=True, cwd="/")
@@ -188,8 +190,10 @@ def _home(folder: Path, user: int | None) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def running(folder: Path) -> Iterator[str]:
+def running(folder: Path, *, settings: dict[str, str] | None = None) -> Iterator[str]:
     """Runs a new server in `folder` and yields `postgresql+psycopg://…/postgres`, the superuser's URL.
+
+    `settings` are those of postgresql.conf; they replace those for tests.
 
     Raises:
         PostgresUnavailable: the cluster could not be made or does not answer.
@@ -202,7 +206,7 @@ def running(folder: Path) -> Iterator[str]:
         for _ in range(START_ATTEMPTS):
             port = free_port()
             url = f"postgresql+psycopg://postgres:{quote(password)}@127.0.0.1:{port}/postgres"
-            process = _start(bin_folder, home / "data", port, user)
+            process = _start(bin_folder, home / "data", port, user, settings or {})
             try:
                 if _wait_ready(process, url):
                     yield url
