@@ -3,6 +3,7 @@
 `file:/abs/path` (with `{log_id}` in it one file a log): every checkpoint note is appended to a file the auditor owns.
 `witness+http[s]://host:port/path#VKEY`: a C2SP witness cosigns the newest one; the cosigned note is stored once under
 `<log id>/anchor/<size>-<key id>-<digest>`.
+`s3://BUCKET/PREFIX?account=ID&…`: the newest one is created, locked, in a bucket of another account (`ledger.bucket`).
 `tsa+http[s]://host:port/path#SHA256`: an RFC 3161 authority stamps the newest one; its answer is stored once under
 `<log id>/anchor/<size>-<fingerprint>-<digest>.tsr`. It says when a head existed, not that there is no other one, so a
 log that only has time stamps still reads `unanchored`.
@@ -25,6 +26,7 @@ from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
+from ledger.bucket import BucketAddress, keep_note, open_bucket, parse_bucket
 from ledger.checkpoint import Checkpoint, parse_checkpoint, parse_note
 from ledger.errors import (
     AnchorRefused,
@@ -65,7 +67,7 @@ class FileAnchor:
         return f"file:{self.path}"
 
 
-Anchor = FileAnchor | WitnessAddress | TimestampAddress
+Anchor = FileAnchor | BucketAddress | WitnessAddress | TimestampAddress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,9 +111,13 @@ def _parse(item: str) -> Anchor:
         return parse_witness(item)
     if item.startswith("tsa+"):
         return parse_timestamp(item)
+    if item.startswith("s3:"):
+        return parse_bucket(item)
     path = item.removeprefix("file:")
     if path == item or not path.startswith("/") or path.startswith("//") or "\0" in path:
-        raise MalformedAnchor("expected file:/ABSOLUTE/PATH, witness+http://HOST:PORT/PATH#VKEY or tsa+http://…#SHA256")
+        raise MalformedAnchor(
+            "expected file:/ABSOLUTE/PATH, s3://BUCKET/PREFIX, witness+http://HOST:PORT/PATH#VKEY or tsa+http://…#SHA256"
+        )
     return FileAnchor(path=path)
 
 
@@ -158,6 +164,7 @@ class Anchoring:
         self._locked = locked
         self._hot = hot
         self._lock_end = lock_end
+        self._buckets: dict[BucketAddress, ObjectStore] = {}
 
     @property
     def leads(self) -> bool:
@@ -206,6 +213,8 @@ class Anchoring:
         try:
             if isinstance(anchor, FileAnchor):
                 size, at = self._write(anchor, before.size, offered), now
+            elif isinstance(anchor, BucketAddress):
+                size, at = self._deposit(anchor, before.size, offered), now
             elif isinstance(anchor, TimestampAddress):
                 size, at = offered.checkpoint.size, self._stamp(anchor, offered)
             else:
@@ -253,6 +262,23 @@ class Anchoring:
             found.append((at, offered.note if at == newest else self._locked.get(key)))
         return found
 
+    def _deposit(self, anchor: BucketAddress, known: int, offered: _Offered) -> int:
+        """Create the newest checkpoint in the bucket; returns its size."""
+        store = self._buckets.get(anchor)
+        if store is None:
+            store = self._buckets[anchor] = open_bucket(anchor)
+        keep_note(
+            store,
+            offered.note,
+            log_id=offered.head.log_id,
+            keys=offered.head.keys,
+            checkpoint=offered.checkpoint,
+            known=known,
+            root_at=lambda size: self._root(offered.head, size),
+            lock_until=self._lock_end(offered.now),
+        )
+        return offered.checkpoint.size
+
     def _cosign(self, witness: WitnessAddress, known: int, offered: _Offered) -> datetime:
         """Let the witness sign, and store the cosigned note once; returns when the witness says it signed."""
         head, checkpoint = offered.head, offered.checkpoint
@@ -298,9 +324,11 @@ class Anchoring:
 
 
 def kind_of(anchor: Anchor) -> str:
-    """Return `file`, `witness` or `timestamp`."""
+    """Return `file`, `bucket`, `witness` or `timestamp`."""
     if isinstance(anchor, FileAnchor):
         return "file"
+    if isinstance(anchor, BucketAddress):
+        return "bucket"
     return TIMESTAMP if isinstance(anchor, TimestampAddress) else "witness"
 
 

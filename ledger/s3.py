@@ -547,8 +547,12 @@ def s3_client(
     region: str | None = None,
     access_key: str | None = None,
     secret_key: str | None = None,
+    profile: str | None = None,
 ) -> S3Client:
-    """Return a client as `S3Store` needs it: no retries of its own, no checksums that clones refuse."""
+    """Return a client as `S3Store` needs it: no retries of its own, no checksums that clones refuse.
+
+    `profile` is a section of the shared credentials file. Raises: botocore's ProfileNotFound.
+    """
     config = Config(
         # One attempt: a retry inside botocore would turn a lost answer into an unexplained 412.
         retries={"total_max_attempts": 1, "mode": "standard"},
@@ -560,7 +564,9 @@ def s3_client(
         max_pool_connections=32,
         s3={"addressing_style": "path" if endpoint_url else "auto"},
     )
-    session = boto3.session.Session(aws_access_key_id=access_key, aws_secret_access_key=secret_key, region_name=region)
+    session = boto3.session.Session(
+        aws_access_key_id=access_key, aws_secret_access_key=secret_key, region_name=region, profile_name=profile
+    )
     client: S3Client = session.client("s3", endpoint_url=endpoint_url, config=config)
     return client
 
