@@ -221,6 +221,7 @@ def _ours(store: Store, owner: str, keys: Sequence[str], owner_field: str | None
 def measure(name: str, store: Store, people: People, rounds: int, owner_field: str | None) -> float:
     """Prints a line and returns the ratio of the medians."""
     natives, erases, verifies = [], [], []
+    keys: Sequence[str] = ()
     for turn in range(rounds):
         for is_native in (True, False) if turn % 2 else (False, True):
             owner, keys = people.next()
