@@ -17,7 +17,7 @@ an alarm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -31,18 +31,19 @@ from erasure.execute import execute
 from erasure.freed import freed_of
 from erasure.history import fact_of
 from erasure.leases import Lease, leased
-from erasure.models import CopyRow, RequestRow
+from erasure.models import CopyRow
 from erasure.parts import Parts
 from erasure.payload_expiry import SWEEP_EVERY, PayloadEnd, result_of
 from erasure.payload_expiry import summary_of as payload_summary
-from erasure.plan import PlanCopy, instant_text, redecide
+from erasure.plan import PlanCopy, instant_text
 from erasure.planning import wanted_of
 from erasure.regenerate import regenerate
-from erasure.request import BROKEN, GONE, CopyState, State, is_settled
+from erasure.request import BROKEN, GONE, CopyState, is_settled
+from erasure.request_desk import OPEN_RUNS, RequestDesk
 from erasure.sealed import SWEEP_KEY, Capture, RequestSeal
 from erasure.standing import standing
 from erasure.sweep_alarm import alarm_of, without_end, without_end_before
-from erasure.work import BY_HAND, PART, Work, facts_now, is_unseen, load_work
+from erasure.work import BY_HAND, load_work
 from ledger import expiry
 from ledger.entry import Kind
 from ledger.expiry import Found
@@ -52,7 +53,6 @@ from registry.acting import Acting
 from registry.ids import random_hex
 from registry.keyed import chunks, hold_writer
 from retention import dispositions
-from retention.decide import DESTRUCTIVE
 from retention.due import refresh_hints, refresh_new, refresh_undated, schedules_in_force
 from retention.errors import NotKnown, NotOpen, SecondPersonNeeded
 from retention.events import expire_sessions, write_hints
@@ -60,107 +60,9 @@ from retention.gather import Gathered, Gathering
 from retention.key_clocks import mark_children, refresh_keys
 from retention.models import SweepRow
 from retention.schedule import maximum_age
-from retention.stops import Resumed, Stops
 from retention.sweep import Brakes, SweepItem, SweepPlan
 
-OPEN_RUNS = ("awaiting_approval", "executing", "verifying")
 _ROUNDS = 8
-_UNSENT = (CopyState.PENDING, CopyState.RETAINED, CopyState.AWAITING_HUMAN, CopyState.NOT_COVERED)
-
-
-class RequestDesk:
-    """What retention must know of requests and open runs. Implements `retention.stops.Desk`."""
-
-    def stops(self, session: Session, tenant_id: int) -> Stops:
-        """Holds, restrictions and open exports as they are in this transaction."""
-        known = standing(session, tenant_id)
-        return Stops(holds=known.holds, restrictions=known.restrictions, claims=known.claims)
-
-    def sent(self, session: Session, tenant_id: int, artifact_ids: Collection[int]) -> list[str]:
-        """Public ids of artifacts whose delete was sent."""
-        found: set[str] = set()
-        for chunk in chunks(sorted(set(artifact_ids))):
-            found.update(
-                session.scalars(
-                    sa.select(col(CopyRow.ref)).where(
-                        col(CopyRow.tenant_id) == tenant_id,
-                        col(CopyRow.artifact_id).in_(chunk),
-                        col(CopyRow.state).not_in(_UNSENT),
-                    )
-                )
-            )
-        return sorted(found)
-
-    def busy(
-        self, session: Session, tenant_id: int, artifact_ids: Collection[int], key_ids: Collection[str]
-    ) -> frozenset[int | str]:
-        """Artifacts, keys and parts (by their ids) in the plan of an open run."""
-        owners = list(
-            session.scalars(
-                sa.select(col(SweepRow.sweep_id)).where(
-                    col(SweepRow.tenant_id) == tenant_id, col(SweepRow.state).in_(OPEN_RUNS)
-                )
-            )
-        )
-        if not owners:
-            return frozenset()
-        found: set[int | str] = set()
-        mine = sa.and_(col(CopyRow.tenant_id) == tenant_id, col(CopyRow.owner).in_(owners))
-        for chunk in chunks(sorted(set(artifact_ids))):
-            query = sa.select(col(CopyRow.artifact_id)).where(mine, col(CopyRow.artifact_id).in_(chunk))
-            found.update(number for number in session.scalars(query) if number is not None)
-        for some in chunks(sorted(set(key_ids))):
-            query_keys = sa.select(col(CopyRow.ref)).where(
-                mine, col(CopyRow.kind).in_(("key", PART)), col(CopyRow.ref).in_(some)
-            )
-            found.update(session.scalars(query_keys))
-        return frozenset(found)
-
-    def deferred(
-        self, session: Session, tenant_id: int, hold_id: str, now: datetime
-    ) -> Mapping[str, Sequence[Resumed]]:
-        """Requests that left copies to a hold, and what becomes of these when it ends, by the rules of now."""
-        rows = session.exec(
-            select(CopyRow)
-            .join(
-                RequestRow,
-                sa.and_(
-                    col(RequestRow.tenant_id) == col(CopyRow.tenant_id),
-                    col(RequestRow.request_id) == col(CopyRow.owner),
-                ),
-            )
-            .where(
-                col(CopyRow.tenant_id) == tenant_id,
-                col(CopyRow.state) == CopyState.RETAINED.value,
-                col(CopyRow.rule) == "hold",
-                col(RequestRow.state).in_((State.COMPLETED_WITH_RETAINED, State.EXECUTING, State.VERIFYING)),
-            )
-            .order_by(col(CopyRow.owner), col(CopyRow.copy_no))
-        )
-        waiting: dict[str, list[CopyRow]] = {}
-        for copy in rows:
-            if any(reason["detail"] == hold_id for reason in copy.because):
-                waiting.setdefault(copy.owner, []).append(copy)
-        return {
-            owner: _resumed(session, load_work(session, tenant_id, owner), copies, hold_id, now)
-            for owner, copies in waiting.items()
-        }
-
-
-def _resumed(session: Session, work: Work, copies: Sequence[CopyRow], hold_id: str, now: datetime) -> list[Resumed]:
-    """Each copy as it is decided without the hold."""
-    given = facts_now(session, work, copies, now)
-    lines = redecide(replace(given, holds=[hold for hold in given.holds if hold.hold_id != hold_id]))
-    found = []
-    for copy in copies:
-        line = lines.get(copy.ref)
-        if line is None or copy.method == BY_HAND:
-            continue
-        then = "erased" if line.action in DESTRUCTIVE else "retained"
-        if line.action == "review" or is_unseen(copy, line):
-            then = "awaiting_human"
-        found.append(Resumed(ref=copy.ref, then=then, rule=line.rule, collateral=line.collateral))
-    return found
 
 
 class Sweeps:

@@ -43,7 +43,7 @@ class Resumed:
 
 
 class Desk(Protocol):
-    """The side of requests and executions, as far as retention needs it; `erasure.sweep_copies` is the one there is."""
+    """The side of requests and executions, as far as retention needs it; `erasure.request_desk` is the one there is."""
 
     def stops(self, session: Session, tenant_id: int) -> Stops:
         """Everything in force, holds included."""

@@ -14,7 +14,8 @@ from api.errors import Problem
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, Page, paged, read_cursor, write_cursor
 from api.requests import Body, Flag, Instant, Time, make_router
 from api.wiring import Services
-from erasure.sweep_copies import RequestDesk, Sweeps
+from erasure.request_desk import RequestDesk
+from erasure.sweep_copies import Sweeps
 from ledger.entry import format_instant
 from registry.acting import Acting
 from retention import dispositions

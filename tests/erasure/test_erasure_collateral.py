@@ -13,7 +13,7 @@ from erasure.errors import SeparateDuties, StalePlan
 from erasure.handout import open_export
 from erasure.letters import Asked, write
 from erasure.rendering.letter import plain
-from erasure.sweep_copies import RequestDesk
+from erasure.request_desk import RequestDesk
 from retention.holds import Holds
 from tests.erasure.conftest import ADA, BOB, World
 

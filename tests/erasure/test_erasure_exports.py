@@ -17,7 +17,8 @@ from erasure.errors import ExportNotReady, IllegalMove, InvalidRequest
 from erasure.exporting import STORE
 from erasure.footprint import end_footprints
 from erasure.handout import EXPIRED, open_export
-from erasure.sweep_copies import RequestDesk, Sweeps
+from erasure.request_desk import RequestDesk
+from erasure.sweep_copies import Sweeps
 from registry import subjects
 from registry.errors import NotBuilt
 from registry.identifiers import parse_subject

@@ -12,7 +12,8 @@ from sqlmodel import select
 
 from api.verification import part_states
 from erasure.report_check import check
-from erasure.sweep_copies import RequestDesk, Sweeps
+from erasure.request_desk import RequestDesk
+from erasure.sweep_copies import Sweeps
 from erasure.worker import advance
 from ledger.batches import batch_key
 from ledger.entry import uuid7

@@ -19,7 +19,8 @@ from api.settings import load
 from api.wiring import Services, build
 from erasure.parts import Parts
 from erasure.payload_expiry import parts_gone
-from erasure.sweep_copies import RequestDesk, Sweeps
+from erasure.request_desk import RequestDesk
+from erasure.sweep_copies import Sweeps
 from ledger.entry import uuid7
 from ledger.expiry import Expiry
 from ledger.holding import Holding
