@@ -5,7 +5,7 @@ Guarantees: each function runs in the caller's transaction and never commits. No
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import Any, TypeVar
 from uuid import UUID
@@ -13,9 +13,9 @@ from uuid import UUID
 import msgspec
 import sqlalchemy as sa
 import zstandard
-from sqlmodel import Session, SQLModel, col, select
+from sqlmodel import Session, col, select
 
-from ledger import recorders
+from ledger import recorders, statements
 from ledger.entry import Header
 from ledger.models import EntryRow, LogState, LogStream, PartRef, PayloadRow, microseconds
 from ledger.payload_names import rows_of
@@ -23,13 +23,13 @@ from ledger.payload_names import rows_of
 _IN_LIMIT = 500
 
 
-def _plain(model: type[SQLModel]) -> sa.Insert:
-    """Return an insert whose values go to the driver as they are: types cost as much as the rows themselves."""
-    table = model.__table__  # type: ignore[attr-defined]
-    return sa.insert(sa.table(table.name, *(sa.column(column.name) for column in table.columns)))
-
-
-_ENTRY, _PART_REF = _plain(EntryRow), _plain(PartRef)
+_KNOWN = "SELECT entry_id FROM entry WHERE tenant_id = ? AND entry_id"
+_POSITIONS = "SELECT stream_no, position FROM log_stream WHERE tenant_id = ? AND stream_no"
+_NEXT = "(tenant_id, stream_no) DO UPDATE SET position = excluded.position"
+_ENTRY = (
+    "tenant_id", "idx", "entry_id", "batch_first", "stream_no", "position", "kind", "data_class", "class_version",
+    "run_no", "set_id", "at", "received", "digest", "noncanonical",
+)  # fmt: skip
 MAX_INDEX_BYTES = 256 * 1024 * 1024
 _T = TypeVar("_T")
 
@@ -82,12 +82,19 @@ def state_of(session: Session, tenant_id: int) -> LogState | None:
 
 def known(session: Session, tenant_id: int, entry_ids: Iterable[str]) -> dict[str, EntryRow]:
     """Return the rows of those entry ids that are in the log already."""
-    wanted = list({UUID(entry_id).bytes for entry_id in entry_ids})
+    asked = list({raw_id(entry_id) for entry_id in entry_ids})
+    # Most of a flush is new: a row is only made for what is there.
+    wanted = [entry_id for (entry_id,) in statements.select_in(session, _KNOWN, (tenant_id,), asked, "bytea")]
     found: dict[str, EntryRow] = {}
     for part in chunks(wanted):
         rows = session.exec(select(EntryRow).where(EntryRow.tenant_id == tenant_id, col(EntryRow.entry_id).in_(part)))
         found.update({str(UUID(bytes=row.entry_id)): row for row in rows})
     return found
+
+
+def raw_id(entry_id: str) -> bytes:
+    """Return the 16 bytes of a UUID in its usual form."""
+    return bytes.fromhex(entry_id.replace("-", ""))
 
 
 def rows(session: Session, tenant_id: int, indexes: Sequence[int]) -> list[EntryRow]:
@@ -111,84 +118,33 @@ def batches_of(session: Session, tenant_id: int, indexes: Sequence[int]) -> dict
 
 def positions(session: Session, tenant_id: int, stream_nos: Iterable[int]) -> dict[int, int]:
     """Return the next position of each stream; a stream that has none yet is not in the answer."""
-    found: dict[int, int] = {}
-    for part in chunks(sorted(set(stream_nos))):
-        query = select(LogStream.stream_no, LogStream.position).where(
-            LogStream.tenant_id == tenant_id, col(LogStream.stream_no).in_(part)
-        )
-        found.update(dict(session.exec(query).all()))
-    return found
+    return dict(statements.select_in(session, _POSITIONS, (tenant_id,), sorted(set(stream_nos)), "int8"))
 
 
 def insert(session: Session, tenant_id: int, first: int, headers: Sequence[Header], lines: Sequence[IndexLine]) -> None:
     """Index one batch: entries, part references, stream heads."""
-    entries: list[dict[str, Any]] = []
-    refs: list[dict[str, Any]] = []
+    entries: list[tuple[Any, ...]] = []
+    refs: list[tuple[Any, ...]] = []
     received: dict[datetime, int] = {}
-    heads: dict[int, dict[str, Any]] = {}
+    heads: dict[int, tuple[int, int, str, int]] = {}
     for idx, (header, line) in enumerate(zip(headers, lines, strict=True), start=first):
+        at = received.get(header.received)
+        if at is None:
+            at = received[header.received] = microseconds(header.received)
         entries.append(
-            {
-                "tenant_id": tenant_id,
-                "idx": idx,
-                "entry_id": UUID(header.id).bytes,
-                "batch_first": first,
-                "stream_no": line.stream_no,
-                "position": header.position,
-                "kind": header.kind,
-                "data_class": header.data_class,
-                "class_version": line.class_version,
-                "run_no": line.run_no,
-                "set_id": line.set_id,
-                "at": microseconds(header.at),
-                "received": received.get(header.received)
-                or received.setdefault(header.received, microseconds(header.received)),
-                "digest": line.digest,
-                "noncanonical": line.noncanonical,
-            }
-        )
-        refs.extend(
-            {"tenant_id": tenant_id, "idx": idx, "part": number, "key_id": key_id}
-            for number, key_ids in enumerate(line.key_ids)
-            for key_id in key_ids
-        )
-        heads[line.stream_no] = {
-            "tenant_id": tenant_id,
-            "stream_no": line.stream_no,
-            "stream_id": header.stream,
-            "position": header.position + 1,
-        }
-    connection = session.connection()
-    connection.execute(_ENTRY, entries)
-    if refs:
-        connection.execute(_PART_REF, refs)
+            (tenant_id, idx, raw_id(header.id), first, line.stream_no, header.position, header.kind, header.data_class,
+             line.class_version, line.run_no, line.set_id, microseconds(header.at), at, line.digest, line.noncanonical)
+        )  # fmt: skip
+        refs += [(tenant_id, idx, number, key_id) for number, key_ids in enumerate(line.key_ids) for key_id in key_ids]
+        heads[line.stream_no] = (tenant_id, line.stream_no, header.stream, header.position + 1)
+    statements.insert(session, EntryRow, _ENTRY, entries)
+    statements.insert(session, PartRef, ("tenant_id", "idx", "part", "key_id"), refs)
     objects = rows_of(tenant_id, first, headers)
     if objects:
-        connection.execute(sa.insert(PayloadRow), objects)
-    _raise_heads(session, tenant_id, heads)
+        session.connection().execute(sa.insert(PayloadRow), objects)
+    names = ("tenant_id", "stream_no", "stream_id", "position")
+    statements.insert(session, LogStream, names, list(heads.values()), conflict=_NEXT)
     recorders.note(session, tenant_id, headers, [line.stream_no for line in lines])
-
-
-def _raise_heads(session: Session, tenant_id: int, heads: Mapping[int, dict[str, Any]]) -> None:
-    there = positions(session, tenant_id, heads)
-    new = [head for number, head in heads.items() if number not in there]
-    if new:
-        session.connection().execute(sa.insert(LogStream), new)
-    old = [
-        {"tenant": tenant_id, "number": number, "next": head["position"]}
-        for number, head in heads.items()
-        if number in there
-    ]
-    if old:
-        statement = (
-            sa.update(LogStream)
-            .where(
-                col(LogStream.tenant_id) == sa.bindparam("tenant"),
-                col(LogStream.stream_no) == sa.bindparam("number"),
-            )
-            .values(position=sa.bindparam("next"))
-        )
-        session.connection().execute(statement, old)
 
 
 def stream_entries(

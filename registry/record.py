@@ -34,7 +34,7 @@ from ledger.entry import USER_KINDS, Kind, decode_header, sources_root, uuid7
 from ledger.head import Transactions
 from ledger.log import Admit, Log
 from ledger.models import EntryRow, LogState, OutboxRow
-from registry import classes, limited, streams, subjects
+from registry import bulk, classes, limited, streams, subjects
 from registry.acting import Acting
 from registry.declaration import DataClass
 from registry.entries import MalformedEntry, Parsed, ParsedPart, parse_entry, unique
@@ -165,6 +165,10 @@ class Record:
 
         Raises: what log, store and database raise; then nothing is promised and the same items may be sent again.
         """
+        with bulk.without_collector():
+            return self._append(acting, entries, now)
+
+    def _append(self, acting: Acting, entries: Sequence[bytes], now: datetime) -> AppendResult:
         items = [_parsed(number, raw) for number, raw in enumerate(entries)]
         open_items = [item for item in items if item.problem is None]
         if open_items:

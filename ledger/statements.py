@@ -1,0 +1,103 @@
+"""Many rows in few statements, for what takes thousands of items at a time.
+
+Guarantees: the same rows as the same statements of SQLAlchemy would write or find, without a look at each value's type
+and without a statement made anew for each number of values; PostgreSQL gets one array a column, SQLite one prepared
+statement. Values are in the form of the database: instants are microseconds, JSON is text. Pending objects of the
+session are written first. Texts of statements are constants of ours; what a caller sent is only ever a value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlmodel import Session, SQLModel
+
+_MOST = 1_000
+"""Values of one IN list on SQLite, which takes 32,766."""
+_TYPES: tuple[tuple[type[sa.types.TypeEngine[Any]], str], ...] = (
+    (sa.BigInteger, "int8"),
+    (sa.Integer, "int4"),
+    (sa.Boolean, "bool"),
+    (sa.Float, "float8"),
+    (sa.JSON, "json"),
+    (sa.LargeBinary, "bytea"),
+    (sa.String, "text"),
+)
+
+
+def insert(
+    session: Session,
+    model: type[SQLModel],
+    names: tuple[str, ...],
+    rows: Sequence[tuple[Any, ...]],
+    *,
+    conflict: str = "",
+) -> None:
+    """Write rows, each the values of these columns in this order; columns that are not named stay NULL.
+
+    `conflict` is what follows ON CONFLICT, if anything; then no two of the rows may meet in it.
+    """
+    if not rows:
+        return
+    session.flush()
+    db = session.connection()
+    table: sa.Table = model.__table__  # type: ignore[attr-defined] # SQLModel types no table
+    behind = f" ON CONFLICT {conflict}" if conflict else ""
+    if db.dialect.name == "postgresql":
+        columns = tuple(list(column) for column in zip(*rows, strict=True))
+        db.exec_driver_sql(_insert_arrays(table, names) + behind, columns)
+    else:
+        db.exec_driver_sql(_insert_values(table, names) + behind, list(rows))
+
+
+def select(session: Session, query: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The rows of a query with a `?` for each of these values."""
+    session.flush()
+    db = session.connection()
+    text = query.replace("?", "%s") if db.dialect.name == "postgresql" else query
+    return list(db.exec_driver_sql(text, tuple(values)).fetchall())
+
+
+def select_in(
+    session: Session, head: str, known: Sequence[Any], values: Sequence[Any], kind: str
+) -> Iterator[tuple[Any, ...]]:
+    """The rows of a query that ends in the column whose value is one of these; `kind` is the values' type.
+
+    `head` has a `?` for each of `known`, the values that come before.
+    """
+    if not values:
+        return
+    session.flush()
+    db = session.connection()
+    if db.dialect.name == "postgresql":
+        query = head.replace("?", "%s")
+        if len(values) == 1:  # one value is planned once, a list anew each time
+            yield from db.exec_driver_sql(f"{query} = %s::{kind}", (*known, values[0])).fetchall()
+        else:
+            yield from db.exec_driver_sql(f"{query} = ANY(%s::{kind}[])", (*known, list(values))).fetchall()
+        return
+    for start in range(0, len(values), _MOST):
+        some = values[start : start + _MOST]
+        query = f"{head} IN ({','.join('?' * len(some))})"
+        yield from db.exec_driver_sql(query, (*known, *some)).fetchall()
+
+
+@lru_cache(maxsize=64)
+def _insert_values(table: sa.Table, names: tuple[str, ...]) -> str:
+    return f"INSERT INTO {table.name} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))})"  # noqa: S608 - names of ours
+
+
+@lru_cache(maxsize=64)
+def _insert_arrays(table: sa.Table, names: tuple[str, ...]) -> str:
+    arrays = ", ".join(f"%s::{_type_of(table.c[name])}[]" for name in names)
+    return f"INSERT INTO {table.name} ({', '.join(names)}) SELECT * FROM unnest({arrays})"  # noqa: S608 - names of ours
+
+
+def _type_of(column: sa.Column[Any]) -> str:
+    plain: sa.types.TypeEngine[Any] = column.type
+    if isinstance(plain, sa.types.TypeDecorator):
+        plain = plain.impl_instance
+    return next(name for kind, name in _TYPES if isinstance(plain, kind))
