@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from msgspec import structs
+
 from audit.forge import (
     History,
     MemoryBucket,
@@ -110,7 +112,7 @@ def _exchange_header(copy: Copy, at: int, offset: int, change: Callable[[Header]
 
 
 def _other_kind(header: Header) -> Header:
-    return replace(header, kind=Kind.NOTE if header.kind != Kind.NOTE else Kind.DECISION)
+    return structs.replace(header, kind=Kind.NOTE if header.kind != Kind.NOTE else Kind.DECISION)
 
 
 def _rewritten(history: History, at: int) -> History:
@@ -121,7 +123,9 @@ def _rewritten(history: History, at: int) -> History:
 
 
 def _change_previous(copy: Copy) -> None:
-    _exchange_header(copy, len(copy.history.starts) // 2, 1, lambda header: replace(header, previous=bytes(31) + b"x"))
+    _exchange_header(
+        copy, len(copy.history.starts) // 2, 1, lambda header: structs.replace(header, previous=bytes(31) + b"x")
+    )
 
 
 def _unknown_field(copy: Copy) -> None:
@@ -338,14 +342,14 @@ def _part_elsewhere(copy: Copy) -> None:
     _require(at is not None)
     headers = list(copy.history.headers)
     header = headers[at or 0]
-    parts = (replace(header.parts[0], object="batch/00000000000000000000"), *header.parts[1:])
-    headers[at or 0] = replace(header, parts=parts)
+    parts = (structs.replace(header.parts[0], object="batch/00000000000000000000"), *header.parts[1:])
+    headers[at or 0] = structs.replace(header, parts=parts)
     copy.write(replace(copy.history, headers=chained(headers)), copy.key)
 
 
 def _second_genesis(copy: Copy) -> None:
     headers = list(copy.history.headers)
-    headers[-1] = replace(headers[-1], kind=Kind.SYSTEM_GENESIS)
+    headers[-1] = structs.replace(headers[-1], kind=Kind.SYSTEM_GENESIS)
     _require(len(headers) > 1)
     copy.write(replace(copy.history, headers=chained(headers)), copy.key)
 
@@ -360,7 +364,7 @@ def _skip_position(copy: Copy) -> None:
         seen.add(header.stream)
     _require(at is not None)
     headers = list(copy.history.headers)
-    headers[at or 0] = replace(headers[at or 0], position=headers[at or 0].position + 1)
+    headers[at or 0] = structs.replace(headers[at or 0], position=headers[at or 0].position + 1)
     copy.write(replace(copy.history, headers=chained(headers)), copy.key)
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from msgspec import structs
 
 from audit.reader import Reader
 from ledger.batches import Batch, batch_digest, batch_key, decode_batch, encode_batch
@@ -108,7 +109,7 @@ def chained(headers: Sequence[Header]) -> tuple[Header, ...]:
     made: list[Header] = []
     previous = NO_PREVIOUS
     for header in headers:
-        linked = header if header.previous == previous else replace(header, previous=previous)
+        linked = header if header.previous == previous else structs.replace(header, previous=previous)
         previous = header_hash(encode_header(linked))
         made.append(linked)
     return tuple(made)

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+import msgspec
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SealedPart:
+
+class SealedPart(msgspec.Struct, frozen=True, kw_only=True):
     """One sealed part: its role in the header, its ciphertext, the day its lock ends (None: unlocked), its keys."""
 
     role: str
@@ -22,8 +23,7 @@ class SealedPart:
     key_ids: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Draft:
+class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A sealed entry on its way to the sequencer, which alone sets index, position and previous hash.
 
     `digest` is keyed and tells a repeat from an id conflict. `subjects` are the surrogates of the persons in each part,
@@ -59,8 +59,7 @@ class PlacedState(StrEnum):
     SUPPRESSED = "suppressed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Placed:
+class Placed(msgspec.Struct, frozen=True, kw_only=True):
     """The sequencer's answer for one draft. `index` is None for a conflict and for a wholly suppressed entry."""
 
     entry_id: str

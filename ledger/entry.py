@@ -25,7 +25,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
@@ -144,8 +143,7 @@ SYSTEM_KINDS = frozenset(Kind) - USER_KINDS
 """What only the service itself writes, into a system stream. A writer that posts one is refused."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Where one sealed part lies: digest and length of its ciphertext, object below the log's prefix, offset."""
 
     role: str
@@ -156,8 +154,7 @@ class Part:
     offset: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class Header(msgspec.Struct, frozen=True, kw_only=True):
     """What the log commits to about one entry. Times are aware UTC; see the module for each field."""
 
     version: int = VERSION
@@ -203,7 +200,6 @@ class _WireHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     v: int
 
 
-_ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(_WireHeader, strict=True)
 
 
@@ -215,23 +211,19 @@ def encode_header(header: Header) -> bytes:
     if (header.sources_root is None) != (header.sources_count == 0):
         reason = "sources_root is there if and only if there are sources"
         raise MalformedHeader(reason)
-    wire = _WireHeader(
-        at=format_instant(header.at),
-        data_class=_name(header.data_class, _DATA_CLASS, "class"),
-        id=_text(header.id, _UUID7, "id"),
-        kind=_name(header.kind, _NAME, "kind"),
-        parts=tuple(_wire_part(part) for part in header.parts),
-        position=_count(header.position, "position"),
-        previous=_digest(header.previous, "previous"),
-        received=format_instant(header.received),
-        recorder=None if header.recorder is None else _name(header.recorder, _RECORDER, "recorder"),
-        seq=None if header.seq is None else _count(header.seq, "seq"),
-        sources=_count(header.sources_count, "sources"),
-        sources_root=None if header.sources_root is None else _digest(header.sources_root, "sources_root"),
-        stream=_name(header.stream, _STREAM, "stream"),
-        v=VERSION,
-    )
-    data = _ENCODER.encode(wire)
+    # None of these texts holds what JSON escapes, so the canonical form is their bytes between the keys in order.
+    recorder = "null" if header.recorder is None else f'"{_name(header.recorder, _RECORDER, "recorder")}"'
+    seq = "null" if header.seq is None else _count(header.seq, "seq")
+    sources = "null" if header.sources_root is None else f'"{_digest(header.sources_root, "sources_root")}"'
+    data = (
+        f'{{"at":"{format_instant(header.at)}","class":"{_name(header.data_class, _DATA_CLASS, "class")}",'
+        f'"id":"{_text(header.id, _UUID7, "id")}","kind":"{_name(header.kind, _NAME, "kind")}",'
+        f'"parts":[{",".join([_wire_part(part) for part in header.parts])}],'
+        f'"position":{_count(header.position, "position")},"previous":"{_digest(header.previous, "previous")}",'
+        f'"received":"{_received(header.received)}","recorder":{recorder},"seq":{seq},'
+        f'"sources":{_count(header.sources_count, "sources")},"sources_root":{sources},'
+        f'"stream":"{_name(header.stream, _STREAM, "stream")}","v":{VERSION}}}'
+    ).encode("ascii")
     if len(data) > MAX_HEADER_BYTES:
         reason = f"{len(data)} bytes, at most {MAX_HEADER_BYTES} are allowed"
         raise MalformedHeader(reason)
@@ -366,17 +358,14 @@ def uuid7_time(entry_id: str) -> datetime:
         raise MalformedHeader(reason) from error
 
 
-def _wire_part(part: Part) -> _WirePart:
+def _wire_part(part: Part) -> str:
     if len(part.object) > _MAX_OBJECT_KEY:
         reason = "an object key is too long"
         raise MalformedHeader(reason)
-    return _WirePart(
-        alg=_name(part.algorithm, _NAME, "alg"),
-        len=_count(part.length, "len"),
-        obj=_name(part.object, _OBJECT, "obj"),
-        off=_count(part.offset, "off"),
-        role=_name(part.role, _NAME, "role"),
-        sha256=_digest(part.sha256, "sha256"),
+    return (
+        f'{{"alg":"{_name(part.algorithm, _NAME, "alg")}","len":{_count(part.length, "len")},'
+        f'"obj":"{_name(part.object, _OBJECT, "obj")}","off":{_count(part.offset, "off")},'
+        f'"role":"{_name(part.role, _NAME, "role")}","sha256":"{_digest(part.sha256, "sha256")}"}}'
     )
 
 
@@ -386,6 +375,12 @@ def _text(value: object, form: re.Pattern[str], field: str) -> str:
         raise MalformedHeader(reason)
     # A plain string: an encoder may treat an enum member otherwise.
     return str(value)
+
+
+@lru_cache(maxsize=256)
+def _received(at: datetime) -> str:
+    """Return what `format_instant` does, remembered: what comes in one call was received at one time."""
+    return format_instant(at)
 
 
 @lru_cache(maxsize=4096)

@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 import msgspec
 import sqlalchemy as sa
+from msgspec import structs
 from sqlmodel import Session, col
 
 from ledger.draft import Appended, Draft
@@ -63,7 +64,7 @@ def put(session: Session, tenant_id: int, drafts: Sequence[Draft], stored: Mappi
     """Write drafts whose parts are all stored, and knock; returns the row's id."""
     wire: _Wire = [
         (
-            replace(draft, parts=tuple(replace(part, ciphertext=b"") for part in draft.parts)),
+            structs.replace(draft, parts=tuple(structs.replace(part, ciphertext=b"") for part in draft.parts)),
             tuple(stored[id(part)] for part in draft.parts),
         )
         for draft in drafts

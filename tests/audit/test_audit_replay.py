@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from audit.corruptions import Copy
 from audit.findings import Integrity
@@ -116,7 +117,7 @@ def test_an_entry_that_no_head_covers_yet_is_unanchored_and_still_shown(small_lo
 def test_an_altered_header_shows_nothing_of_its_entry(small_log: Copy) -> None:
     entries = stored(small_log, 1)
     header = small_log.history.headers[entries[1].index]
-    entries[1] = replace(entries[1], header=encode_header(replace(header, kind=Kind.NOTE)))
+    entries[1] = replace(entries[1], header=encode_header(structs.replace(header, kind=Kind.NOTE)))
     entries[2] = replace(entries[2], header=b"{}")
     found = folded(small_log, entries)
     assert states(found)[1:3] == ["altered", "altered"]
@@ -191,7 +192,7 @@ def test_a_closed_stream_that_counts_more_than_there_is_has_a_gap(make_log: Any)
     log = make_log()
     headers = list(log.history.headers)
     last = max(index for index, header in enumerate(headers) if header.stream == f"{1:032x}")
-    headers[last] = replace(headers[last], kind=Kind.STREAM_CLOSED)
+    headers[last] = structs.replace(headers[last], kind=Kind.STREAM_CLOSED)
     closed = Copy(
         history=replace(log.history, headers=tuple(headers)),
         bucket=log.bucket,
@@ -229,7 +230,7 @@ def test_a_recorders_hole_is_a_gap_only_when_no_other_stream_explains_it(small_l
 
 def test_a_repeated_number_is_reported_and_refused_by_nobody(make_log: Any) -> None:
     log = make_log()
-    headers = [replace(header, seq=header.position // 2) for header in log.history.headers]
+    headers = [structs.replace(header, seq=header.position // 2) for header in log.history.headers]
     twice = replace(log, history=replace(log.history, headers=tuple(headers)))
     found = folded(twice, stored(twice, 1))
     assert found.complete

@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from audit.corruptions import Copy
 from audit.findings import Verdict
@@ -66,7 +67,9 @@ def test_verify_tells_of_silence_from_headers_alone(make_log: MakeLog) -> None:
     log = make_log(batches=3, per_batch=10)
     history = log.history
     headers = [
-        replace(header, kind=Kind.RECORDER_HEARTBEAT, at=START + EVERY * (at if at < 20 else at + 50)) if at else header
+        structs.replace(header, kind=Kind.RECORDER_HEARTBEAT, at=START + EVERY * (at if at < 20 else at + 50))
+        if at
+        else header
         for at, header in enumerate(history.headers)
     ]
     log.write(replace(history, headers=chained(headers)), log.key)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from audit.corruptions import Copy
 from audit.errors import BadPin
@@ -76,7 +77,7 @@ def test_an_exchanged_header_is_named_by_its_exact_index_and_no_other(small_log:
     key = log.batch(number)
     batch = decode_batch(log.bucket.objects[key])
     headers = list(batch.headers)
-    headers[index - batch.first] = encode_header(replace(log.history.headers[index], **{field: change}))
+    headers[index - batch.first] = encode_header(structs.replace(log.history.headers[index], **{field: change}))
     log.bucket.objects[key] = encode_batch(replace(batch, headers=tuple(headers)))
     report = audit(log)
     assert report.verdict is Verdict.ALTERED
@@ -87,7 +88,7 @@ def test_behind_one_altered_entry_all_the_others_are_still_proven(small_log: Cop
     log = small_log.fresh()
     batch = decode_batch(log.bucket.objects[log.batch(1)])
     headers = list(batch.headers)
-    headers[2] = encode_header(replace(log.history.headers[batch.first + 2], kind=Kind.NOTE))
+    headers[2] = encode_header(structs.replace(log.history.headers[batch.first + 2], kind=Kind.NOTE))
     log.bucket.objects[log.batch(1)] = encode_batch(replace(batch, headers=tuple(headers)))
     report = audit(log)
     assert report.signed_size == report.size == 20
@@ -141,7 +142,7 @@ def test_every_rewritten_history_and_every_shorter_one_is_found_by_a_kept_head(s
     since = note_of(small_log.history, 20, small_log.key)
     for at in range(20):
         headers = list(small_log.history.headers)
-        headers[at] = replace(headers[at], data_class="other")
+        headers[at] = structs.replace(headers[at], data_class="other")
         log = small_log.fresh()
         log.write(replace(small_log.history, headers=chained(headers)), log.key)
         assert audit(log).verdict is Verdict.SOUND

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from audit.corruptions import Copy
 from audit.errors import BadPin
@@ -112,7 +113,7 @@ def test_a_part_that_a_header_no_longer_names_is_told_too(small_log: Copy) -> No
     log = small_log.fresh()
     history = log.history
     headers = list(history.headers)
-    headers[-1] = replace(headers[-1], parts=headers[-1].parts[:1])
+    headers[-1] = structs.replace(headers[-1], parts=headers[-1].parts[:1])
     log.write(replace(history, headers=tuple(headers)), log.key)
     assert any("64 bytes in 1 payload" in note for note in audit(log).notes)
 

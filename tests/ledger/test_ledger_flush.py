@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from datetime import datetime
 from hashlib import sha256
 from itertools import pairwise
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from msgspec import structs
 
 from ledger import placing
 from ledger.batches import MAX_HEADERS_BYTES, batch_digest, decode_batch, verify_follows
@@ -31,11 +31,11 @@ __all__ = ["bench"]
 def large(number: int, parts: int) -> Draft:
     """A draft whose header is as large as its parts make it; they hold nothing."""
     one = SealedPart(role="part.0", algorithm=ALGORITHM, ciphertext=b"", lock_until=None, key_ids=())
-    return replace(
+    return structs.replace(
         draft(number),
         kind="k" * 128,
         data_class="c" * 128,
-        parts=tuple(replace(one, role=f"part.{place}") for place in range(parts)),
+        parts=tuple(structs.replace(one, role=f"part.{place}") for place in range(parts)),
         subjects=((),) * parts,
         digest=number.to_bytes(16, "big"),
     )
@@ -77,7 +77,7 @@ def test_the_most_parts_that_an_entry_may_have_fill_a_header_and_never_overflow_
         previous=b"x" * 32,
         sources_count=10_000,
         sources_root=b"y" * 32,
-        parts=(part,) * MAX_PARTS + (replace(part, role="actor"), replace(part, role="skeleton")),
+        parts=(part,) * MAX_PARTS + (structs.replace(part, role="actor"), structs.replace(part, role="skeleton")),
     )
     assert MAX_HEADER_BYTES * 0.9 < len(encode_header(header)) <= MAX_HEADER_BYTES
 
