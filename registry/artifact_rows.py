@@ -5,9 +5,7 @@ Guarantees: what `views` returns names people by opaque ids only; `open_details`
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -15,6 +13,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from ledger.models import EntryRow
+from registry.details import Details, details_of
 from registry.errors import UnknownArtifact
 from registry.graph import ARTIFACT, ENTRY, Parent, parents_of
 from registry.ids import artifact_name
@@ -25,21 +24,6 @@ from registry.registration import LABEL
 from registry.sets import members
 from registry.subjects import opaque_ids
 from vault.vault import Vault
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Details:
-    """What a caller said of an artifact in free form, opened. None for what was forgotten."""
-
-    locator: Mapping[str, Any] = field(repr=False)
-    scope: Mapping[str, str] = field(default_factory=dict, repr=False)
-    activity: Mapping[str, str] = field(default_factory=dict, repr=False)
-    versions: Mapping[str, str] = field(default_factory=dict, repr=False)
-    source_ref: str | None = field(default=None, repr=False)
-    purposes: tuple[str, ...] = ()
-    anonymisation: Mapping[str, str] = field(default_factory=dict, repr=False)
-    after_action: str | None = field(default=None, repr=False)
-    reason: str | None = field(default=None, repr=False)
 
 
 def find_artifact(session: Session, tenant_id: int, public_id: str) -> Artifact:
@@ -154,6 +138,5 @@ def open_details(session: Session, vault: Vault, tenant_id: int, rows: Sequence[
     for row in rows:
         opened = seals.open(row.holder_no, LABEL, str(row.id), row.sealed)
         if opened is not None:
-            content = json.loads(opened)
-            found[row.id] = Details(**{**content, "purposes": tuple(content.get("purposes", ()))})
+            found[row.id] = details_of(opened)
     return found

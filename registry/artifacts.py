@@ -7,7 +7,6 @@ else, and its place is free again. Registering is `registry.registration`, origi
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,10 +17,9 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Session, col, select
 
-from registry import bulk
+from registry import bulk, details
 from registry.acting import Acting
 from registry.artifact_rows import (
-    Details,
     by_numbers,
     find_artifact,
     find_artifacts,
@@ -30,10 +28,11 @@ from registry.artifact_rows import (
     public_name,
     views,
 )
+from registry.details import Details
 from registry.errors import Conflict, OutsideTokenScope
 from registry.graph import ARTIFACT
 from registry.identifiers import parse_subject
-from registry.keyed import Lookups, Seals, canonical_json, chunks
+from registry.keyed import Lookups, Seals, chunks
 from registry.models import Artifact, ScopeKey, SubjectSetMember, Tombstone
 from registry.origins import add_sources, confidence_now, lineage, provenance
 from registry.people import expand
@@ -196,8 +195,8 @@ def set_use(session: Session, vault: Vault, acting: Acting, public_id: str, stat
     seals = Seals(session, vault, acting.tenant_id)
     opened = seals.open(row.holder_no, LABEL, str(row.id), row.sealed)
     if opened is not None and reason:
-        content = {**json.loads(opened), "reason": reason}
-        row.sealed = seals.seal(row.holder_no, LABEL, str(row.id), canonical_json(content))
+        content = {**details.read(opened), "reason": reason}
+        row.sealed = seals.seal(row.holder_no, LABEL, str(row.id), details.write(content))
     session.add(row)
     session.flush()
     return row

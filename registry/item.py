@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import Any
 from uuid import UUID
 
+from registry import details
 from registry.acting import Acting
 from registry.declaration import DataClass
 from registry.errors import InvalidDeclaration, MalformedSubject, NotBuilt
@@ -62,7 +63,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One item as it will be registered. `details` is everything in free form as JSON, to be sealed."""
+    """One item as it will be registered. `details` is everything in free form (`registry.details`), to be sealed."""
 
     given_id: str | None
     data_class: DataClass
@@ -120,9 +121,9 @@ def parse_item(raw: object, context: Context) -> Item:
     activity, activity_details, anonymisation = _activity(reader) if "activity" in said else (None, {}, {})
     scope = _scope(reader) if "scope" in said else {}
     after_action = reader.text("after_action", limit=_SHORT) or None if "after_action" in said else None
-    details: dict[str, Any] = {"locator": locator}
+    told: dict[str, Any] = {"locator": locator}
     if _TOLD & said:
-        details |= {
+        told |= {
             "scope": scope,
             "activity": activity_details,
             "anonymisation": anonymisation,
@@ -139,7 +140,7 @@ def parse_item(raw: object, context: Context) -> Item:
         locator_hash=context.lookups.locator(store.name, place),
         subjects=subjects,
         sources=sources,
-        details=_encoded(details),
+        details=_encoded(told),
         scope=scope,
         activity=activity,
         run=activity_details.get("run"),
@@ -163,9 +164,9 @@ def parse_item(raw: object, context: Context) -> Item:
     return item
 
 
-def _encoded(details: Mapping[str, Any]) -> bytes:
+def _encoded(said: Mapping[str, Any]) -> bytes:
     try:
-        return canonical_json({name: value for name, value in details.items() if value})
+        return details.write(said)
     except UnicodeEncodeError:
         raise ItemRejected("invalid", "a text is not valid Unicode") from None
 

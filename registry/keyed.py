@@ -18,9 +18,9 @@ import sqlalchemy as sa
 from sqlmodel import Session, col
 
 from registry.errors import SealRefused
-from vault.envelope import seal_small, unseal_small
 from vault.errors import KeyDestroyed, KeyFenced
 from vault.models import DataKey
+from vault.small import seal_value, unseal_value
 from vault.vault import Vault
 from vault.wrapping import KeySpec
 
@@ -148,7 +148,7 @@ class Seals:
         key = self._sealing_key(holder_no)
         if key is None:
             raise SealRefused(holder_no)
-        return seal_small(key, plaintext, tenant=str(self._tenant_id), label=label, name=name)
+        return seal_value(key, plaintext, tenant=str(self._tenant_id), label=label, name=name)
 
     def open(self, holder_no: int, label: str, name: str, sealed: bytes | None) -> bytes | None:
         """The plaintext; None once it was removed or its key is gone. Raises: NotDecryptable when it was altered."""
@@ -157,7 +157,7 @@ class Seals:
         if holder_no not in self._keys:
             self.load((holder_no,))
         key = self._keys.get(holder_no)
-        return None if key is None else unseal_small(key, sealed, tenant=str(self._tenant_id), label=label, name=name)
+        return None if key is None else unseal_value(key, sealed, tenant=str(self._tenant_id), label=label, name=name)
 
     def _sealing_key(self, subject_no: int) -> bytes | None:
         if subject_no not in self._keys:

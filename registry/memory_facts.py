@@ -15,8 +15,9 @@ from sqlmodel import Session, col, select
 
 from registry import stores
 from registry.acting import Acting
-from registry.artifact_rows import Details, open_details
+from registry.artifact_rows import open_details
 from registry.declaration import DataClass
+from registry.details import Details
 from registry.graph import ARTIFACT, parents_of
 from registry.keyed import Lookups, chunks
 from registry.locators import MalformedLocator, canonical_locator, kind_of_places, normal_locator
