@@ -44,6 +44,8 @@ def register_sweeps(
                     "retention waits", run=run["id"], state=run["state"], reason=run["brake"]["reason"],
                     todo=run["brake"]["todo"],
                 )  # fmt: skip
+            elif run["state"] == "completed" and run["alarm"] is not None:
+                log.error("retention alarm", run=run["id"], alarm=run["alarm"])
             return 1
 
         if _each(tenants(), one):

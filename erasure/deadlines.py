@@ -21,6 +21,7 @@ from erasure.recipients import to_be_told
 from erasure.request import OPEN
 from ledger.models import Instant
 from retention.dispositions import OPEN as IN_REVIEW
+from retention.dispositions import QUARANTINED
 from retention.models import DispositionRow, SweepRow
 
 AHEAD = timedelta(days=7)
@@ -29,7 +30,7 @@ LISTED = 1_000
 APPROVAL = timedelta(days=7)
 """How long a pass of retention that a brake holds may wait for its approval: what it would end is past its date."""
 
-What = Literal["answer", "confirmation", "recipients", "review", "run"]
+What = Literal["answer", "confirmation", "recipients", "review", "quarantine", "run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,7 @@ def todo_of(deadline: Deadline) -> str:
         "confirmation": "confirm receipt to the person and record the notice",
         "recipients": "tell each recipient, or note why it cannot be told, and record the notices (GDPR Art. 19)",
         "run": "look at its plan and approve it as a second person, or stop it; what it would end stays until then",
+        "quarantine": "mend what its store answered, then decide it: erase tries it again, extend keeps it",
         "review": "decide it: erase, extend or reclassify, with a comment",
     }[deadline.what]
 
@@ -99,11 +101,12 @@ def _is_confirmed(session: Session, row: RequestRow) -> bool:
 def _reviews(session: Session, tenant_id: int, now: datetime) -> Sequence[Deadline]:
     query = select(DispositionRow).where(
         DispositionRow.tenant_id == tenant_id,
-        DispositionRow.state == IN_REVIEW,
+        col(DispositionRow.state).in_((IN_REVIEW, QUARANTINED)),
         col(DispositionRow.due_at) <= sa.literal(now + AHEAD, Instant()),
     )
     rows = session.exec(query.order_by(col(DispositionRow.id)).limit(LISTED))
-    return [_deadline("review", f"dsp_{row.id:016x}", row.due_at, now) for row in rows]
+    kinds: dict[str, What] = {IN_REVIEW: "review", QUARANTINED: "quarantine"}
+    return [_deadline(kinds[row.state], f"dsp_{row.id:016x}", row.due_at, now) for row in rows]
 
 
 def _runs(session: Session, tenant_id: int, now: datetime) -> Sequence[Deadline]:

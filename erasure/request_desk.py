@@ -16,6 +16,7 @@ from sqlmodel import Session, col, select
 from erasure.models import CopyRow, RequestRow
 from erasure.plan import redecide
 from erasure.request import CopyState, State
+from erasure.setbacks import last_answer
 from erasure.standing import standing
 from erasure.work import BY_HAND, PART, Work, facts_now, is_unseen, load_work
 from registry.keyed import chunks
@@ -105,6 +106,10 @@ class RequestDesk:
             owner: _resumed(session, load_work(session, tenant_id, owner), copies, hold_id, now)
             for owner, copies in waiting.items()
         }
+
+    def last_answer(self, session: Session, tenant_id: int, artifact_id: int) -> str | None:
+        """What its store answered when a pass last failed to end it."""
+        return last_answer(session, tenant_id, artifact_id)
 
 
 def _resumed(session: Session, work: Work, copies: Sequence[CopyRow], hold_id: str, now: datetime) -> list[Resumed]:

@@ -21,9 +21,12 @@ SEVERAL = 3
 """After so many passes in a row in which nothing of a class was removed although items were due, the class is named."""
 
 
-def without_end(copies: Iterable[CopyRow], before: Mapping[str, int]) -> dict[str, int]:
-    """The classes of which something was due and nothing was removed, each with the number of passes in a row."""
-    due, removed = set[str](), set[str]()
+def without_end(copies: Iterable[CopyRow], before: Mapping[str, int], *, aside: Iterable[str] = ()) -> dict[str, int]:
+    """The classes of which something was due and nothing was removed, each with the number of passes in a row.
+
+    `aside` are classes with something in quarantine, which is due and is not sent.
+    """
+    due, removed = set(aside), set[str]()
     for copy in copies:
         if copy.state in GONE:
             removed.add(copy.data_class)
@@ -53,7 +56,31 @@ def alarm_of(counts: Mapping[str, Any]) -> str | None:
     """What the operator must hear: eligible items of which none was removed, or some that failed."""
     plan, result, payload = counts.get("plan", {}), counts.get("result"), counts.get("payload", {})
     if result is None:  # nothing was, or is yet, to be removed; what cannot be judged is told all the same
-        return payload_alarm({"unclear": payload.get("unclear", 0)})
+        return _joined(payload_alarm({"unclear": payload.get("unclear", 0)}), _aside(plan.get("aside", 0)))
+    aside = _aside(plan.get("aside", 0) + result.get("quarantined", 0))
+    return _joined(_of_result(counts, plan, result), payload_alarm(payload), aside)
+
+
+def _aside(number: int) -> str | None:
+    if not number:
+        return None
+    return (
+        f"{number} items are past their date and in quarantine, because their stores refused them pass after pass; the "
+        "report names each with the answer: mend what is wrong, then decide each (muniment retention reviews "
+        "--quarantined, retention decide)"
+    )
+
+
+def _joined(*said: str | None) -> str | None:
+    return "; ".join(one for one in said if one) or None
+
+
+def _of_result(counts: Mapping[str, Any], plan: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
+    if counts.get("stores_at_fault"):
+        return (
+            f"{', '.join(counts['stores_at_fault'])}: nothing could be removed there, {result['failed']} items failed; "
+            "the next passes ask for a few only until one goes: mend the store or its credentials"
+        )
     stuck = {name: number for name, number in counts.get("without_end", {}).items() if number >= SEVERAL}
     if stuck:
         named = ", ".join(f"{name} ({number} passes)" for name, number in sorted(stuck.items()))
@@ -65,4 +92,4 @@ def alarm_of(counts: Mapping[str, Any]) -> str | None:
         return f"{plan['ends']} items were to end and none was removed; the report names each"
     if result["failed"]:
         return f"{result['failed']} items could not be removed; the next run tries again"
-    return payload_alarm(payload)
+    return None

@@ -11,8 +11,8 @@ A pass also deletes payload objects of the record that no key opens (`erasure.pa
 
 Guarantees: a pass uses the same decision, executor and verifier as a request; each copy is decided again in the
 transaction that dispatches it, so that a hold placed in the middle wins. A pass with a brake sends nothing before
-another principal approved it. What failed is live again and tried by the next pass. Eligible items and none removed is
-an alarm.
+another principal approved it. What failed is live again and tried by the next pass; what failed in several while the
+rest went is put in quarantine (`erasure.setbacks`). Eligible items and none removed is an alarm.
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from erasure.regenerate import regenerate
 from erasure.request import BROKEN, GONE, CopyState, is_settled
 from erasure.request_desk import OPEN_RUNS, RequestDesk
 from erasure.sealed import SWEEP_KEY, Capture, RequestSeal
+from erasure.setbacks import AT_FAULT, at_fault_before, failing, stores_at_fault
+from erasure.setbacks import view_of as setbacks_of
 from erasure.standing import standing
 from erasure.sweep_alarm import alarm_of, without_end, without_end_before
 from erasure.work import BY_HAND, load_work
@@ -52,7 +54,7 @@ from registry import artifacts, stores
 from registry.acting import Acting
 from registry.ids import random_hex
 from registry.keyed import chunks, hold_writer
-from retention import dispositions
+from retention import dispositions, quarantine
 from retention.due import refresh_hints, refresh_new, refresh_undated, schedules_in_force
 from retention.errors import NotKnown, NotOpen, SecondPersonNeeded
 from retention.events import expire_sessions, write_hints
@@ -86,7 +88,8 @@ class Sweeps:
         self._payload.refresh(acting.tenant_id, now)
         sweep_id = f"swp_{random_hex()}"
         with self._parts.transactions(acting.tenant_id, write=False) as session:  # 2
-            look = Gathering(session, acting.tenant_id, self._desk, at or now)
+            at_fault = at_fault_before(session, acting.tenant_id)
+            look = Gathering(session, acting.tenant_id, self._desk, at or now, at_fault=at_fault)
             also = departed.items_of(session, acting.tenant_id, people, look.stops, at or now)
             gathered = look.run(sweep_id, self._brakes, now=now, also=also)
             known = stores.in_force(session, acting.tenant_id)
@@ -169,6 +172,7 @@ class Sweeps:
                 **view_of(session, row),
                 "copies": [history.copy_view(copy) for copy in copies],
                 "failed": [copy.ref for copy in copies if copy.state in BROKEN],
+                "quarantine": setbacks_of(session, acting.tenant_id, quarantine.aside(session, acting.tenant_id)),
                 "reclaimed": freed_of(copies, load_work(session, acting.tenant_id, sweep_id).facts()),
                 "maximum_age_days": {
                     name: -(-maximum_age(one, sweep_every=self._every) // timedelta(days=1))
@@ -246,6 +250,7 @@ class Sweeps:
             with self._parts.transactions(tenant_id) as session:
                 more = refresh_undated(session, tenant_id)
         with self._parts.transactions(tenant_id) as session:
+            quarantine.let_go(session, self._parts.vault, tenant_id, now)
             mark_children(session, tenant_id, now)
         more = True
         while more:
@@ -382,11 +387,17 @@ class Sweeps:
                 elif copy.state not in GONE:
                     result["failed"] += 1
             objects = result_of(session, tenant_id, sweep_id)
+            at_fault = stores_at_fault(copies, at_fault_before(session, tenant_id))
+            bad = failing(session, row, copies, at_fault)
+            result["quarantined"] = quarantine.set_aside(session, self._parts.vault, tenant_id, bad, now)
             row.counts = {
                 **row.counts,
                 "result": result,
                 "payload": {**row.counts.get("payload", {}), **objects},
-                "without_end": without_end(copies, without_end_before(session, row)),
+                "without_end": without_end(
+                    copies, without_end_before(session, row), aside=row.counts.get("plan", {}).get("aside_of", ())
+                ),
+                AT_FAULT: at_fault,
             }
             row.state, row.finished_at = "completed", now
             session.add(row)
@@ -450,6 +461,8 @@ def summary_of(plan: SweepPlan) -> dict[str, Any]:
         "review": len(plan.reviews),
         "kept": dict(plan.kept),
         "in_other_runs": plan.waiting,
+        "aside": len(plan.aside),
+        "aside_of": sorted({item.data_class for item in plan.aside}),
         "capped": plan.capped,
     }
 
@@ -469,7 +482,7 @@ def view_of(session: Session, row: SweepRow) -> dict[str, Any]:
         "created_at": instant_text(row.created_at),
         "approved_by": row.approved_by,
         "finished_at": None if row.finished_at is None else instant_text(row.finished_at),
-        "counts": {key: plan.get(key, 0) for key in ("ends", "review", "in_other_runs")} | (result or {}),
+        "counts": {key: plan.get(key, 0) for key in ("ends", "review", "in_other_runs", "aside")} | (result or {}),
         "classes": plan.get("classes", {}),
         "kept": plan.get("kept", {}),
         "capped": plan.get("capped", False),

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 import sqlalchemy as sa
@@ -31,9 +32,9 @@ LevelOf = Callable[[StoreRow], str | None]
 """Up to which level a store's connector can erase, None where there is none."""
 
 _ERASED_IN_PROCESS = "agent"
-_ORDER = ("no_owner", "no_retention", "no_eraser", "over_retained", BARE_HASH, BODY_IN_CHECKPOINT, DELIBERATION,
-          "aggregate_undeclared", "memory_without_source", "summary_without_source", "unscoped_thread", LARGE_PROMPT,
-          "provider_keeps_longer", "stream_not_recorded", "no_verifier")  # fmt: skip
+_ORDER = ("no_owner", "no_retention", "no_eraser", "quarantined", "over_retained", BARE_HASH, BODY_IN_CHECKPOINT,
+          DELIBERATION, "aggregate_undeclared", "memory_without_source", "summary_without_source", "unscoped_thread",
+          LARGE_PROMPT, "provider_keeps_longer", "stream_not_recorded", "no_verifier")  # fmt: skip
 """Gaps from worst to least."""
 
 
@@ -47,8 +48,18 @@ class _Seen:
     gaps: Counter[str] = field(default_factory=Counter)
 
 
-def inventory(session: Session, tenant_id: int, now: datetime, *, level_of: LevelOf = lambda _: None) -> dict[str, Any]:
-    """Classes and stores with their gaps, as API §2 shows them; `counts` says how many items each gap has."""
+def inventory(
+    session: Session,
+    tenant_id: int,
+    now: datetime,
+    *,
+    level_of: LevelOf = lambda _: None,
+    quarantined: Mapping[str, int] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """Classes and stores with their gaps, as API §2 shows them; `counts` says how many items each gap has.
+
+    `quarantined` is how many items of each class retention could not end and set aside.
+    """
     declared = classes.in_force(session, tenant_id)
     placed = stores.in_force(session, tenant_id)
     seen = {name: _Seen() for name in declared}
@@ -58,6 +69,8 @@ def inventory(session: Session, tenant_id: int, now: datetime, *, level_of: Leve
     _count_streams(session, tenant_id, seen)
     _count_crowds(session, tenant_id, declared, seen)
     inspected = _add_inspected(session, tenant_id, seen)
+    for name in seen.keys() & quarantined.keys():
+        seen[name].gaps["quarantined"] = quarantined[name]
     for name, data_class in declared.items():
         _judge(data_class, placed, seen[name])
     shown = [_class_view(declared[name], found) for name, found in seen.items()]

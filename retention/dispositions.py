@@ -3,7 +3,7 @@
 Guarantees: an item waits once; every decision has a comment (sealed under the tenant's own key) and an entry in the
 record. Erase: the next pass ends it, by the same decision and the same executor as everything else, so that a hold
 still wins. Extend: it stays until a date, then it is reviewed again. Reclassify: another class's rules, from now on.
-The caller commits.
+Items in quarantine (`retention.quarantine`) are decided in the same way. The caller commits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ from vault.vault import Vault
 LABEL = "disposition"
 DEADLINE = timedelta(days=30)
 OPEN, ERASE, EXTENDED, RECLASSIFIED, GONE = "open", "erase", "extended", "reclassified", "gone"
-_LIVE = (OPEN, ERASE)
+QUARANTINED, RELEASED = "quarantined", "released"
+WAITING = (OPEN, QUARANTINED)
+"""States in which a human is asked; of what is in quarantine «erase» means that the next pass tries it again."""
+_LIVE = (OPEN, ERASE, QUARANTINED)
 NO_ARTIFACT = 0
 """Stands for the artifact where a record key waits."""
 _STATES = {"erase": ERASE, "extend": EXTENDED, "reclassify": RECLASSIFIED}
@@ -129,7 +132,7 @@ def dispositions(
             col(DispositionRow.tenant_id) == tenant_id,
             col(DispositionRow.state) == state,
             col(DispositionRow.id) > after,
-            sa.true() if state != OPEN else there,
+            there if state in WAITING else sa.true(),
         )
         .order_by(col(DispositionRow.id))
         .limit(limit)
@@ -151,8 +154,8 @@ def decide_disposition(
     decision, until, data_class, comment = _parsed(spec, now)
     row = _load(session, acting.tenant_id, disposition_id)
     artifact = by_numbers(session, acting.tenant_id, (row.artifact_id,)).get(row.artifact_id)
-    if row.state != OPEN or not _is_there(session, row, artifact):
-        raise NotOpen("disposition", disposition_id, row.state if row.state != OPEN else GONE, "decided")
+    if row.state not in WAITING or not _is_there(session, row, artifact):
+        raise NotOpen("disposition", disposition_id, row.state if row.state not in WAITING else GONE, "decided")
     if artifact is None:
         _refuse_reclassified_key(data_class)
     elif data_class is not None:
@@ -210,7 +213,7 @@ def view_of(row: DispositionRow, artifact: Artifact | None, now: datetime) -> di
         "state": row.state,
         "opened_at": row.opened_at,
         "due_at": row.due_at,
-        "overdue": row.state == OPEN and row.due_at < now,
+        "overdue": row.state in WAITING and row.due_at < now,
         "kept_until": row.kept_until,
         "decided_by": row.decided_by,
         "decided_at": row.decided_at,

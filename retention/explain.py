@@ -12,6 +12,7 @@ from typing import Any
 
 from sqlmodel import Session
 
+from ledger.entry import format_instant
 from registry.artifacts import by_numbers, find_artifact
 from registry.errors import Fault, InvalidDeclaration, UnknownArtifact
 from registry.graph import ARTIFACT
@@ -19,6 +20,7 @@ from retention.decide import Claim, Decision, decide
 from retention.due import Place, due, schedules_in_force
 from retention.errors import NotKnown
 from retention.items import Candidate, load_artifacts, load_entry
+from retention.quarantine import aside
 from retention.schedule import Schedule
 from retention.stops import Desk
 from retention.sweep import decided, decision_about, is_due
@@ -61,12 +63,27 @@ def explain(
         claims.append(Claim(REQUEST, "erasure", one.item.subjects, at, at))
     sources = () if one.artifact_id is None else sources_of(session, tenant_id, one, schedules)
     decision = decision_about(one, sources, schedules, replace(stops, claims=claims), at)
+    waits = _quarantine(session, tenant_id, desk, one)
     return {
         "action": decision.action,
         "rule": decision.rule,
         "until": decision.until,
-        "because": [reason._asdict() for reason in decision.because],
+        "because": [*(reason._asdict() for reason in decision.because), *waits],
     }
+
+
+def _quarantine(session: Session, tenant_id: int, desk: Desk, one: Candidate) -> list[dict[str, str]]:
+    """That passes leave the item alone until somebody decides, although its time is over."""
+    found = [each for each in aside(session, tenant_id) if each.artifact_id == one.artifact_id is not None]
+    return [
+        {
+            "rule": "quarantine",
+            "result": "not_sent",
+            "detail": f"{each.disposition_id} since {format_instant(each.since)}: "
+            f"{desk.last_answer(session, tenant_id, each.artifact_id or 0) or 'no answer was kept'}",
+        }
+        for each in found
+    ]
 
 
 def sources_of(session: Session, tenant_id: int, one: Candidate, schedules: Mapping[str, Schedule]) -> list[Candidate]:

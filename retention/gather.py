@@ -2,12 +2,14 @@
 
 Guarantees: reads only. Everything past its date is looked at, batch by batch, until as much would end as one pass may
 take; what an open run has already is left to it. What was made from something that ends is loaded level by level.
+What is in quarantine, and all but a few items of a store that gave nothing up in the pass before, is looked at for the
+sake of what was made from it, is counted, and takes no place of others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -22,9 +24,13 @@ from retention.due import BATCH, every_due, schedules_in_force
 from retention.events import ENDED
 from retention.items import PART, Candidate, load_artifacts
 from retention.models import SweepRow
+from retention.quarantine import aside
 from retention.schedule import Schedule
 from retention.stops import Desk, Stops
 from retention.sweep import Brakes, ClassCount, SweepItem, SweepPlan, brake_of, decided, is_due, plan_items
+
+AT_FAULT = "store_at_fault"
+"""What keeps items past their date whose store is asked for a few of them only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +44,10 @@ class Gathered:
 class Gathering:
     """One look at what is due at an instant, in one transaction."""
 
-    def __init__(self, session: Session, tenant_id: int, desk: Desk, at: datetime) -> None:
+    def __init__(
+        self, session: Session, tenant_id: int, desk: Desk, at: datetime, *, at_fault: Collection[str] = ()
+    ) -> None:
+        """`at_fault` are stores that gave nothing up in the pass before."""
         self._session = session
         self._tenant_id = tenant_id
         self._desk = desk
@@ -48,6 +57,8 @@ class Gathering:
         self._kept: Counter[str] = Counter()
         self._moved: dict[int, datetime] = {}
         self._waiting = 0
+        self._at_fault = frozenset(at_fault)
+        self._aside = {one.artifact_id or one.key_id for one in aside(session, tenant_id)}
 
     @property
     def stops(self) -> Stops:
@@ -62,7 +73,8 @@ class Gathering:
         `also` are keys that were found and decided elsewhere; they come last.
         """
         first, capped = self._first(brakes.cap, batch)
-        found = plan_items(self._with_derived(first), self._schedules, self._stops, self._at)
+        lines = plan_items(self._with_derived(first), self._schedules, self._stops, self._at)
+        found = self._served([line for line in lines if not self._is_aside(line)], brakes.probe)
         busy = self._desk.busy(self._session, self._tenant_id, (), [item.ref for item in also]) if also else frozenset()
         items = (*found, *(item for item in also if item.ref not in busy))
         counts = counts_of(self._session, self._tenant_id, items)
@@ -76,11 +88,13 @@ class Gathering:
             waiting=self._waiting,
             capped=capped,
             brake=brake_of(counts, brakes, now=now, last=last),
+            aside=tuple(line for line in lines if self._is_aside(line)),
         )
         return Gathered(plan=plan, moved=self._moved)
 
     def _first(self, cap: int, batch: int) -> tuple[list[Candidate], bool]:
         chosen: dict[str, Candidate] = {}
+        beside: dict[str, Candidate] = {}
         for found in every_due(self._session, self._tenant_id, self._schedules, before=self._at, batch=batch):
             for one in self._free(found, count=True):
                 schedule = self._schedules.get(one.data_class)
@@ -88,14 +102,36 @@ class Gathering:
                 stops = self._stops
                 decision = decide(decided(one), rules, stops.holds, stops.restrictions, stops.claims, self._at)
                 if is_due(decision):
-                    chosen[one.ref] = one
+                    # Beside the cap, so that what does not go is in nobody's way; as much of it, to stay in bounds.
+                    waits = self._is_aside(one) or one.store in self._at_fault
+                    if not waits or len(beside) < cap:
+                        (beside if waits else chosen)[one.ref] = one
+                    else:
+                        self._kept[AT_FAULT] += 1
                     continue
                 self._kept[decision.rule] += 1
                 if one.artifact_id is not None and decision.until is not None and decision.until > self._at:
                     self._moved[one.artifact_id] = decision.until
             if len(chosen) >= cap:
-                return list(chosen.values())[:cap], True
-        return list(chosen.values()), False
+                return [*list(chosen.values())[:cap], *beside.values()], True
+        return [*chosen.values(), *beside.values()], False
+
+    def _is_aside(self, one: Candidate | SweepItem) -> bool:
+        """Whether it is in quarantine."""
+        return bool(self._aside) and (one.artifact_id or one.key_id) in self._aside
+
+    def _served(self, lines: Sequence[SweepItem], probe: int) -> list[SweepItem]:
+        """The lines without what a store at fault is not asked for now."""
+        asked: Counter[str] = Counter()
+        found = []
+        for line in lines:
+            if line.ends and line.store in self._at_fault:
+                asked[line.store] += 1
+                if asked[line.store] > probe:
+                    self._kept[AT_FAULT] += 1
+                    continue
+            found.append(line)
+        return found
 
     def _free(self, candidates: Sequence[Candidate], *, count: bool = False) -> list[Candidate]:
         """Those that no open run has in its plan."""

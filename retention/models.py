@@ -77,10 +77,12 @@ class SweepRow(SQLModel, table=True):
 
 
 class DispositionRow(SQLModel, table=True):
-    """An item whose class ends in a review: waits for a human, or was decided by one.
+    """An item whose class ends in a review, or that passes set aside: waits for a human, or was decided by one.
 
     `artifact_id` is 0 where it is a record key, which `key_id` then names.
-    `state`: open, erase (a run has it), extended, reclassified, gone. `kept_until` is the end of an extension.
+    `state`: open, quarantined, erase (a run has it), extended, reclassified, released (it changed in quarantine), gone.
+    `kept_until` is the end of an extension. `sealed` is the comment; of a quarantine that nobody decided, what the item
+    was like.
     """
 
     __tablename__ = "disposition"

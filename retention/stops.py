@@ -65,6 +65,10 @@ class Desk(Protocol):
         """Requests that wait for a hold, each with the copies it will take up again and what happens to them then."""
         ...
 
+    def last_answer(self, session: Session, tenant_id: int, artifact_id: int) -> str | None:
+        """What an artifact's store answered when a pass last failed to end it."""
+        ...
+
 
 class EventRecord(Protocol):
     """The record, as far as retention writes it; `registry.record.Record` is the one there is."""

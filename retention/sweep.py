@@ -37,13 +37,15 @@ class Brakes:
     """When a pass waits for a person.
 
     When it would end more than `share` of a class's live items and at least `at_least` of them, or when the clock moved
-    more than `jump` since the pass before. `cap` bounds one pass; the rest is the next one's.
+    more than `jump` since the pass before. `cap` bounds one pass; the rest is the next one's. `probe` bounds it for a
+    store that gave nothing up in the pass before.
     """
 
     share: float = 0.2
     at_least: int = 50
     jump: timedelta = timedelta(days=7)
     cap: int = 50_000
+    probe: int = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +105,10 @@ class Brake:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepPlan:
-    """A frozen pass. `kept` counts what is past its date and stays, by the rule that keeps it."""
+    """A frozen pass. `kept` counts what is past its date and stays, by the rule that keeps it.
+
+    `aside` is in quarantine: past its date, named, and not sent.
+    """
 
     sweep_id: str
     at: datetime
@@ -113,6 +118,7 @@ class SweepPlan:
     waiting: int
     capped: bool
     brake: Brake | None
+    aside: tuple[SweepItem, ...] = ()
 
     @property
     def ending(self) -> tuple[SweepItem, ...]:

@@ -112,11 +112,14 @@ _verb("stop", "Ends a run that waits for approval; the next one looks again.")
 
 
 @retention.command("reviews")
+@click.option("--quarantined", is_flag=True, help="What passes could not end and set aside.")
 @remote
-def reviews(*, data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool) -> int:
+def reviews(
+    *, quarantined: bool, data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool
+) -> int:
     """Lists items whose class ends in a human's decision."""
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
-        found = list(client.pages("/v1/dispositions"))
+        found = list(client.pages("/v1/dispositions" + ("?state=quarantined" if quarantined else "")))
     lines = [
         f"{one['id']}  {one.get('data_class', '')}  {one.get('artifact') or one.get('key') or ''}" for one in found
     ]
@@ -144,7 +147,7 @@ def decide(
     url: str | None,
     as_json: bool,
 ) -> int:
-    """Decides about an item under review."""
+    """Decides about an item under review, or in quarantine, where `erase` tries it again."""
     given = {"decision": decision, "until": until, "data_class": data_class, "comment": comment}
     body = {key: value for key, value in given.items() if value is not None}
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:

@@ -14,6 +14,7 @@ from registry.errors import RegistryError
 from registry.inventory import inventory
 from registry.models import StoreRow
 from registry.reports import coverage, processing_record
+from retention.quarantine import gaps
 
 router = make_router("inventory")
 
@@ -31,7 +32,11 @@ def get_inventory(acting: Desk, parts: Parts) -> InventoryView:
     """What is held and what nobody looks after."""
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         found = inventory(
-            session, acting.tenant_id, parts.clock.now(), level_of=lambda store: erasable_level(parts, store)
+            session,
+            acting.tenant_id,
+            parts.clock.now(),
+            level_of=lambda store: erasable_level(parts, store),
+            quarantined=gaps(session, acting.tenant_id),
         )
     return InventoryView.model_validate(found)
 

@@ -293,11 +293,11 @@ def release_hold(hold_id: HoldId, acting: Legal, parts: Parts, *, preview: Flag 
 def list_dispositions(
     acting: Legal,
     parts: Parts,
-    state: Literal["open", "erase", "extended", "reclassified", "gone"] = "open",
+    state: Literal["open", "quarantined", "erase", "extended", "reclassified", "released", "gone"] = "open",
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> Page[Row]:
-    """Items whose class ends in a review, oldest first."""
+    """Items whose class ends in a review, or that passes set aside (`quarantined`), oldest first."""
     after = read_cursor(cursor, int)
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         rows = dispositions.dispositions(
@@ -314,7 +314,7 @@ def list_dispositions(
 
 @router.post("/v1/dispositions/{disposition_id}")
 def decide_disposition(disposition_id: DispositionId, body: DispositionBody, acting: Legal, parts: Parts) -> Open:
-    """Erases with the next run, keeps until a date, or puts the item under another class."""
+    """Erases with the next run (out of quarantine: tries again), keeps until a date, or gives it another class."""
     spec = body.model_dump(mode="json", exclude_none=True)
     with parts.database.transaction(acting.tenant_id) as session:
         found = dispositions.decide_disposition(
