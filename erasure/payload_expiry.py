@@ -19,8 +19,8 @@ from ledger.expiry import Carried, Expiry, Found, StoredPart
 from ledger.head import Transactions
 from registry import classes
 from registry.declaration import DataClass
+from registry.drafting import lock_end
 from registry.keyed import NO_MONTH, chunks
-from registry.record import lock_end
 from retention.decide import Item, class_end
 from retention.schedule import RECORD_STATE, month_end, rules_of
 from vault.models import DataKey, KeyState, PartKey

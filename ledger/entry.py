@@ -43,6 +43,8 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _RANDOM_SIZE = 10
 _MAX_MILLISECONDS = (1 << 48) - 1
 _UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}")
+_LAST_UUID7 = "e677d21f-dbff"
+"""How the UUIDv7 of the last millisecond begins that is in the calendar."""
 _INSTANT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.:-]{0,127}")
 _DATA_CLASS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
@@ -348,6 +350,12 @@ def uuid7(now: datetime, random: bytes | None = None) -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
+def require_uuid7(entry_id: str) -> None:
+    """Check what `uuid7_time` checks, without the time. Raises: MalformedHeader."""
+    if _UUID7.fullmatch(entry_id) is None or entry_id[:13] > _LAST_UUID7:
+        uuid7_time(entry_id)
+
+
 def uuid7_time(entry_id: str) -> datetime:
     """Return the millisecond inside a UUIDv7. Raises: MalformedHeader when it is not a canonical one."""
     text = _text(entry_id, _UUID7, "id")
@@ -359,13 +367,21 @@ def uuid7_time(entry_id: str) -> datetime:
 
 
 def _wire_part(part: Part) -> str:
-    if len(part.object) > _MAX_OBJECT_KEY:
+    start, middle, end = _part_form(part.algorithm, part.object, part.role)
+    length, offset = _count(part.length, "len"), _count(part.offset, "off")
+    return f'{start}{length}{middle}{offset}{end}{_digest(part.sha256, "sha256")}"}}'
+
+
+@lru_cache(maxsize=4096)
+def _part_form(algorithm: str, key: str, role: str) -> tuple[str, str, str]:
+    """Return what stands around the numbers of a part, remembered: most parts of a batch share it."""
+    if len(key) > _MAX_OBJECT_KEY:
         reason = "an object key is too long"
         raise MalformedHeader(reason)
     return (
-        f'{{"alg":"{_name(part.algorithm, _NAME, "alg")}","len":{_count(part.length, "len")},'
-        f'"obj":"{_name(part.object, _OBJECT, "obj")}","off":{_count(part.offset, "off")},'
-        f'"role":"{_name(part.role, _NAME, "role")}","sha256":"{_digest(part.sha256, "sha256")}"}}'
+        f'{{"alg":"{_text(algorithm, _NAME, "alg")}","len":',
+        f',"obj":"{_text(key, _OBJECT, "obj")}","off":',
+        f',"role":"{_text(role, _NAME, "role")}","sha256":"',
     )
 
 
@@ -390,7 +406,7 @@ def _name(value: str, form: re.Pattern[str], field: str) -> str:
 
 
 def _count(value: object, field: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_INT:
+    if type(value) is not int or not 0 <= value <= MAX_INT:
         reason = f"{field} is not a whole number from 0 to {MAX_INT}"
         raise MalformedHeader(reason)
     return value

@@ -542,7 +542,7 @@ class Log:
             elif earlier is not None:
                 if earlier.digest != draft.digest:
                     placed[key] = Placed(entry_id=draft.entry_id, state=PlacedState.CONFLICT, index=None)
-            elif draft.parts and len(dropped) >= personal(draft) and dropped:
+            elif dropped and draft.parts and len(dropped) >= personal(draft):
                 placed[key] = Placed(
                     entry_id=draft.entry_id, state=PlacedState.SUPPRESSED, index=None, dropped=tuple(sorted(dropped))
                 )
@@ -650,6 +650,8 @@ class Log:
 
 def _fit(waiting: list[_Waiting]) -> tuple[list[_Waiting], list[_Waiting]]:
     """Split what waits into one flush and the rest."""
+    if len(waiting) == 1:
+        return waiting, []
     size = count = 0
     for number, one in enumerate(waiting):
         size += weight(one.call.drafts)

@@ -13,13 +13,13 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 import msgspec
 
-from ledger.entry import uuid7_time
+from ledger.entry import require_uuid7
 from ledger.errors import MalformedHeader
 from registry.lenient import Unsplittable, elements, has_unique_keys, members
 from registry.reading import RFC3339
@@ -92,8 +92,7 @@ class _Batch(msgspec.Struct, forbid_unknown_fields=True):
     entries: msgspec.Raw
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ParsedPart:
+class ParsedPart(msgspec.Struct, frozen=True, kw_only=True):
     """A part with its bytes. `form` is `json` or `blob`; `subjects` None means the entry's."""
 
     name: str
@@ -105,8 +104,7 @@ class ParsedPart:
     noncanonical: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parsed:
+class Parsed(msgspec.Struct, frozen=True, kw_only=True):
     """A well-formed entry."""
 
     sent: EntryIn
@@ -128,6 +126,8 @@ _ENCODE = msgspec.json.Encoder().encode
 _DIGITS = bytes(ord("0" if chr(byte) in "0123456789" else " ") for byte in range(256))
 _LONG = b"0" * 16
 _ENTRY = msgspec.json.Decoder(EntryIn)
+_TEXT_FIELDS = ("stream", "actor", "run", "agent", "recorder", "model", "prompt_version", "policy")
+_TEXTS = attrgetter(*_TEXT_FIELDS)
 
 
 def split_batch(data: bytes) -> list[bytes]:
@@ -202,7 +202,7 @@ def _parse_entry(raw: bytes) -> Parsed:
     except msgspec.DecodeError:
         sent = _decode_around(raw)
     try:
-        uuid7_time(sent.id)
+        require_uuid7(sent.id)
     except MalformedHeader as error:
         raise MalformedEntry("id is not a UUIDv7 in lower case", pointer="/id") from error
     _require_text(sent)
@@ -336,15 +336,17 @@ def depth_of(body: bytes) -> int:
 
 
 def _require_text(sent: EntryIn) -> None:
-    for field in ("stream", "actor", "run", "agent", "recorder", "model", "prompt_version", "policy"):
-        value = getattr(sent, field)
-        if value is not None and not 0 < len(value) <= _MAX_NAME:
-            raise MalformedEntry(f"{field} has 1 to {_MAX_NAME} characters", pointer=f"/{field}")
+    texts = _TEXTS(sent)
+    if not all([text is None or 0 < len(text) <= _MAX_NAME for text in texts]):  # noqa: C419 - twice as fast
+        field = next(
+            name for name, text in zip(_TEXT_FIELDS, texts, strict=True) if text == "" or len(text or "") > _MAX_NAME
+        )
+        raise MalformedEntry(f"{field} has 1 to {_MAX_NAME} characters", pointer=f"/{field}")
     if len(sent.sources) > MAX_SOURCES:
         raise MalformedEntry(f"at most {MAX_SOURCES} sources, got {len(sent.sources)}", pointer="/sources")
     for number, source in enumerate(sent.sources):
         try:
-            uuid7_time(source)
+            require_uuid7(source)
         except MalformedHeader as error:
             raise MalformedEntry("a source is the UUIDv7 of an entry", pointer=f"/sources/{number}") from error
     if sent.seq is not None and not 0 <= sent.seq < _MAX_INT:
@@ -356,7 +358,7 @@ def _parts(sent: EntryIn) -> tuple[ParsedPart, ...]:
     if body and sent.parts is not None:
         raise MalformedEntry("an entry has body or parts, not both", pointer="/parts")
     if body:
-        return (_part(PartIn(name="body", body=sent.body), "/body"),)
+        return (_json_part("body", body, "/body"),)
     if not sent.parts:
         raise MalformedEntry("an entry needs body or parts", pointer="/body")
     if len(sent.parts) > MAX_PARTS:
@@ -379,17 +381,25 @@ def _part(part: PartIn, pointer: str) -> ParsedPart:
         except (binascii.Error, ValueError) as error:
             raise MalformedEntry("blob is not base64", pointer=pointer) from error
     else:
-        if depth_of(body) > MAX_DEPTH:
-            raise MalformedEntry(f"the body is nested deeper than {MAX_DEPTH}", pointer=pointer)
-        data = body
+        return _json_part(part.name, body, pointer, part)
+    return _whole_part(part.name, "blob", data, part, noncanonical=False)
+
+
+def _json_part(name: str, body: bytes, pointer: str, part: PartIn | None = None) -> ParsedPart:
+    if depth_of(body) > MAX_DEPTH:
+        raise MalformedEntry(f"the body is nested deeper than {MAX_DEPTH}", pointer=pointer)
+    return _whole_part(name, "json", body, part, noncanonical=is_noncanonical(body))
+
+
+def _whole_part(name: str, form: str, data: bytes, part: PartIn | None, *, noncanonical: bool) -> ParsedPart:
     return ParsedPart(
-        name=part.name,
-        form="blob" if part.blob is not None else "json",
+        name=name,
+        form=form,
         data=data,
-        subjects=None if part.subjects is None else tuple(part.subjects),
-        data_class=part.data_class,
-        pinned=bool(part.pinned),
-        noncanonical=part.blob is None and is_noncanonical(body),
+        subjects=None if part is None or part.subjects is None else tuple(part.subjects),
+        data_class=None if part is None else part.data_class,
+        pinned=part is not None and bool(part.pinned),
+        noncanonical=noncanonical,
     )
 
 

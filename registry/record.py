@@ -18,33 +18,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
-import msgspec
 import rfc8785
 import sqlalchemy as sa
-from sqlalchemy.orm import aliased
 from sqlmodel import Session, col, select
 
-from ledger import index, recorders
+from ledger import index
 from ledger.draft import Draft, Placed, PlacedState, SealedPart
-from ledger.entry import USER_KINDS, Kind, decode_header, sources_root, uuid7
+from ledger.entry import Kind, decode_header, uuid7
 from ledger.head import Transactions
 from ledger.log import Admit, Log
 from ledger.models import EntryRow, LogState, OutboxRow
-from registry import bulk, classes, limited, streams, subjects
+from registry import bulk, limited, subjects
 from registry.acting import Acting
-from registry.declaration import DataClass
-from registry.entries import MalformedEntry, Parsed, ParsedPart, parse_entry, unique
-from registry.errors import MalformedSubject, UnknownTenant
-from registry.identifiers import parse_subjects
+from registry.drafting import Drafting, Item, lock_end, parsed_item, problem_of
+from registry.entries import unique
+from registry.errors import UnknownTenant
 from registry.journal import Journal
 from registry.keyed import NOBODY, Lookups
 from registry.machine_rows import Follower
 from registry.machines import KINDS
-from registry.models import KindRow, Subject, SubjectIdentifier, Tenant
+from registry.models import Tenant
 from registry.sealing import ALGORITHM, Keyring, skeleton_class
 from vault.envelope import context, joint_prk, part_key_of, seal
 from vault.models import KeyState
@@ -52,9 +49,6 @@ from vault.packing import pack
 from vault.vault import Vault
 
 SYSTEM_STREAM = 0
-MAX_AHEAD = timedelta(days=731)
-"""A claimed time further ahead is refused: locks count from it, and a locked object stays for good until its date."""
-
 _OUTBOX_BATCH = 1_000
 
 
@@ -92,53 +86,6 @@ class Evidence:
     entries: tuple[EvidenceEntry, ...]
 
 
-@dataclass(slots=True, kw_only=True)
-class _Item:
-    """One item on its way: parsed, then resolved, then sealed; or refused on the way."""
-
-    number: int
-    parsed: Parsed | None = None
-    problem: dict[str, Any] | None = None
-    entry_id: str | None = None
-    suppressed: tuple[str, ...] = ()
-    redacted: tuple[tuple[str, str], ...] = ()
-    """Parts whose content was not expected, and so not kept: name and class."""
-    gone: bool = False
-    draft: Draft | None = None
-    placed: Placed | None = None
-
-    @property
-    def was_turned_back(self) -> bool:
-        """Whether the sequencer refused all of it."""
-        return self.placed is not None and self.placed.state is PlacedState.SUPPRESSED
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Kept:
-    """One part that goes into the record: its role in the header, what was sent, whose it is."""
-
-    role: str
-    part: ParsedPart
-    owners: tuple[int, ...]
-
-
-@dataclass(slots=True, kw_only=True)
-class _Known:
-    """What one call looked up: everything its items need, so that no item asks the database alone."""
-
-    classes: dict[str, DataClass]
-    kinds: frozenset[str]
-    subject_no: dict[str, int] = field(default_factory=dict)
-    closed: frozenset[int] = frozenset()
-    since: dict[int, datetime] = field(default_factory=dict)
-    former: dict[int, frozenset[int]] = field(default_factory=dict)
-    limits: dict[int, list[limited.Limit]] = field(default_factory=dict)
-    stream_scopes: dict[int, frozenset[str]] = field(default_factory=dict)
-    stream_refs: dict[str, streams.StreamRef] = field(default_factory=dict)
-    run_refs: dict[str, streams.RunRef] = field(default_factory=dict)
-    recorders: dict[str, str] = field(default_factory=dict)
-
-
 class Record:
     """The record of every tenant of one deployment."""
 
@@ -169,11 +116,11 @@ class Record:
             return self._append(acting, entries, now)
 
     def _append(self, acting: Acting, entries: Sequence[bytes], now: datetime) -> AppendResult:
-        items = [_parsed(number, raw) for number, raw in enumerate(entries)]
+        items = [parsed_item(number, raw) for number, raw in enumerate(entries)]
         open_items = [item for item in items if item.problem is None]
         if open_items:
             with self._transactions(acting.tenant_id) as session:  # 2
-                drafts = _Drafting(self._vault, session, acting, now).drafts(open_items)
+                drafts = Drafting(self._vault, session, acting, now).drafts(open_items)
         else:
             drafts = []
         notes = []
@@ -186,7 +133,7 @@ class Record:
         receipt = _receipt([note for note in notes if note is not None])
         return AppendResult(results=_results(items), receipt=receipt, redacted=redacted)
 
-    def _put(self, acting: Acting, items: Sequence[_Item], drafts: Sequence[Draft], now: datetime) -> str | None:
+    def _put(self, acting: Acting, items: Sequence[Item], drafts: Sequence[Draft], now: datetime) -> str | None:
         """Let the log take the drafts of these items and note where each stands; the note over the flush."""
         if self._journal is not None:
             self._journal.before(acting.tenant_id, acting.log_id, drafts, now)
@@ -197,7 +144,7 @@ class Record:
                 item.placed = next(placed)
         return appended.receipt
 
-    def _seal_again(self, acting: Acting, items: Sequence[_Item], now: datetime) -> str | None:
+    def _seal_again(self, acting: Acting, items: Sequence[Item], now: datetime) -> str | None:
         """Try once more what the sequencer turned back; returns the note over that flush.
 
         Its person was fenced meanwhile, and then it ends here; or a limited erasure closed its key, and then it is
@@ -209,7 +156,7 @@ class Record:
         for item in items:
             item.draft = item.placed = None
         with self._transactions(acting.tenant_id) as session:
-            drafts = _Drafting(self._vault, session, acting, now).drafts(items)
+            drafts = Drafting(self._vault, session, acting, now).drafts(items)
         return self._put(acting, items, drafts, now) if drafts else None
 
     def event(self, tenant_id: int, kind: Kind, body: Mapping[str, Any], now: datetime) -> str:
@@ -376,278 +323,12 @@ class Record:
         return self._log.append(tenant_id, drafts, now=now).placed
 
 
-class _Drafting:
-    """Steps 2 and 3 of one call, inside one transaction."""
-
-    def __init__(self, vault: Vault, session: Session, acting: Acting, now: datetime) -> None:
-        self._vault = vault
-        self._session = session
-        self._acting = acting
-        self._now = now
-        self._month = f"{now:%Y-%m}"
-        self._ring = Keyring(vault, session, acting.tenant_id)
-        self._lookups = Lookups(vault, acting.tenant_id)
-        self._skeleton = skeleton_class(session, acting.tenant_id)
-        self._sets: dict[frozenset[int], int] = {}
-        self._tenant = str(acting.tenant_id)
-        self._prks: dict[tuple[tuple[int, ...], str], tuple[bytes, tuple[str, ...]]] = {}
-        self._ends: dict[str, datetime | None] = {}
-
-    def drafts(self, items: Sequence[_Item]) -> list[Draft]:
-        """Return the drafts of the items that are not refused; refusals are written into the items."""
-        known = self._look_up(items)
-        kept: list[tuple[_Item, Parsed, list[_Kept]]] = []
-        dropped: dict[str, set[int]] = {}
-        for item in items:
-            if item.parsed is None:
-                continue
-            try:
-                parts = self._keep(item, item.parsed, known)
-            except MalformedEntry as error:
-                item.problem = _problem(error.problem, error.detail, error.pointer)
-                continue
-            sent = item.parsed.sent
-            if parts:
-                kept.append((item, item.parsed, parts))
-            elif sent.recorder is not None and sent.seq is not None:
-                dropped.setdefault(known.recorders[sent.recorder], set()).add(sent.seq)
-        recorders.dropped(self._session, self._acting.tenant_id, dropped)
-        wanted = {everyone_in(parts) for _, _, parts in kept}
-        self._sets = subjects.intern_sets(self._session, self._acting.tenant_id, wanted, self._now)
-        made = []
-        for item, parsed, parts in kept:
-            item.draft = self._draft(parsed, parts, known)
-            made.append(item.draft)
-        return made
-
-    def _keep(self, item: _Item, parsed: Parsed, known: _Known) -> list[_Kept]:
-        """Return the parts that no fence closes, each with its owners; notes the others in the item."""
-        stream = known.stream_refs[parsed.sent.stream]
-        scopes = known.stream_scopes.get(stream.stream_no, frozenset())
-        kept: list[_Kept] = []
-        suppressed: list[str] = []
-        redacted: list[tuple[str, str]] = []
-        for number, part in enumerate(parsed.parts):
-            owners = self._owners(parsed, part, stream, known)
-            spoken = part.data_class or parsed.sent.data_class
-            if any(
-                self._is_closed(owner, parsed, stream, known)
-                or limited.closes(known.limits.get(owner, ()), parsed.at, spoken, scopes)
-                for owner in owners
-            ):
-                suppressed.append(part.name)
-            else:
-                allowed = _allowed(part, known.classes[spoken])
-                redacted += [(part.name, spoken)] if allowed is not part else []
-                kept.append(_Kept(role=f"part.{number}", part=allowed, owners=owners))
-        item.suppressed = tuple(suppressed)
-        item.redacted = tuple(redacted)
-        item.gone = not kept
-        return kept
-
-    def _look_up(self, items: Sequence[_Item]) -> _Known:
-        tenant_id = self._acting.tenant_id
-        kinds = self._session.exec(select(KindRow.name).where(KindRow.tenant_id == tenant_id)).all()
-        known = _Known(
-            classes=classes.in_force(self._session, tenant_id), kinds=frozenset(kinds) | {str(k) for k in USER_KINDS}
-        )
-        texts: dict[str, subjects.Identifier] = {}
-        sound: list[Parsed] = []
-        for item in items:
-            if item.parsed is None:
-                continue
-            try:
-                self._check(item.parsed, known)
-                texts.update(_named(item.parsed))
-                sound.append(item.parsed)
-            except MalformedEntry as error:
-                item.problem = _problem(error.problem, error.detail, error.pointer)
-                item.parsed = None
-            except MalformedSubject as error:
-                item.problem = _problem("malformed-subject", str(error), error.pointer)
-                item.parsed = None
-        numbers = subjects.resolve(self._session, self._vault, self._acting, list(texts.values()), self._now)
-        known.subject_no = dict(zip(texts, numbers, strict=True))
-        known.closed = frozenset(subjects.fenced(self._session, tenant_id, numbers))
-        known.since = _opened_at(self._session, tenant_id, numbers)
-        known.former = _former(self._session, tenant_id, known.since)
-        known.limits = limited.of_people(self._session, tenant_id, numbers)
-        self._streams(sound, known)
-        if known.limits:
-            numbers = [stream.stream_no for stream in known.stream_refs.values()]
-            known.stream_scopes = limited.scopes_of(self._session, tenant_id, numbers)
-        return known
-
-    def _streams(self, sound: Sequence[Parsed], known: _Known) -> None:
-        people: dict[str, set[int]] = {}
-        stream_class: dict[str, str] = {}
-        for parsed in sound:
-            named = {known.subject_no[text] for text in _subjects_of(parsed)} - known.closed
-            people.setdefault(parsed.sent.stream, set()).update(named)
-            stream_class.setdefault(parsed.sent.stream, parsed.sent.data_class)
-        known.stream_refs = streams.streams_for(
-            self._session, self._vault, self._acting, people, self._now, data_class=stream_class
-        )
-        run_people: dict[str, set[int]] = {}
-        for parsed in sound:
-            if parsed.sent.run is not None:
-                run_people.setdefault(parsed.sent.run, set()).update(people[parsed.sent.stream])
-        known.run_refs = streams.runs_for(self._session, self._vault, self._acting, run_people, self._now)
-        names = {parsed.sent.recorder for parsed in sound if parsed.sent.recorder is not None}
-        known.recorders = streams.recorders_for(self._session, self._vault, self._acting, names)
-
-    def _check(self, parsed: Parsed, known: _Known) -> None:
-        if parsed.at > self._now + MAX_AHEAD:
-            raise MalformedEntry("at lies more than two years ahead: the recorder's clock is wrong", pointer="/at")
-        if parsed.sent.kind not in known.kinds:
-            raise MalformedEntry("this kind is not registered", pointer="/kind", problem="unknown-kind")
-        names = {parsed.sent.data_class} | {part.data_class for part in parsed.parts if part.data_class is not None}
-        for name in names:
-            if name not in known.classes:
-                raise MalformedEntry(
-                    "this data class is not registered", pointer="/data_class", problem="unknown-class"
-                )
-            if not self._acting.may_use_class(name):
-                raise MalformedEntry(
-                    "the token may not use this data class", pointer="/data_class", problem="forbidden"
-                )
-
-    def _draft(self, parsed: Parsed, kept: Sequence[_Kept], known: _Known) -> Draft:
-        stream = known.stream_refs[parsed.sent.stream]
-        sealed: list[SealedPart] = []
-        people: list[tuple[int, ...]] = []
-        names: list[dict[str, Any]] = []
-        for one in kept:
-            part = one.part
-            spec = known.classes[part.data_class or parsed.sent.data_class]
-            sealed.append(self._seal(parsed, one.role, part.data, one.owners, spec))
-            people.append(one.owners)
-            names.append(
-                {"role": one.role, "name": part.name, "form": part.form, "pinned": part.pinned, "class": spec.name}
-            )
-        everyone = everyone_in(kept)
-        actor, actor_part = self._actor(parsed, known, everyone)
-        if actor_part is not None:
-            owners = tuple(sorted(everyone))
-            sealed.append(self._seal(parsed, "actor", actor_part, owners, known.classes[parsed.sent.data_class]))
-            people.append(owners)
-        sealed.append(self._seal_skeleton(parsed, names, actor, known))
-        people.append(())
-        run = None if parsed.sent.run is None else known.run_refs[parsed.sent.run]
-        return Draft(
-            entry_id=parsed.sent.id,
-            kind=parsed.sent.kind,
-            data_class=parsed.sent.data_class,
-            class_version=known.classes[parsed.sent.data_class].version,
-            at=parsed.at,
-            received=self._now,
-            recorder=None if parsed.sent.recorder is None else known.recorders[parsed.sent.recorder],
-            seq=parsed.sent.seq,
-            stream_id=stream.stream_id,
-            stream_no=stream.stream_no,
-            run_no=None if run is None else run.run_no,
-            set_id=self._sets[everyone] if everyone else 0,
-            sources_count=len(parsed.sent.sources),
-            sources_root=sources_root(parsed.sent.sources) if parsed.sent.sources else None,
-            parts=tuple(sealed),
-            subjects=tuple(people),
-            digest=self._lookups.of("entry", parsed.sent.id, parsed.raw)[:16],
-            noncanonical=parsed.noncanonical,
-        )
-
-    def _owners(self, parsed: Parsed, part: ParsedPart, stream: streams.StreamRef, known: _Known) -> tuple[int, ...]:
-        named = part.subjects if part.subjects is not None else tuple(parsed.sent.subjects)
-        owners = tuple(sorted({known.subject_no[text] for text in named})) if named else stream.members
-        spec = known.classes[part.data_class or parsed.sent.data_class]
-        if not owners and spec.personal:
-            raise MalformedEntry(
-                "a personal class needs a subject, of the entry or of its stream",
-                pointer="/subjects",
-                problem="no-subject",
-            )
-        return owners
-
-    def _is_closed(self, owner: int, parsed: Parsed, stream: streams.StreamRef, known: _Known) -> bool:
-        """A fence closes an incarnation: by lineage, by a stream seen before it, then by time (DESIGN §7)."""
-        if owner in known.closed or owner in stream.closed:
-            return True
-        since = known.since.get(owner)
-        return since is not None and (parsed.at < since or not stream.closed.isdisjoint(known.former.get(owner, ())))
-
-    def _seal(self, parsed: Parsed, role: str, data: bytes, owners: Sequence[int], spec: DataClass) -> SealedPart:
-        prk, key_ids = self._prk(tuple(owners) or (NOBODY,), spec.name)
-        return SealedPart(
-            role=role,
-            algorithm=ALGORITHM,
-            ciphertext=seal(prk, pack(data), context(self._tenant, self._acting.log_id, parsed.sent.id, role)),
-            lock_until=self._lock_end(spec, parsed.at),
-            key_ids=key_ids,
-        )
-
-    def _prk(self, owners: tuple[int, ...], data_class: str) -> tuple[bytes, tuple[str, ...]]:
-        found = self._prks.get((owners, data_class))
-        if found is None:
-            handles = [self._ring.key(owner, data_class, self._month) for owner in owners]
-            prk = joint_prk({handle.key_id: handle.key32 for handle in handles})
-            found = self._prks[owners, data_class] = prk, tuple(handle.key_id for handle in handles)
-        return found
-
-    def _lock_end(self, spec: DataClass, at: datetime) -> datetime | None:
-        """Parts of one call lock for the same few months: most entries are older than the call itself."""
-        if at > self._now:
-            return lock_end(spec, at, self._now)
-        if spec.name not in self._ends:
-            self._ends[spec.name] = lock_end(spec, self._now, self._now)
-        return self._ends[spec.name]
-
-    def _seal_skeleton(
-        self, parsed: Parsed, names: Sequence[Mapping[str, Any]], actor: str | None, known: _Known
-    ) -> SealedPart:
-        sent = parsed.sent
-        facts: dict[str, Any] = {
-            "agent": sent.agent,
-            "model": sent.model,
-            "prompt_version": sent.prompt_version,
-            "policy": sent.policy,
-            "actor": actor,
-            "run": None if sent.run is None else known.run_refs[sent.run].run_id,
-            "sources": sent.sources,
-        }
-        kept: dict[str, Any] = {name: value for name, value in facts.items() if value}
-        kept["parts"] = list(names)
-        return self._seal(parsed, "skeleton", msgspec.json.encode(kept), (), self._skeleton)
-
-    def _actor(self, parsed: Parsed, known: _Known, everyone: Collection[int]) -> tuple[str | None, bytes | None]:
-        """An actor who is a subject stands in the skeleton as subject id; any other name goes with the content."""
-        actor = parsed.sent.actor
-        if actor is None:
-            return None, None
-        for text in _subjects_of(parsed):
-            if actor in (text, text.partition(":")[2]):
-                owner = known.subject_no[text]
-                if owner in everyone:
-                    return subjects.opaque_ids(self._session, self._acting.tenant_id, [owner])[owner], None
-        return None, actor.encode()
-
-
-def lock_end(spec: DataClass, at: datetime, now: datetime) -> datetime | None:
-    """Return the instant a part's lock ends: the end of the month of max(now, at) + the class's lock; None unlocked.
-
-    One end per month lets all parts of a month share an object. Source: DESIGN §3 step 4.
-    """
-    if spec.lock is None:
-        return None
-    end = spec.lock.add_to(max(now, at))
-    first = end.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
-    return (first + timedelta(days=32)).replace(day=1)
-
-
 def entry_row(session: Session, tenant_id: int, entry_id: str) -> EntryRow | None:
     """Return where an entry lies, None when this tenant has none of that id."""
     return index.known(session, tenant_id, [entry_id]).get(entry_id)
 
 
-def _moving(items: Sequence[_Item]) -> dict[int, dict[str, bytes]]:
+def _moving(items: Sequence[Item]) -> dict[int, dict[str, bytes]]:
     """The bodies that machines listen to, by stream and entry id; duplicates too, whose first call may have died."""
     found: dict[int, dict[str, bytes]] = {}
     for item in items:
@@ -659,41 +340,6 @@ def _moving(items: Sequence[_Item]) -> dict[int, dict[str, bytes]]:
     return found
 
 
-def _parsed(number: int, raw: bytes) -> _Item:
-    try:
-        parsed = parse_entry(raw)
-    except MalformedEntry as error:
-        return _Item(
-            number=number, entry_id=error.entry_id, problem=_problem(error.problem, error.detail, error.pointer)
-        )
-    return _Item(number=number, parsed=parsed, entry_id=parsed.sent.id)
-
-
-def _subjects_of(parsed: Parsed) -> tuple[str, ...]:
-    named = list(parsed.sent.subjects)
-    for part in parsed.parts:
-        named.extend(part.subjects or ())
-    return unique(named)
-
-
-def _named(parsed: Parsed) -> dict[str, subjects.Identifier]:
-    """Everybody an entry names, by the text that names them. Raises: MalformedSubject with its place."""
-    sent = parsed.sent
-    lists: list[tuple[str, Sequence[str]]] = [("/subjects", sent.subjects)]
-    lists += [(f"/parts/{number}/subjects", part.subjects or ()) for number, part in enumerate(parsed.parts)]
-    return {
-        text: identifier
-        for place, texts in lists
-        for text, identifier in zip(texts, parse_subjects(texts, place), strict=True)
-    }
-
-
-def _problem(kind: str, detail: str, pointer: str) -> dict[str, Any]:
-    made: dict[str, Any] = {"type": f"/problems/{kind}", "title": kind.replace("-", " "), "detail": detail}
-    made["errors"] = [{"pointer": pointer, "detail": detail}]
-    return made
-
-
 def _receipt(notes: Sequence[str]) -> dict[str, Any] | None:
     """The notes over the flushes of one call, as it is answered."""
     if not notes:
@@ -701,7 +347,7 @@ def _receipt(notes: Sequence[str]) -> dict[str, Any] | None:
     return {"note": notes[0], **({"later": list(notes[1:])} if len(notes) > 1 else {})}
 
 
-def _results(items: Sequence[_Item]) -> list[dict[str, Any]]:
+def _results(items: Sequence[Item]) -> list[dict[str, Any]]:
     """One answer for each item; of equal ones in one call the first was stored, the others are duplicates of it."""
     made: list[dict[str, Any]] = []
     stored: set[str] = set()
@@ -715,7 +361,7 @@ def _results(items: Sequence[_Item]) -> list[dict[str, Any]]:
     return made
 
 
-def _result(item: _Item) -> dict[str, Any]:
+def _result(item: Item) -> dict[str, Any]:
     if item.problem is not None:
         return {"id": item.entry_id, "status": "rejected", "problem": item.problem}
     if item.gone:
@@ -723,7 +369,7 @@ def _result(item: _Item) -> dict[str, Any]:
     placed = item.placed
     if placed is None or placed.state is PlacedState.CONFLICT:
         detail = "an entry with this id and another content is in the record"
-        return {"id": item.entry_id, "status": "rejected", "problem": _problem("id-conflict", detail, "/id")}
+        return {"id": item.entry_id, "status": "rejected", "problem": problem_of("id-conflict", detail, "/id")}
     made: dict[str, Any] = {"id": item.entry_id, "status": placed.state.value}
     if placed.index is not None:
         made["index"] = placed.index
@@ -735,51 +381,9 @@ def _result(item: _Item) -> dict[str, Any]:
     return made
 
 
-def _allowed(part: ParsedPart, spec: DataClass) -> ParsedPart:
-    """Return the part, or where its class expects no content what stands for it: how much was sent, and none of it."""
-    if spec.content == "expected" or part.data in (b"", b"{}"):
-        return part
-    said = rfc8785.dumps({"bytes": len(part.data), "redacted": "content not expected"})
-    return replace(part, form="json", data=said, noncanonical=False)
-
-
 def _is_about(draft: Draft, people: frozenset[int]) -> bool:
     return bool(people) and any(person in people for part in draft.subjects for person in part)
 
 
 def _is_under(draft: Draft, keys: frozenset[str]) -> bool:
     return bool(keys) and any(key_id in keys for part in draft.parts for key_id in part.key_ids)
-
-
-def everyone_in(kept: Sequence[_Kept]) -> frozenset[int]:
-    """Return everybody whose data is in these parts."""
-    return frozenset(owner for one in kept for owner in one.owners)
-
-
-def _former(session: Session, tenant_id: int, reopened: Mapping[int, datetime]) -> dict[int, frozenset[int]]:
-    """Return the earlier incarnations behind the names of those who were opened again."""
-    if not reopened:
-        return {}
-    mine, other = aliased(SubjectIdentifier), aliased(SubjectIdentifier)
-    found: dict[int, set[int]] = {}
-    for part in index.chunks(sorted(reopened)):
-        query = (
-            sa.select(col(mine.subject_no), col(other.subject_no))
-            .join(other, sa.and_(col(other.tenant_id) == col(mine.tenant_id), col(other.lookup) == col(mine.lookup)))
-            .where(col(mine.tenant_id) == tenant_id, col(mine.subject_no).in_(part))
-        )
-        for now_no, former_no in session.execute(query):
-            if now_no != former_no:
-                found.setdefault(now_no, set()).add(former_no)
-    return {number: frozenset(numbers) for number, numbers in found.items()}
-
-
-def _opened_at(session: Session, tenant_id: int, subject_nos: Sequence[int]) -> dict[int, datetime]:
-    """Return since when those incarnations exist that follow an erased one; older data is not theirs."""
-    found: dict[int, datetime] = {}
-    for part in index.chunks(sorted(set(subject_nos))):
-        query = select(Subject.subject_no, Subject.created_at).where(
-            Subject.tenant_id == tenant_id, col(Subject.subject_no).in_(part), Subject.incarnation > 1
-        )
-        found.update(dict(session.exec(query).all()))
-    return found

@@ -83,6 +83,9 @@ def seal(prk: bytes, plaintext: bytes, context: bytes, *, salt: bytes | None = N
     salt = os.urandom(SALT_BYTES) if salt is None else salt
     part_key = derive_part_key(prk, salt, context)
     cipher = AESGCM(part_key[:KEY_BYTES])
+    if len(plaintext) < CHUNK_BYTES:  # one chunk, whose nonce is the base nonce: nearly every part
+        chunk = cipher.encrypt(part_key[KEY_BYTES:-COMMITMENT_BYTES], plaintext, None)
+        return salt + part_key[-COMMITMENT_BYTES:] + chunk
     base = int.from_bytes(part_key[KEY_BYTES : KEY_BYTES + NONCE_BYTES], "big")
     pieces = [salt, part_key[-COMMITMENT_BYTES:]]
     for number, start in enumerate(range(0, len(plaintext) + 1, CHUNK_BYTES)):
