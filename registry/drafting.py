@@ -1,9 +1,10 @@
 """From parsed entries to sealed drafts: whose each part is, what a fence closes, under which key it goes.
 
-Guarantees: one transaction looks everything up once, not once an entry; every refusal is of one entry, with its field;
-a part that a fence closes is not sealed at all (a hint: the sequencer decides again); nothing readable leaves
-`Drafting.drafts`. What a call says again and again (the same people, the same facts of a skeleton) is judged and
-compressed once a call and never remembered beyond it. Not here: storing, sequencing, answers (`registry.record`).
+Guarantees: one transaction looks everything up once, not once an entry, and holds nobody up while parts are sealed;
+every refusal is of one entry, with its field; a part that a fence closes is not sealed at all (a hint: the sequencer
+decides again); nothing readable leaves `Drafting.drafts`. What a call says again and again (the same people, the same
+facts of a skeleton) is judged and compressed once a call and never remembered beyond it. Not here: storing,
+sequencing, answers (`registry.record`).
 """
 
 from __future__ import annotations
@@ -118,11 +119,25 @@ def problem_of(kind: str, detail: str, pointer: str) -> dict[str, Any]:
     return made
 
 
-class Drafting:
-    """The drafts of one call, made inside one transaction."""
+class _Ready(msgspec.Struct, frozen=True):
+    """One entry that has all it needs to be sealed. `actor` stands in the skeleton, `spoken` with the content."""
 
-    def __init__(self, vault: Vault, session: Session, acting: Acting, now: datetime) -> None:
-        """For entries that this principal sends at this time."""
+    item: Item
+    parsed: Parsed
+    kept: list[_Kept]
+    everyone: frozenset[int]
+    actor: str | None
+    spoken: bytes | None
+
+
+class Drafting:
+    """The drafts of one call: everything is looked up at once in the caller's transaction, sealed after it."""
+
+    def __init__(self, vault: Vault, session: Session, acting: Acting, now: datetime, items: Sequence[Item]) -> None:
+        """Look up what these items need, and make people, streams and keys that are new; refusals go into the items.
+
+        A key that is destroyed between the caller's commit and the flush is seen by the sequencer.
+        """
         self._vault = vault
         self._session = session
         self._acting = acting
@@ -136,33 +151,48 @@ class Drafting:
         self._prks: dict[tuple[tuple[int, ...], str], tuple[bytes, tuple[str, ...]]] = {}
         self._ends: dict[str, datetime | None] = {}
         self._skeletons: dict[tuple[Any, ...], bytes] = {}
+        self._known = self._look_up(items)
+        self._ready = self._take(items, self._known)
 
-    def drafts(self, items: Sequence[Item]) -> list[Draft]:
-        """Return the drafts of the items that are not refused; refusals are written into the items."""
-        known = self._look_up(items)
-        kept: list[tuple[Item, Parsed, list[_Kept]]] = []
+    def drafts(self) -> list[Draft]:
+        """Return the drafts of the items that are not refused, and note them in the items. Asks no database."""
+        made = []
+        for ready in self._ready:
+            ready.item.draft = self._draft(ready, self._known)
+            made.append(ready.item.draft)
+        return made
+
+    def _take(self, items: Sequence[Item], known: _Known) -> list[_Ready]:
+        """Decide what of each item is kept, and get the keys of it."""
+        ready: list[_Ready] = []
         dropped: dict[str, set[int]] = {}
         for item in items:
             if item.parsed is None:
                 continue
             try:
-                parts = self._keep(item, item.parsed, known)
+                kept = self._keep(item, item.parsed, known)
             except MalformedEntry as error:
                 item.problem = problem_of(error.problem, error.detail, error.pointer)
                 continue
             sent = item.parsed.sent
-            if parts:
-                kept.append((item, item.parsed, parts))
+            if kept:
+                everyone = _everyone_in(kept)
+                actor = (None, None) if sent.actor is None else self._actor(sent.actor, item.parsed, known, everyone)
+                ready.append(_Ready(item, item.parsed, kept, everyone, *actor))
             elif sent.recorder is not None and sent.seq is not None:
                 dropped.setdefault(known.recorders[sent.recorder], set()).add(sent.seq)
         recorders.dropped(self._session, self._acting.tenant_id, dropped)
-        wanted = {_everyone_in(parts) for _, _, parts in kept}
+        wanted = {one.everyone for one in ready}
         self._sets = subjects.intern_sets(self._session, self._acting.tenant_id, wanted, self._now)
-        made = []
-        for item, parsed, parts in kept:
-            item.draft = self._draft(parsed, parts, known)
-            made.append(item.draft)
-        return made
+        asked = dict.fromkeys((one.fate.owners, one.fate.spec.name) for each in ready for one in each.kept)
+        asked.update(
+            dict.fromkeys(
+                (tuple(sorted(each.everyone)), each.parsed.sent.data_class) for each in ready if each.spoken is not None
+            )
+        )
+        for owners, data_class in [*asked, ((), self._skeleton.name)] if ready else []:
+            self._prks[owners, data_class] = self._prk(owners or (NOBODY,), data_class)
+        return ready
 
     # ── what one call has to know ──
 
@@ -292,19 +322,18 @@ class Drafting:
 
     # ── sealing ──
 
-    def _draft(self, parsed: Parsed, kept: Sequence[_Kept], known: _Known) -> Draft:
+    def _draft(self, ready: _Ready, known: _Known) -> Draft:
+        parsed, kept, everyone = ready.parsed, ready.kept, ready.everyone
         sent = parsed.sent
         stream = known.stream_refs[sent.stream]
         sealed = [self._seal(parsed, one.role, pack(one.part.data), one.fate.owners, one.fate.spec) for one in kept]
         people = [one.fate.owners for one in kept]
-        everyone = _everyone_in(kept)
-        actor, actor_part = (None, None) if sent.actor is None else self._actor(sent.actor, parsed, known, everyone)
-        if actor_part is not None:
+        if ready.spoken is not None:
             owners = tuple(sorted(everyone))
-            sealed.append(self._seal(parsed, "actor", pack(actor_part), owners, known.classes[sent.data_class]))
+            sealed.append(self._seal(parsed, "actor", pack(ready.spoken), owners, known.classes[sent.data_class]))
             people.append(owners)
         run = None if sent.run is None else known.run_refs[sent.run]
-        facts = self._skeleton_of(parsed, kept, actor, None if run is None else run.run_id)
+        facts = self._skeleton_of(parsed, kept, ready.actor, None if run is None else run.run_id)
         sealed.append(self._seal(parsed, "skeleton", facts, (), self._skeleton))
         people.append(())
         return Draft(
@@ -329,7 +358,7 @@ class Drafting:
         )
 
     def _seal(self, parsed: Parsed, role: str, packed: bytes, owners: tuple[int, ...], spec: DataClass) -> SealedPart:
-        prk, key_ids = self._prk(owners or (NOBODY,), spec.name)
+        prk, key_ids = self._prks[owners, spec.name]
         return SealedPart(
             role=role,
             algorithm=ALGORITHM,
@@ -339,12 +368,9 @@ class Drafting:
         )
 
     def _prk(self, owners: tuple[int, ...], data_class: str) -> tuple[bytes, tuple[str, ...]]:
-        found = self._prks.get((owners, data_class))
-        if found is None:
-            handles = [self._ring.key(owner, data_class, self._month) for owner in owners]
-            prk = joint_prk({handle.key_id: handle.key32 for handle in handles})
-            found = self._prks[owners, data_class] = prk, tuple(handle.key_id for handle in handles)
-        return found
+        handles = [self._ring.key(owner, data_class, self._month) for owner in owners]
+        prk = joint_prk({handle.key_id: handle.key32 for handle in handles})
+        return prk, tuple(handle.key_id for handle in handles)
 
     def _lock_end(self, spec: DataClass, at: datetime) -> datetime | None:
         """Parts of one call lock for the same few months: most entries are older than the call itself."""

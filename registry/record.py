@@ -118,11 +118,7 @@ class Record:
     def _append(self, acting: Acting, entries: Sequence[bytes], now: datetime) -> AppendResult:
         items = [parsed_item(number, raw) for number, raw in enumerate(entries)]
         open_items = [item for item in items if item.problem is None]
-        if open_items:
-            with self._transactions(acting.tenant_id) as session:  # 2
-                drafts = Drafting(self._vault, session, acting, now).drafts(open_items)
-        else:
-            drafts = []
+        drafts = self._drafts(acting, open_items, now) if open_items else []
         notes = []
         if drafts:
             notes = [self._put(acting, open_items, drafts, now)]
@@ -132,6 +128,11 @@ class Record:
         redacted = Counter(data_class for item in items for _, data_class in item.redacted)
         receipt = _receipt([note for note in notes if note is not None])
         return AppendResult(results=_results(items), receipt=receipt, redacted=redacted)
+
+    def _drafts(self, acting: Acting, items: Sequence[Item], now: datetime) -> list[Draft]:
+        with self._transactions(acting.tenant_id) as session:
+            drafting = Drafting(self._vault, session, acting, now, items)  # 2
+        return drafting.drafts()  # 3
 
     def _put(self, acting: Acting, items: Sequence[Item], drafts: Sequence[Draft], now: datetime) -> str | None:
         """Let the log take the drafts of these items and note where each stands; the note over the flush."""
@@ -155,8 +156,7 @@ class Record:
         self._vault.evict(key for item in items if item.draft for part in item.draft.parts for key in part.key_ids)
         for item in items:
             item.draft = item.placed = None
-        with self._transactions(acting.tenant_id) as session:
-            drafts = Drafting(self._vault, session, acting, now).drafts(items)
+        drafts = self._drafts(acting, items, now)
         return self._put(acting, items, drafts, now) if drafts else None
 
     def event(self, tenant_id: int, kind: Kind, body: Mapping[str, Any], now: datetime) -> str:
