@@ -46,6 +46,7 @@ _UUID7 = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-
 _LAST_UUID7 = "e677d21f-dbff"
 """How the UUIDv7 of the last millisecond begins that is in the calendar."""
 _INSTANT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6}Z")
+_INSTANT_LENGTH = len("YYYY-MM-DDTHH:MM:SS.ffffff")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.:-]{0,127}")
 _DATA_CLASS = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:-]{0,127}")
 _STREAM = re.compile(r"[0-9a-f]{32}")
@@ -315,7 +316,7 @@ def format_instant(at: datetime) -> str:
     if at.utcoffset() != timedelta(0):
         reason = "a time is not aware UTC"
         raise MalformedHeader(reason)
-    return at.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+    return at.isoformat(timespec="microseconds")[:_INSTANT_LENGTH] + "Z"
 
 
 def parse_instant(text: str) -> datetime:

@@ -40,7 +40,7 @@ def lock_end_of(name: str) -> datetime | None:
 def rows_of(tenant_id: int, first: int, headers: Sequence[Header]) -> list[dict[str, object]]:
     """The rows of the objects that a batch's headers name, for the index."""
     # An object of any other name was not written by this program: it is never deleted by it.
-    names = {part.object for header in headers for part in header.parts if is_ours(part.object)}
+    names = filter(is_ours, {part.object for header in headers for part in header.parts})
     return [
         {"tenant_id": tenant_id, "name": name, "batch_first": first, "until": lock_end_of(name)}
         for name in sorted(names)

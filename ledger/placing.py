@@ -65,6 +65,7 @@ def chain(fresh: Fresh, stored: Mapping[int, Part], *, previous: bytes, position
     for draft, dropped in fresh:
         position = following.get(draft.stream_no, 0)
         following[draft.stream_no] = position + 1
+        parts = [stored[id(part)] for number, part in enumerate(draft.parts) if number not in dropped]
         header = Header(
             id=draft.entry_id,
             kind=draft.kind,
@@ -78,7 +79,7 @@ def chain(fresh: Fresh, stored: Mapping[int, Part], *, previous: bytes, position
             previous=previous,
             sources_count=draft.sources_count,
             sources_root=draft.sources_root,
-            parts=tuple(stored[id(part)] for number, part in enumerate(draft.parts) if number not in dropped),
+            parts=tuple(parts),
         )
         raw = encode_header(header)
         size += len(raw) + 1
@@ -102,7 +103,7 @@ def index_lines(fresh: Fresh) -> list[IndexLine]:
             set_id=draft.set_id,
             digest=draft.digest,
             noncanonical=draft.noncanonical,
-            key_ids=tuple(part.key_ids for number, part in enumerate(draft.parts) if number not in dropped),
+            key_ids=tuple([part.key_ids for number, part in enumerate(draft.parts) if number not in dropped]),
         )
         for draft, dropped in fresh
     ]

@@ -432,8 +432,11 @@ def read_object(hot: HotStore, keks: KekStore, log_id: str, path: str) -> Conten
 
 def _refs(drafts: Sequence[Draft]) -> set[Ref]:
     """Return what these entries refer to, each once. A stream is named with the entry's people: it may have grown."""
-    refs: set[Ref] = {("key", key_id, 0) for draft in drafts for part in draft.parts for key_id in part.key_ids}
-    refs.update(("person", number, 0) for draft in drafts for part in draft.subjects for number in part)
+    # A call names the same keys and people again and again: equal groups first, then who is in them.
+    keys = {part.key_ids for draft in drafts for part in draft.parts}
+    people = {part for draft in drafts for part in draft.subjects}
+    refs: set[Ref] = {("key", key_id, 0) for group in keys for key_id in group}
+    refs.update(("person", number, 0) for group in people for number in group)
     refs.update(("stream", draft.stream_no, draft.set_id) for draft in drafts if draft.stream_no)
     refs.update(("run", draft.run_no, 0) for draft in drafts if draft.run_no is not None)
     refs.update(("set", draft.set_id, 0) for draft in drafts if draft.set_id != EMPTY_SET)

@@ -247,11 +247,14 @@ class Record:
         """
 
         def admit(session: Session, drafts: Sequence[Draft]) -> list[frozenset[int]]:
-            people = {number for draft in drafts for part in draft.subjects for number in part}
+            groups = {part for draft in drafts for part in draft.subjects}
+            people = {number for group in groups for number in group}
             closed = subjects.fenced(session, tenant_id, people)
             going = self._closing(session, tenant_id, people, drafts)
             # Whom a pass of retention ended between drafting and here has a new number now: all of it comes again.
             ended = subjects.ended(session, tenant_id, people)
+            if not (closed or going or ended):
+                return [frozenset()] * len(drafts)
             return [
                 frozenset(
                     number
