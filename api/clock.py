@@ -1,20 +1,26 @@
 """The service's clock: the machine's, moved by a fixed offset that only tests and the demo set.
 
 Guarantees: aware UTC, never backwards within one process even if the machine's clock is set back. Does not guarantee
-that the machine is right: `muniment doctor` compares it with the object store.
+that the machine is right: `api.clock_check` compares it with others.
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 
-class Clock:
-    """Returns now; `move` shifts it for tests and the demo."""
+def _machine() -> datetime:
+    return datetime.now(UTC)
 
-    def __init__(self, offset: timedelta = timedelta(0)) -> None:
+
+class Clock:
+    """Returns now; `move` shifts it for tests and the demo. `machine` reads the machine's clock, aware UTC."""
+
+    def __init__(self, offset: timedelta = timedelta(0), *, machine: Callable[[], datetime] = _machine) -> None:
         self._lock = threading.Lock()
+        self._machine = machine
         self._offset = offset
         self._last = datetime.min.replace(tzinfo=UTC)
 
@@ -26,7 +32,7 @@ class Clock:
     def now(self) -> datetime:
         """The present instant, aware UTC, to the microsecond."""
         with self._lock:
-            self._last = max(self._last, datetime.now(UTC) + self._offset)
+            self._last = max(self._last, self._machine() + self._offset)
             return self._last
 
     def move(self, by: timedelta) -> datetime:

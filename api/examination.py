@@ -13,7 +13,6 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -22,6 +21,7 @@ import sqlalchemy as sa
 from sqlmodel import col, select
 
 from api import folder, migrate
+from api.clock_check import AWS, bucket_time
 from api.database import Database, DatabaseDamaged
 from api.settings import Settings
 from api.wiring import Services
@@ -51,7 +51,6 @@ _IN_FLIGHT = timedelta(minutes=10)
 _SNAPSHOT_AGE = timedelta(days=2)
 _HEARD_SINCE = timedelta(days=30)
 _SHOWN_RECORDERS = 10
-_HTTP_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,9 +259,7 @@ def _store_time(chosen: Settings) -> datetime:
             file.write(b"x")
             file.flush()
             return datetime.fromtimestamp(Path(f"/proc/self/fd/{file.fileno()}").stat().st_mtime, UTC)
-    answer = httpx.head(chosen.s3_endpoint_url or "https://s3.amazonaws.com", timeout=_HTTP_SECONDS)
-    # The header has whole seconds; half of one is the fairest guess.
-    return parsedate_to_datetime(answer.headers["Date"]) + timedelta(milliseconds=500)
+    return bucket_time(chosen.s3_endpoint_url or AWS)
 
 
 def look_at_lease(services: Services) -> Iterator[Finding]:

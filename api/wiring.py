@@ -27,6 +27,7 @@ from api.alarms import DEADLINES_EVERY, PATROL_EVERY, deadline_alarms, patrol
 from api.anchoring import offer_anchors
 from api.callbacks import Callbacks
 from api.clock import Clock
+from api.clock_check import AWS, apart, register_clock_check
 from api.database import Database
 from api.idempotency import expire
 from api.jobs import Job, Jobs
@@ -145,6 +146,7 @@ class Services:
             record=self.record,
             transactions=self.timeline.transaction,
             clock=self.clock.now,
+            apart=self.clock_apart,
             call=Callbacks(
                 secrets=self.secrets,
                 targets=self.targets,
@@ -169,6 +171,11 @@ class Services:
             certificates=self.certificates,
             exports=self.exports_folder,
         )
+
+    def clock_apart(self) -> timedelta | None:
+        """How far this machine's clock is ahead of one that is shared with others; None where there is none."""
+        on_s3 = self.settings.objects.startswith("s3://")
+        return apart(self.database, self.clock, (self.settings.s3_endpoint_url or AWS) if on_s3 else None)
 
     @property
     def certificates(self) -> CertificateStore:
@@ -493,6 +500,7 @@ def _register_jobs(services: Services) -> None:
     jobs = services.jobs
     for_each = _for_each_tenant(services)
     jobs.add(Job(name="lease", every=LEASE_EVERY, run=services.lead, shared=False))
+    register_clock_check(jobs, services.clock_apart, services.telemetry)
     jobs.add(Job(name="outbox", every=OUTBOX_EVERY, run=for_each(services.record.ship_outbox), shared=False))
     embedded = services.database.on_sqlite and not services.settings.objects.startswith("s3://")
     checkpoints = CHECKPOINT_EVERY_EMBEDDED if embedded else CHECKPOINT_EVERY

@@ -128,6 +128,8 @@ class Parts:
     """Asks for a new derived copy; its public id, None while there is none. Raises: CallbackFailed."""
     clock: Callable[[], datetime] | None = None
     """Reads the time of each step of a longer work; None: what a verb was given holds for all of it."""
+    apart: Callable[[], timedelta | None] | None = None
+    """How far this machine's clock is ahead of one that is shared with other machines; None where there is none."""
     keep_groups: Callable[[int, Sequence[int], datetime], int] = lambda _tenant_id, groups, _now: len(groups)
     """Writes key groups that were wrapped anew to the unlocked store and reads them back (`registry.journal`)."""
 

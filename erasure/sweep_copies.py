@@ -1,6 +1,7 @@
 """Passes of retention as work for the one executor: opened, approved, executed, confirmed, reported.
 
 Opening a pass, in order:
+ 0. compare the clock with others and with what was dated before: where they disagree the pass stops here;
  1. work out end dates that a changed class made wrong, in batches;
  2. gather and decide in one reading transaction (`retention.gather`), then capture what later steps need, outside;
  3. put the plan's hash and counts into the record (binding);
@@ -18,7 +19,6 @@ rest went is put in quarantine (`erasure.setbacks`). Eligible items and none rem
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -35,7 +35,7 @@ from erasure.models import CopyRow
 from erasure.parts import Parts
 from erasure.payload_expiry import SWEEP_EVERY, PayloadEnd, result_of
 from erasure.payload_expiry import summary_of as payload_summary
-from erasure.plan import PlanCopy, instant_text
+from erasure.plan import PlanCopy
 from erasure.planning import wanted_of
 from erasure.regenerate import regenerate
 from erasure.request import BROKEN, GONE, CopyState, is_settled
@@ -45,13 +45,14 @@ from erasure.setbacks import AT_FAULT, at_fault_before, failing, stores_at_fault
 from erasure.setbacks import view_of as setbacks_of
 from erasure.standing import standing
 from erasure.sweep_alarm import alarm_of, without_end, without_end_before
+from erasure.sweep_views import copies_of, planned_body, state_of, summary_of, view_of
 from erasure.work import BY_HAND, load_work
 from ledger import expiry
 from ledger.entry import Kind
 from ledger.expiry import Found
 from ledger.models import Instant
 from registry import artifacts, stores
-from registry.acting import Acting
+from registry.acting import SYSTEM_PRINCIPAL, Acting
 from registry.ids import random_hex
 from registry.keyed import chunks, hold_writer
 from retention import dispositions, quarantine
@@ -59,10 +60,11 @@ from retention.due import refresh_hints, refresh_new, refresh_undated, schedules
 from retention.errors import NotKnown, NotOpen, SecondPersonNeeded
 from retention.events import expire_sessions, write_hints
 from retention.gather import Gathered, Gathering
+from retention.instants import DISOWNED, disown, instants
 from retention.key_clocks import mark_children, refresh_keys
 from retention.models import SweepRow
 from retention.schedule import maximum_age
-from retention.sweep import Brakes, SweepItem, SweepPlan
+from retention.sweep import Brake, Brakes, SweepPlan, clock_brake
 
 _ROUNDS = 8
 
@@ -84,14 +86,21 @@ class Sweeps:
 
         The caller checks that `at` is later than `now` only for a dry run.
         """
+        sweep_id = f"swp_{random_hex()}"
+        by_hand = acting.principal != SYSTEM_PRINCIPAL
+        apart = None if self._parts.apart is None else self._parts.apart()
+        with self._parts.transactions(acting.tenant_id, write=False) as session:  # 0
+            seen = instants(session, acting.tenant_id, apart=apart)
+        wrong = clock_brake(self._brakes, seen, now=now, by_hand=by_hand)
+        if wrong is not None and wrong.stops and not dry_run:
+            return self._stopped(acting, sweep_id, wrong, now)
         people = self._refresh(acting, now)  # 1
         self._payload.refresh(acting.tenant_id, now)
-        sweep_id = f"swp_{random_hex()}"
         with self._parts.transactions(acting.tenant_id, write=False) as session:  # 2
             at_fault = at_fault_before(session, acting.tenant_id)
             look = Gathering(session, acting.tenant_id, self._desk, at or now, at_fault=at_fault)
             also = departed.items_of(session, acting.tenant_id, people, look.stops, at or now)
-            gathered = look.run(sweep_id, self._brakes, now=now, also=also)
+            gathered = look.run(sweep_id, self._brakes, seen, now=now, also=also, by_hand=by_hand)
             known = stores.in_force(session, acting.tenant_id)
             missing = {name: fact.not_covered for name, fact in standing(session, acting.tenant_id).stores.items()}
         plan = gathered.plan
@@ -101,17 +110,16 @@ class Sweeps:
             return self._write(acting, gathered, lines, {}, now, state="planned", payload=payload)
         state = state_of(plan)
         found = captures.capture(self._parts, acting.tenant_id, wanted_of(lines)) if state == "executing" else {}
-        body = {
-            "sweep": sweep_id,
-            "plan_hash": plan.hash,
-            "at": instant_text(plan.at),
-            "ends": {name: count.ends for name, count in plan.counts.items()},
-            "brake": None if plan.brake is None else plan.brake.reason,
-            "payload": {"objects": len(payload.all), "names": payload.digest},
-            "by": acting.principal,
-        }
-        self._parts.record.event(acting.tenant_id, Kind.RETENTION_PLANNED, body, now)  # 3
+        self._parts.record.event(
+            acting.tenant_id, Kind.RETENTION_PLANNED, planned_body(acting, plan, payload), now
+        )  # 3
         return self._write(acting, gathered, lines, found, now, state=state, payload=payload)  # 4
+
+    def _stopped(self, acting: Acting, sweep_id: str, brake: Brake, now: datetime) -> dict[str, Any]:
+        """A run that looked at nothing, so that nobody's clock of a session or an event was moved by a wrong one."""
+        plan = SweepPlan(sweep_id=sweep_id, at=now, items=(), counts={}, kept={}, waiting=0, capped=False, brake=brake)
+        self._parts.record.event(acting.tenant_id, Kind.RETENTION_PLANNED, planned_body(acting, plan, Found()), now)
+        return self._write(acting, Gathered(plan=plan, moved={}), (), {}, now, state="stopped", payload=Found())
 
     def approve(self, acting: Acting, sweep_id: str, now: datetime) -> dict[str, Any]:
         """The run that waited, executing. Raises: NotKnown, NotOpen, SecondPersonNeeded."""
@@ -129,6 +137,8 @@ class Sweeps:
             if row.state != "awaiting_approval":
                 raise NotOpen("run", sweep_id, row.state, "approved")
             row.state, row.approved_by = "executing", acting.principal
+            if row.brake is not None and row.brake["reason"] == "clock_was_ahead":
+                row.counts = {**row.counts, DISOWNED: disown(session, row)}
             session.add(row)
             return view_of(session, row)
 
@@ -404,93 +414,6 @@ class Sweeps:
             body = {"sweep": sweep_id, "plan_hash": row.plan_hash, **result, "payload": objects}
             self._parts.record.announce(session, tenant_id, Kind.RETENTION_RAN, body, now)
             return True
-
-
-def state_of(plan: SweepPlan) -> str:
-    """Where a run starts from."""
-    if plan.brake is not None and plan.brake.stops:
-        return "stopped"
-    if plan.brake is not None:
-        return "awaiting_approval"
-    return "executing"
-
-
-def copies_of(items: Sequence[SweepItem], not_covered: Mapping[str, str | None]) -> list[PlanCopy]:
-    """A pass's items as lines for the executor. `not_covered` says of each registered store why it cannot be erased."""
-    lines = [_line(item) for item in items]
-    covered = []
-    for number, line in enumerate(lines, start=1):
-        why = None
-        if line.kind == "artifact":
-            why = not_covered.get(line.store, "the store is not registered any more")
-        state = line.state if why is None else CopyState.NOT_COVERED
-        covered.append(replace(line, copy_no=number, state=state, detail=why))
-    return covered
-
-
-def _line(item: SweepItem) -> PlanCopy:
-    regenerate = item.decision.action == "regenerate"
-    return PlanCopy(
-        copy_no=0,
-        kind=item.kind,
-        ref=item.ref,
-        artifact_id=item.artifact_id,
-        key_id=item.key_id,
-        data_class=item.data_class,
-        store=item.store,
-        action=item.decision.action,
-        rule=item.decision.rule,
-        because=item.decision.because,
-        until=item.decision.until,
-        path=item.path,
-        collateral=None,
-        depth=item.depth,
-        required=item.required,
-        state=CopyState.AWAITING_EXTERNAL if regenerate else CopyState.PENDING,
-    )
-
-
-def summary_of(plan: SweepPlan) -> dict[str, Any]:
-    """What a run's row keeps of its plan: numbers only."""
-    return {
-        "classes": {
-            name: {"live": count.live, "ends": count.ends, "review": count.review}
-            for name, count in plan.counts.items()
-        },
-        "ends": len(plan.ending),
-        "review": len(plan.reviews),
-        "kept": dict(plan.kept),
-        "in_other_runs": plan.waiting,
-        "aside": len(plan.aside),
-        "aside_of": sorted({item.data_class for item in plan.aside}),
-        "capped": plan.capped,
-    }
-
-
-def view_of(session: Session, row: SweepRow) -> dict[str, Any]:
-    """A run as the contract shows it. Source: API §7."""
-    plan = row.counts.get("plan", {})
-    result = row.counts.get("result")
-    payload = row.counts.get("payload", {})
-    return {
-        "id": row.sweep_id,
-        "state": row.state,
-        "at": instant_text(row.at),
-        "dry_run": row.dry_run,
-        "plan_hash": row.plan_hash,
-        "created_by": row.created_by,
-        "created_at": instant_text(row.created_at),
-        "approved_by": row.approved_by,
-        "finished_at": None if row.finished_at is None else instant_text(row.finished_at),
-        "counts": {key: plan.get(key, 0) for key in ("ends", "review", "in_other_runs", "aside")} | (result or {}),
-        "classes": plan.get("classes", {}),
-        "kept": plan.get("kept", {}),
-        "capped": plan.get("capped", False),
-        "copies_by_state": history.counts_of(session, row.tenant_id, row.sweep_id),
-        "payload_objects": payload,
-        "brake": row.brake,
-        "alarm": alarm_of(row.counts),
-    }
 
 
 def _numbers(copies: Iterable[CopyRow]) -> list[int]:

@@ -13,8 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-import sqlalchemy as sa
-from sqlmodel import Session, col
+from sqlmodel import Session
 
 from registry.artifacts import by_numbers
 from registry.classes import live_items
@@ -23,11 +22,10 @@ from retention.decide import decide
 from retention.due import BATCH, every_due, schedules_in_force
 from retention.events import ENDED
 from retention.items import PART, Candidate, load_artifacts
-from retention.models import SweepRow
 from retention.quarantine import aside
 from retention.schedule import Schedule
 from retention.stops import Desk, Stops
-from retention.sweep import Brakes, ClassCount, SweepItem, SweepPlan, brake_of, decided, is_due, plan_items
+from retention.sweep import Brakes, ClassCount, Instants, SweepItem, SweepPlan, brake_of, decided, is_due, plan_items
 
 AT_FAULT = "store_at_fault"
 """What keeps items past their date whose store is asked for a few of them only."""
@@ -66,11 +64,19 @@ class Gathering:
         return self._stops
 
     def run(
-        self, sweep_id: str, brakes: Brakes, *, now: datetime, batch: int = BATCH, also: Sequence[SweepItem] = ()
+        self,
+        sweep_id: str,
+        brakes: Brakes,
+        seen: Instants,
+        *,
+        now: datetime,
+        batch: int = BATCH,
+        also: Sequence[SweepItem] = (),
+        by_hand: bool = False,
     ) -> Gathered:
-        """The plan of a pass, made `now`. It is capped when there is more than one pass may take.
+        """The plan of a pass, made `now`, by a person if `by_hand`. It is capped when there is more than one may take.
 
-        `also` are keys that were found and decided elsewhere; they come last.
+        `seen` is what else says what time it is. `also` are keys that were found and decided elsewhere; they come last.
         """
         first, capped = self._first(brakes.cap, batch)
         lines = plan_items(self._with_derived(first), self._schedules, self._stops, self._at)
@@ -78,7 +84,6 @@ class Gathering:
         busy = self._desk.busy(self._session, self._tenant_id, (), [item.ref for item in also]) if also else frozenset()
         items = (*found, *(item for item in also if item.ref not in busy))
         counts = counts_of(self._session, self._tenant_id, items)
-        last = last_pass(self._session, self._tenant_id)
         plan = SweepPlan(
             sweep_id=sweep_id,
             at=self._at,
@@ -87,7 +92,7 @@ class Gathering:
             kept=dict(self._kept),
             waiting=self._waiting,
             capped=capped,
-            brake=brake_of(counts, brakes, now=now, last=last),
+            brake=brake_of(counts, brakes, seen, now=now, by_hand=by_hand),
             aside=tuple(line for line in lines if self._is_aside(line)),
         )
         return Gathered(plan=plan, moved=self._moved)
@@ -172,13 +177,3 @@ def counts_of(session: Session, tenant_id: int, items: Sequence[SweepItem]) -> d
         name: ClassCount(live=live_items(session, tenant_id, name), ends=ends[name], review=review[name])
         for name in sorted(ends.keys() | review.keys())
     }
-
-
-def last_pass(session: Session, tenant_id: int) -> datetime | None:
-    """When the newest pass that was not stopped was made; dry runs do not count."""
-    return session.scalars(
-        sa.select(col(SweepRow.created_at))
-        .where(col(SweepRow.tenant_id) == tenant_id, col(SweepRow.dry_run).is_(False), col(SweepRow.state) != "stopped")
-        .order_by(col(SweepRow.created_at).desc())
-        .limit(1)
-    ).first()

@@ -38,7 +38,7 @@ class Brakes:
 
     When it would end more than `share` of a class's live items and at least `at_least` of them, or when the clock moved
     more than `jump` since the pass before. `cap` bounds one pass; the rest is the next one's. `probe` bounds it for a
-    store that gave nothing up in the pass before.
+    store that gave nothing up in the pass before. `apart` is how far this machine's clock may be from another one.
     """
 
     share: float = 0.2
@@ -46,6 +46,7 @@ class Brakes:
     jump: timedelta = timedelta(days=7)
     cap: int = 50_000
     probe: int = 100
+    apart: timedelta = timedelta(minutes=2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +89,7 @@ class ClassCount:
 class Brake:
     """Why a pass does not run by itself. `stop`: not even with an approval."""
 
-    reason: Literal["share", "clock_jump", "clock_back"]
+    reason: Literal["share", "clock_jump", "clock_back", "clock_apart", "clock_was_ahead"]
     detail: str
     classes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     todo: str = ""
@@ -96,7 +97,7 @@ class Brake:
     @property
     def stops(self) -> bool:
         """Whether no approval can let the pass go on."""
-        return self.reason == "clock_back"
+        return self.reason in ("clock_back", "clock_apart")
 
     def as_json(self) -> dict[str, Any]:
         """The brake as rows, events and answers carry it."""
@@ -282,15 +283,66 @@ def _path(one: Candidate, known: Mapping[int, Candidate]) -> tuple[str, ...]:
     return tuple(reversed(path))
 
 
-def brake_of(counts: Mapping[str, ClassCount], brakes: Brakes, *, now: datetime, last: datetime | None) -> Brake | None:
-    """Why the pass must not run by itself; None where it may. Pure."""
-    ending = sum(count.ends for count in counts.values())
-    if last is not None and now < last:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Instants:
+    """What else says what time it is: when the pass before was made, when the record's newest entry was received.
+
+    `apart` is how far this machine's clock is ahead of one that others share; None where there is none.
+    """
+
+    last: datetime | None = None
+    newest: datetime | None = None
+    apart: timedelta | None = None
+
+
+def clock_brake(brakes: Brakes, seen: Instants, *, now: datetime, by_hand: bool = False) -> Brake | None:
+    """Why nothing can be decided by this clock; None where it agrees with what is known. Pure.
+
+    A pass that a person began while a clock was ahead before waits for a second person instead of being stopped: else
+    nothing would end until the wrong date has come.
+    """
+    if seen.apart is not None and abs(seen.apart) > brakes.apart:
         return Brake(
-            reason="clock_back",
-            detail=f"the clock shows {now.isoformat()}, the pass before was at {last.isoformat()}",
-            todo="set the clock right; while it is behind, nothing is removed",
+            reason="clock_apart",
+            detail=f"this machine's clock is {abs(seen.apart).total_seconds():.0f} s "
+            f"{'ahead of' if seen.apart > timedelta(0) else 'behind'} the one that is shared with other machines",
+            todo="set this machine's clock (NTP), or the database's or store's if that one is wrong; until they agree "
+            "no pass of this machine removes anything",
         )
+    earlier = [
+        f"{what} at {at.isoformat()}"
+        for what, at, grace in (
+            ("the pass before was", seen.last, timedelta(0)),
+            ("the newest entry of the record was received", seen.newest, brakes.apart),
+        )
+        if at is not None and now < at - grace
+    ]
+    if not earlier:
+        return None
+    detail = f"the clock shows {now.isoformat()}, {' and '.join(earlier)}"
+    if by_hand:
+        return Brake(
+            reason="clock_was_ahead",
+            detail=detail,
+            todo="compare the clock; if it is right now and was wrong before, a second person approves the run, and "
+            "what was dated later is not counted on any more",
+        )
+    return Brake(
+        reason="clock_back",
+        detail=detail,
+        todo="set the clock right; while it is behind, nothing is removed; if it is right and was ahead before, start "
+        "a run by hand, which a second person approves",
+    )
+
+
+def brake_of(
+    counts: Mapping[str, ClassCount], brakes: Brakes, seen: Instants, *, now: datetime, by_hand: bool = False
+) -> Brake | None:
+    """Why the pass must not run by itself; None where it may. Pure."""
+    ending, last = sum(count.ends for count in counts.values()), seen.last
+    wrong = clock_brake(brakes, seen, now=now, by_hand=by_hand)
+    if wrong is not None:
+        return wrong
     if last is not None and ending and now - last > brakes.jump:
         return Brake(
             reason="clock_jump",

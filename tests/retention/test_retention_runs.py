@@ -12,6 +12,7 @@ from sqlmodel import select
 
 from erasure.sweep_copies import Sweeps
 from ledger.models import EntryRow
+from registry.acting import Acting
 from registry.errors import InvalidDeclaration
 from retention import dispositions
 from retention.errors import EventNotListed, NotKnown, NotOpen, SecondPersonNeeded
@@ -258,7 +259,8 @@ def test_a_clock_that_jumped_waits_and_one_that_went_back_stops(house: Any) -> N
     jumped = sweeps.start(house.acting(), house.now)
     assert jumped["state"] == "awaiting_approval"
     assert jumped["brake"]["reason"] == "clock_jump"
-    back = sweeps.start(house.acting(), house.now - timedelta(days=1))
+    system = Acting.system(tenant_id=house.tenant_id, tenant="acme", log_id=house.log_id)
+    back = sweeps.start(system, house.now - timedelta(days=1))
     assert back["state"] == "stopped"
     assert back["brake"]["reason"] == "clock_back"
     assert "clock" in back["brake"]["todo"]

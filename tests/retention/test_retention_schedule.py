@@ -23,7 +23,7 @@ from retention.holds import is_held
 from retention.items import Candidate, Source
 from retention.schedule import Schedule, ends_at, maximum_age, month_end, newest_start, schedule_of
 from retention.stops import Stops
-from retention.sweep import Brakes, ClassCount, brake_of, plan_items
+from retention.sweep import Brakes, ClassCount, Instants, brake_of, clock_brake, plan_items
 
 T0 = datetime(2026, 1, 31, 9, tzinfo=UTC)
 DAY = timedelta(days=1)
@@ -233,9 +233,31 @@ def test_each_selector_of_a_hold_holds_exactly_what_it_names(kind: str) -> None:
 def test_a_pass_is_braked_for_its_share_and_for_its_clock(
     counts: dict[str, ClassCount], last: datetime | None, reason: str | None
 ) -> None:
-    brake = brake_of(counts, Brakes(), now=T0, last=last)
+    brake = brake_of(counts, Brakes(), Instants(last=last), now=T0)
     assert (None if brake is None else brake.reason) == reason
     assert brake is None or (brake.todo and brake.stops == (reason == "clock_back"))
+
+
+@pytest.mark.parametrize(
+    ("seen", "by_hand", "reason"),
+    [
+        (Instants(apart=timedelta(minutes=2)), False, None),
+        (Instants(apart=timedelta(minutes=2, seconds=1)), False, "clock_apart"),
+        (Instants(apart=timedelta(minutes=-3)), False, "clock_apart"),
+        (Instants(apart=timedelta(minutes=-3)), True, "clock_apart"),
+        (Instants(newest=T0 + timedelta(minutes=2)), False, None),
+        (Instants(newest=T0 + timedelta(minutes=3)), False, "clock_back"),
+        (Instants(newest=T0 + timedelta(minutes=3)), True, "clock_was_ahead"),
+        (Instants(last=T0 + DAY), True, "clock_was_ahead"),
+        (Instants(last=T0 - DAY, newest=T0 - DAY, apart=timedelta(0)), False, None),
+    ],
+)
+def test_a_clock_that_disagrees_with_another_or_with_what_was_dated_before_decides_nothing(
+    seen: Instants, by_hand: bool, reason: str | None
+) -> None:
+    brake = clock_brake(Brakes(), seen, now=T0, by_hand=by_hand)
+    assert (None if brake is None else brake.reason) == reason
+    assert brake is None or (brake.todo and brake.stops == (reason != "clock_was_ahead"))
 
 
 # ── ten years, day by day, against a naive model ──────────────────────────────────────────────────────────────────
