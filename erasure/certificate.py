@@ -18,10 +18,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import rfc8785
-
 from erasure.errors import NotVerified
 from erasure.request import GONE
+from ledger import canonical
 
 SCHEMA = "muniment-certificate/v1"
 PREFIX = b"muniment-certificate/v1\n"
@@ -180,9 +179,12 @@ def build(
 
 def sign(certificate: Mapping[str, Any], signer: Signing) -> bytes:
     """The file: certificate and signature, canonical."""
-    signature = signer.sign(PREFIX + rfc8785.dumps(dict(certificate)))
+    signed = canonical.dumps(dict(certificate))
+    signature = signer.sign(PREFIX + signed)
     key = f"{signer.name}+{signer.key_id.hex()}"
-    return rfc8785.dumps({"certificate": dict(certificate), "signature": {"key": key, "ed25519": _base64(signature)}})
+    beside = canonical.dumps({"key": key, "ed25519": _base64(signature)})
+    # The canonical form of the file holds that of the certificate as it was signed.
+    return b'{"certificate":' + signed + b',"signature":' + beside + b"}"
 
 
 def mark_of(path: Sequence[str], certificate: Mapping[str, Any]) -> str:

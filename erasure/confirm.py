@@ -10,23 +10,26 @@ eraser; the same process and the same party.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlmodel import Session
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
 
 from connectors.agent import AGENT
-from connectors.base import Finding, Item, Level
-from erasure import history, tasks
+from connectors.base import Connector, Finding, Level, ReclaimReport
+from erasure import copies, history, tasks
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.regenerate import ANEW
 from erasure.request import GONE, CopyState
-from erasure.work import PART, captures_of, failed, load_work, report_of
+from erasure.work import PART, captures_of, end_of_try, failed, load_work, report_of
 from ledger.entry import Kind
+from ledger.models import Instant
 from registry import stores
 from registry.models import StoreRow
 from retention.parts import destroyed_keys, split_ref
@@ -56,6 +59,33 @@ class Confirmed:
     """Stores in an agent's process whose second look is outstanding."""
 
 
+class _Asked(NamedTuple):
+    copy_no: int
+    required: str
+
+
+class _Captured(NamedTuple):
+    copy_no: int
+    ref: str
+    sealed: bytes | None
+
+
+class _Looked(NamedTuple):
+    """What a finding about a copy is judged by."""
+
+    copy_no: int
+    store: str
+    required: str
+    state: str
+    level: str | None
+    key_state: str | None
+    method: str | None
+    attempts: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    verified_at: datetime | None
+
+
 def confirm(parts: Parts, tenant_id: int, owner: str, now: datetime, *, again: bool = False) -> Confirmed:
     """Verify what is not verified yet; `again` looks at everything that counts as gone, for the quiet period."""
     run = _Confirmation(parts, tenant_id, owner, now, again=again)
@@ -74,7 +104,8 @@ class _Confirmation:
         """Stores first, then keys."""
         with self._parts.transactions(self._tenant_id, write=False) as session:
             known = stores.in_force(session, self._tenant_id)
-            names = sorted({copy.store for copy in self._wanted(session, "artifact")} | self._waiting_in(session))
+            wanted = sa.select(col(CopyRow.store)).where(self._wanted("artifact")).distinct()
+            names = sorted({*session.scalars(wanted), *self._waiting_in(session)})
         embedded = [name for name in names if name in known and known[name].kind == AGENT]
         names = [name for name in names if name not in embedded]
         asked = sum(self._ask(name) for name in embedded)
@@ -88,120 +119,161 @@ class _Confirmation:
     def _ask(self, name: str) -> bool:
         """Have a store looked at where it lies; True while the answer is outstanding."""
         with self._parts.transactions(self._tenant_id) as session:
-            copies = [copy for copy in self._wanted(session, "artifact") if copy.store == name]
+            rows = self._rows(session, sa.and_(self._wanted("artifact"), col(CopyRow.store) == name))
             work = load_work(session, self._tenant_id, self._owner)
-            return tasks.ask(session, self._parts, work, store=name, copies=copies, now=self._now, again=self._again)
+            return tasks.ask(session, self._parts, work, store=name, copies=rows, now=self._now, again=self._again)
 
-    def _wanted(self, session: Session, kind: str) -> list[CopyRow]:
-        rows = history.copies_of(session, self._tenant_id, self._owner, *sorted(GONE))
-        return [copy for copy in rows if copy.kind == kind and (copy.verified_at is None or self._looks_again(copy))]
-
-    def _looks_again(self, copy: CopyRow) -> bool:
+    def _wanted(self, kind: str) -> sa.ColumnElement[bool]:
+        """What counts as gone and is not verified yet, or is looked at again."""
+        gone = copies.of(self._tenant_id, self._owner, *sorted(GONE), kind=kind)
+        unseen = col(CopyRow.verified_at).is_(None)
+        if not self._again:
+            return sa.and_(gone, unseen)
         # Where a copy lay is forgotten with the request's traces; it was looked for twice before that.
-        return self._again and (copy.kind in ("key", PART) or copy.sealed is not None)
+        return gone if kind in ("key", PART) else sa.and_(gone, sa.or_(unseen, col(CopyRow.sealed).is_not(None)))
+
+    def _accepted(self) -> sa.ColumnElement[bool]:
+        """What a store took to delete and had not done when it was last looked at."""
+        waiting = copies.of(self._tenant_id, self._owner, CopyState.AWAITING_EXTERNAL)
+        return sa.and_(sa.literal(not self._again), waiting, col(CopyRow.level) == Level.L0.value)
+
+    def _in(self, name: str) -> sa.ColumnElement[bool]:
+        """What is looked at in a store: what counts as gone, and what the store took and does later."""
+        return sa.and_(sa.or_(self._wanted("artifact"), self._accepted()), col(CopyRow.store) == name)
+
+    @staticmethod
+    def _rows(session: Session, where: sa.ColumnElement[bool]) -> list[CopyRow]:
+        return list(session.exec(select(CopyRow).where(where).order_by(col(CopyRow.copy_no))))
 
     def _store(self, store: StoreRow | None, name: str) -> tuple[int, int]:
+        """Look in batches, each written down before the next: the numbers of all of them are what is held at once."""
+        by_level: dict[Level, list[int]] = {}
         with self._parts.transactions(self._tenant_id, write=False) as session:
             work = load_work(session, self._tenant_id, self._owner)
             report = report_of(work.facts().get("reclaim", {}).get(name))
-            copies = self._copies_in(session, name)
-            found = captures_of(session, self._parts, work, copies)
-        by_level: dict[Level, list[Item]] = {}
-        for copy in copies:
-            if copy.copy_no in found:
-                by_level.setdefault(_level_of(copy), []).append(found[copy.copy_no].item(copy.copy_no))
-        findings: dict[int, Finding] = {}
+            for number, required in copies.read(session, _Asked, self._in(name)):
+                by_level.setdefault(_level_of(required), []).append(number)
+        good = bad = 0
+        with ExitStack() as stack:
+            connector = self._opened(stack, store)
+            size = copies.CHUNK if connector is None else connector.capabilities().batch_size
+            for level, numbers in sorted(by_level.items()):
+                for start in range(0, len(numbers), size):
+                    some = numbers[start : start + size]
+                    findings = None if connector is None else self._look(connector, some, level, report)
+                    if findings is None:
+                        # What was seen before the store fell silent still counts; the rest is asked again.
+                        connector, findings = None, {}
+                    shown, back = self._write(name, some, findings)
+                    good, bad = good + shown, bad + back
+        return good, bad
+
+    def _opened(self, stack: ExitStack, store: StoreRow | None) -> Connector | None:
+        if store is None:
+            return None
         try:
-            if store is not None:
-                with self._parts.connect(store, True) as connector:
-                    for level, items in sorted(by_level.items()):
-                        size = connector.capabilities().batch_size
-                        for start in range(0, len(items), size):
-                            batch = items[start : start + size]
-                            seen = connector.verify(batch, level, deadline=self._parts.store_seconds, reclaimed=report)
-                            findings |= {int(finding.copy_id): finding for finding in seen}
-        except Exception:  # noqa: BLE001, S110 - whatever a driver raises leaves its own store's copies unseen only
-            # What was seen before the store fell silent still counts; the rest is asked again.
-            pass
-        return self._write(name, [copy.copy_no for copy in copies], findings)
+            connector = self._parts.connect(store, True)
+        except Exception:  # noqa: BLE001 - whatever a driver raises leaves its own store's copies unseen only
+            return None
+        stack.callback(_close, connector)
+        return connector
 
-    def _write(self, name: str, numbers: Sequence[int], findings: dict[int, Finding]) -> tuple[int, int]:
-        good: list[CopyRow] = []
-        sent_back = 0
+    def _look(
+        self, connector: Connector, numbers: Sequence[int], level: Level, report: ReclaimReport | None
+    ) -> dict[int, Finding] | None:
+        """What the store shows of these copies, as far as it is known where they lay; None where it does not answer."""
+        with self._parts.transactions(self._tenant_id, write=False) as session:
+            work = load_work(session, self._tenant_id, self._owner)
+            where = copies.among(session, self._tenant_id, self._owner, numbers)
+            found = captures_of(session, self._parts, work, copies.read(session, _Captured, where))
+        items = [capture.item(number) for number, capture in found.items()]
+        try:
+            seen = connector.verify(items, level, deadline=self._parts.store_seconds, reclaimed=report) if items else []
+        except Exception:  # noqa: BLE001 - as above
+            return None
+        return {int(finding.copy_id): finding for finding in seen}
+
+    def _write(self, name: str, numbers: Sequence[int], findings: Mapping[int, Finding]) -> tuple[int, int]:
+        """How many of these copies were shown to be gone, and how many were not."""
         with self._parts.transactions(self._tenant_id) as session:
-            rows = {copy.copy_no: copy for copy in self._copies_in(session, name)}
-            if any(is_accepted(copy) for copy in rows.values()):
+            asked = copies.among(session, self._tenant_id, self._owner, numbers)
+            rows = copies.read(session, _Looked, sa.and_(asked, self._in(name)), lock=True)
+            # One instant for all that was looked at together.
+            at = self._parts.instant(self._now, *{copy.finished_at for copy in rows})
+            if any(is_accepted(copy) for copy in rows):
                 work = load_work(session, self._tenant_id, self._owner, lock=True)
-                looked = {**work.facts().get("looked", {}), name: self._parts.instant(self._now).isoformat()}
-                work.put_facts(session, looked=looked)
-            for number in numbers:
-                copy = rows.get(number)
-                if copy is None:
+                work.put_facts(session, looked={**work.facts().get("looked", {}), name: at.isoformat()})
+            changes: dict[int, dict[str, Any]] = {}
+            good: list[_Looked] = []
+            for copy in rows:
+                finding = findings.get(copy.copy_no)
+                if is_accepted(copy) and (finding is None or finding.present):
+                    changes[copy.copy_no] = self._wait_on(session, copy)
                     continue
-                if self._accept(session, copy, findings.get(number)):
+                changes[copy.copy_no] = change = self._judged(copy, finding, at)
+                if change.get("verified_at") is not None:
                     good.append(copy)
-                else:
-                    sent_back += 1
-            self._announce(session, good)
-        return len(good), sent_back
+            for start in range(0, len(good), copies.CHUNK):
+                chunk = good[start : start + copies.CHUNK]
+                lines = [
+                    {
+                        "copy": copy.copy_no,
+                        "state": changes[copy.copy_no].get("state", copy.state),
+                        "level": changes[copy.copy_no]["level"],
+                        "key": copy.key_state,
+                    }
+                    for copy in chunk
+                ]
+                entry_id = self._tell(session, lines)
+                for copy in chunk:
+                    changes[copy.copy_no]["verify_evidence"] = entry_id
+            copies.write(session, self._tenant_id, self._owner, changes)
+        return len(good), len(rows) - len(good)
 
-    def _accept(self, session: Session, copy: CopyRow, finding: Finding | None) -> bool:
-        """Whether absence was shown at the required level; otherwise the copy is sent back or given up."""
-        session.add(copy)
-        if is_accepted(copy) and (finding is None or finding.present):
-            self._wait_on(session, copy)
-            return False
+    def _judged(self, copy: _Looked, finding: Finding | None, at: datetime) -> dict[str, Any]:
+        """What changes by a look: absence at the required level counts, everything else sends back or gives up."""
         if finding is None:
-            copy.attempts += 1
-            if copy.attempts >= self._parts.max_attempts and copy.verified_at is None:
-                copy.state, copy.detail = CopyState.UNREACHABLE, "nobody could look whether it is gone"
-            return False
-        copy.level = None if finding.level is None else finding.level.value
-        if finding.present is False and finding.level is not None and finding.level >= _level_of(copy):
-            copy.verified_at, copy.verified_how = self._parts.instant(self._now, copy.finished_at), finding.how
-            copy.detail = None
+            change: dict[str, Any] = {"attempts": copy.attempts + 1}
+            if copy.attempts + 1 >= self._parts.max_attempts and copy.verified_at is None:
+                detail = "nobody could look whether it is gone"
+                change |= {"state": CopyState.UNREACHABLE.value, "detail": detail}
+            return change
+        level = None if finding.level is None else finding.level.value
+        if finding.present is False and finding.level is not None and finding.level >= _level_of(copy.required):
+            change = {"level": level, "verified_at": at, "verified_how": finding.how, "detail": None}
             if copy.state != CopyState.ALREADY_ABSENT:
                 physical = finding.level >= Level.L2
-                copy.state = CopyState.ERASED_PHYSICAL if physical else CopyState.ERASED_LOGICAL
+                change["state"] = (CopyState.ERASED_PHYSICAL if physical else CopyState.ERASED_LOGICAL).value
             if (copy.method or "").startswith(ANEW):
-                copy.state = CopyState.REGENERATED
-            return True
-        copy.verified_at = None
+                change["state"] = CopyState.REGENERATED.value
+            return change
         seen = f"found again by {finding.how}" if finding.present else (finding.could_not_check or "not shown absent")
-        failed(session, copy, self._parts, detail=seen, end=CopyState.FAILED)
-        return False
-
-    def _copies_in(self, session: Session, name: str) -> list[CopyRow]:
-        """What is looked at in a store: what counts as gone, and what the store took and does later."""
-        copies = [copy for copy in self._wanted(session, "artifact") if copy.store == name]
-        return copies + [copy for copy in self._accepted(session) if copy.store == name]
-
-    def _accepted(self, session: Session) -> list[CopyRow]:
-        if self._again:
-            return []
-        waiting = history.copies_of(session, self._tenant_id, self._owner, CopyState.AWAITING_EXTERNAL)
-        return [copy for copy in waiting if is_accepted(copy)]
+        state = end_of_try(copy.attempts, self._parts, CopyState.FAILED)
+        return {"level": level, "verified_at": None, "state": state.value, "detail": seen}
 
     def _waiting_in(self, session: Session) -> set[str]:
         """The stores that took a deletion and that it is time to look at again."""
-        waiting = self._accepted(session)
+        since = sa.func.max(sa.func.coalesce(col(CopyRow.started_at), sa.literal(self._now, Instant())))
+        waiting = session.execute(
+            sa.select(col(CopyRow.store), sa.type_coerce(since, Instant()))
+            .where(self._accepted())
+            .group_by(col(CopyRow.store))
+        ).all()
         if not waiting:
             return set()
         looked = load_work(session, self._tenant_id, self._owner).facts().get("looked", {})
         due = set()
-        for copy in waiting:
-            since = copy.started_at or self._now
-            pause = min(_LOOK_AGAIN[1], max(_LOOK_AGAIN[0], (self._now - since) / _SLOWER))
-            last = looked.get(copy.store)
+        for store, last_start in waiting:
+            pause = min(_LOOK_AGAIN[1], max(_LOOK_AGAIN[0], (self._now - last_start) / _SLOWER))
+            last = looked.get(store)
             if last is None or self._now >= datetime.fromisoformat(last) + pause:
-                due.add(copy.store)
+                due.add(store)
         return due
 
-    def _wait_on(self, session: Session, copy: CopyRow) -> None:
+    def _wait_on(self, session: Session, copy: _Looked) -> dict[str, Any]:
         """The store has not done it yet: wait on, or give it up at the deadline, which is told once."""
         if copy.started_at is None or self._now < copy.started_at + self._parts.agent_term:
-            return
-        copy.state, copy.verified_at, copy.detail = CopyState.UNREACHABLE, None, _LATE
+            return {}
         detail: dict[str, Any] = {"store": copy.store, "copies": 1, "copy": copy.copy_no}
         body = {"owner": self._owner, "state": CopyState.UNREACHABLE.value, "overdue": True, **detail}
         at = self._parts.instant(self._now)
@@ -211,12 +283,14 @@ class _Confirmation:
             history.add_event(
                 session, row, event="store_overdue", actor="worker", now=at, detail=detail, entry_id=entry_id
             )
+        return {"state": CopyState.UNREACHABLE.value, "verified_at": None, "detail": _LATE}
 
     def _keys(self) -> tuple[int, int]:
         good: list[CopyRow] = []
         sent_back = 0
         with self._parts.transactions(self._tenant_id) as session:
-            for copy in (*self._wanted(session, "key"), *self._wanted(session, PART)):
+            rows = (*self._rows(session, self._wanted("key")), *self._rows(session, self._wanted(PART)))
+            for copy in rows:
                 session.add(copy)
                 try:
                     keys, names = self._prove(session, copy)
@@ -251,26 +325,34 @@ class _Confirmation:
         return gone, names
 
     def _announce(self, session: Session, rows: Sequence[CopyRow]) -> None:
-        for start in range(0, len(rows), history.INSERT_CHUNK):
-            chunk = rows[start : start + history.INSERT_CHUNK]
+        for start in range(0, len(rows), copies.CHUNK):
+            chunk = rows[start : start + copies.CHUNK]
             lines: list[dict[str, Any]] = [
                 {"copy": copy.copy_no, "state": copy.state, "level": copy.level, "key": copy.key_state}
                 for copy in chunk
             ]
-            body = {"owner": self._owner, "copies": lines}
-            at = self._parts.instant(self._now)
             with session.no_autoflush:  # each row is written once, with its evidence
-                entry_id = self._parts.record.announce(session, self._tenant_id, Kind.COPY_VERIFIED, body, at)
+                entry_id = self._tell(session, lines)
             for copy in chunk:
                 copy.verify_evidence = entry_id
                 session.add(copy)
 
+    def _tell(self, session: Session, lines: Sequence[Mapping[str, Any]]) -> str:
+        body = {"owner": self._owner, "copies": list(lines)}
+        at = self._parts.instant(self._now)
+        return self._parts.record.announce(session, self._tenant_id, Kind.COPY_VERIFIED, body, at)
 
-def is_accepted(copy: CopyRow) -> bool:
+
+def _close(connector: Connector) -> None:
+    with suppress(Exception):  # it was looked at; a store that fails now hides nothing
+        connector.close()
+
+
+def is_accepted(copy: CopyRow | _Looked) -> bool:
     """Whether the store took the deletion of a copy and had not done it when it was last looked at."""
     return copy.state == CopyState.AWAITING_EXTERNAL and copy.level == Level.L0.value
 
 
-def _level_of(copy: CopyRow) -> Level:
+def _level_of(required: str) -> Level:
     """The level to show; a class that asks for the key alone still has its copies read once by the store's API."""
-    return Level.L1 if copy.required == "key" else Level(copy.required)
+    return Level.L1 if required == "key" else Level(required)

@@ -13,25 +13,38 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlmodel import col, select
+from sqlmodel import Session, col, select
 
 from connectors.agent import AGENT
-from connectors.base import Connector, Item, Level, Outcome, Receipt, ReclaimReport
+from connectors.base import Connector, Level, Outcome, Receipt, ReclaimReport
 from connectors.errors import ConnectorError
-from erasure import captures, history, tasks
+from erasure import captures, copies, tasks
 from erasure.captures import Wanted
-from erasure.history import ref_of
 from erasure.models import CopyRow
 from erasure.parts import Parts
 from erasure.regenerate import ANEW
 from erasure.request import GONE, CopyState
-from erasure.work import captures_of, end_of_try, failed, is_ready, joined, load_work, may_go, owners_of, report_fact
+from erasure.sealed import Capture
+from erasure.work import (
+    Work,
+    captures_of,
+    end_of_try,
+    failed,
+    is_ready,
+    joined,
+    lines_now,
+    load_work,
+    mark_staying,
+    owners_of,
+    report_fact,
+    those_going,
+)
 from ledger.entry import Kind
 from registry import stores
 from registry.models import StoreRow
@@ -44,7 +57,24 @@ _ENDS = {
     Outcome.ACCEPTED: CopyState.AWAITING_EXTERNAL,
 }
 _GRACE_SECONDS = 5.0
+_QUICK_SECONDS = 0.5
+_MOST_AT_ONCE = 2_000
+"""Copies that are decided and marked at once where a store answers quickly; what it is asked at once is its own."""
 _LOOK_SECONDS = 0.5
+
+
+class _Going(NamedTuple):
+    """What it takes to decide about a copy once more and to erase it."""
+
+    copy_no: int
+    kind: str
+    ref: str
+    artifact_id: int | None
+    key_id: str | None
+    action: str
+    collateral: dict[str, Any] | None
+    method: str | None
+    sealed: bytes | None
 
 
 class _Tried(NamedTuple):
@@ -54,6 +84,31 @@ class _Tried(NamedTuple):
     method: str | None
     attempts: int
     started_at: datetime | None
+
+
+class _Waiting(NamedTuple):
+    """Where a pending copy lies, and whether it is its turn."""
+
+    copy_no: int
+    store: str
+    depth: int
+    state: str
+    attempts: int
+    started_at: datetime | None
+
+
+class _Number(NamedTuple):
+    copy_no: int
+
+
+class _Uncaptured(NamedTuple):
+    """What a capture needs of a copy's row."""
+
+    copy_no: int
+    ref: str
+    artifact_id: int | None
+    store: str
+    sealed: bytes | None
 
 
 class _Order:
@@ -102,10 +157,10 @@ class Dispatch:
         places: dict[str, dict[int, list[int]]] = {}
         with self._parts.transactions(self._tenant_id, write=False) as session:
             self._stores = stores.in_force(session, self._tenant_id)
-            waiting = history.outlines_of(session, self._tenant_id, self._owner, CopyState.PENDING, kind="artifact")
-            for copy in waiting:
-                if is_ready(copy, self._now):
-                    places.setdefault(copy.store, {}).setdefault(copy.depth, []).append(copy.copy_no)
+            for page in copies.pages(session, _Waiting, self._of(CopyState.PENDING)):
+                for copy in page:
+                    if is_ready(copy, self._now):
+                        places.setdefault(copy.store, {}).setdefault(copy.depth, []).append(copy.copy_no)
         for name in self._needing_reclaim() - places.keys():
             places[name] = {}
         for name in [name for name in places if name in self._stores and self._stores[name].kind == AGENT]:
@@ -153,39 +208,44 @@ class Dispatch:
                 self._down.add(name)
                 order.done(name)
                 with self._parts.transactions(self._tenant_id) as session:
-                    stuck = [copy.copy_no for copy in self._artifacts(session, CopyState.RUNNING) if copy.store == name]
+                    where = sa.and_(self._of(CopyState.RUNNING), col(CopyRow.store) == name)
+                    stuck = [copy.copy_no for copy in copies.read(session, _Tried, where)]
                 self._record_silence(stuck, "the store does not come back")
                 return
 
-    def _artifacts(self, session: Any, *states: str) -> list[CopyRow]:
-        return [
-            copy
-            for copy in history.copies_of(session, self._tenant_id, self._owner, *states)
-            if copy.kind == "artifact"
-        ]
+    def _of(self, *states: str) -> sa.ColumnElement[bool]:
+        return copies.of(self._tenant_id, self._owner, *states, kind="artifact")
+
+    def _among(self, session: Session, numbers: Collection[int]) -> sa.ColumnElement[bool]:
+        return copies.among(session, self._tenant_id, self._owner, numbers)
 
     def _complete_captures(self) -> None:
         """Additions after the fence, and copies whose store was silent while planning, are captured now."""
+        missing: list[Wanted] = []
+        numbers: dict[str, int] = {}
+        placed: set[str] = set()
         with self._parts.transactions(self._tenant_id, write=False) as session:
             work = load_work(session, self._tenant_id, self._owner)
-            pending = self._artifacts(session, CopyState.PENDING)
-            known = captures_of(session, self._parts, work, pending)
-            missing = [
-                Wanted(ref=ref_of(copy), artifact_id=copy.artifact_id or 0, store=copy.store, built=True)
-                for copy in pending
-                if copy.copy_no not in known or not known[copy.copy_no].captured
-            ]
-        if not missing:
-            return
-        found = captures.capture(self._parts, self._tenant_id, missing)
-        with self._parts.transactions(self._tenant_id) as session:
-            work = load_work(session, self._tenant_id, self._owner)
-            seal = work.seal(session, self._parts)
-            for copy in self._artifacts(session, CopyState.PENDING):
-                ref = ref_of(copy)
-                if ref in found and (copy.sealed is None or found[ref].captured):
-                    copy.sealed = seal.seal_capture(found[ref], ref)
-                    session.add(copy)
+            for page in copies.pages(session, _Uncaptured, self._of(CopyState.PENDING)):
+                known = captures_of(session, self._parts, work, page)
+                for copy in page:
+                    if copy.copy_no in known and known[copy.copy_no].captured:
+                        continue
+                    wanted = Wanted(ref=copy.ref, artifact_id=copy.artifact_id or 0, store=copy.store, built=True)
+                    missing.append(wanted)
+                    numbers[copy.ref] = copy.copy_no
+                    if copy.sealed is not None:
+                        placed.add(copy.ref)
+        for start in range(0, len(missing), captures.CAPTURE_CHUNK):
+            found = captures.capture(self._parts, self._tenant_id, missing[start : start + captures.CAPTURE_CHUNK])
+            with self._parts.transactions(self._tenant_id) as session:
+                seal = load_work(session, self._tenant_id, self._owner).seal(session, self._parts)
+                changes = {
+                    numbers[ref]: {"sealed": seal.seal_capture(capture, ref)}
+                    for ref, capture in found.items()
+                    if capture.captured or ref not in placed
+                }
+                copies.write(session, self._tenant_id, self._owner, changes)
 
     def _connector(self, stack: ExitStack, name: str) -> Connector | None:
         if name in self._down:
@@ -205,49 +265,80 @@ class Dispatch:
             self._record_silence(numbers, "the store could not be opened")
             return
         size = connector.capabilities().batch_size
-        for start in range(0, len(numbers), size):
-            if name in self._down:
-                return
-            self._seen[name] = time.monotonic()
-            self._erase_batch(connector, name, numbers[start : start + size])
+        at_once = size
+        start = 0
+        while start < len(numbers) and name not in self._down:
+            begun = time.monotonic()
+            self._erase_some(connector, name, numbers[start : start + at_once], size)
+            start += at_once
+            # A decision is never older than a call to the store or this, whichever is longer.
+            quick = time.monotonic() - begun < _QUICK_SECONDS
+            at_once = min(2 * at_once, max(size, _MOST_AT_ONCE)) if quick else size
 
-    def _erase_batch(self, connector: Connector, name: str, numbers: Sequence[int]) -> None:
+    def _erase_some(self, connector: Connector, name: str, numbers: Sequence[int], size: int) -> None:
+        """Decide about these copies and mark them in one transaction, erase them in batches, write down the answers."""
         with self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner)
-            rows = self._locked(session, numbers)
-            ready = [copy for copy in rows if copy.state == CopyState.PENDING]
-            going = may_go(session, work, ready, self._now)
-            found = captures_of(session, self._parts, work, going)
-            owners = owners_of(session, self._parts, work, going)
             at = self._parts.instant(self._now)
-            items = [found[copy.copy_no].item(copy.copy_no) for copy in going if copy.copy_no in found]
-            running = {"state": CopyState.RUNNING.value, "started_at": at}
-            lost = {**running, "state": CopyState.FAILED.value, "detail": "where it lies is not known any more"}
-            changes = {
-                copy.copy_no: {**(running if copy.copy_no in found else lost), "attempts": copy.attempts + 1}
-                for copy in going
-            }
-            session.flush()
-            history.set_copies(session, self._tenant_id, self._owner, changes)
-        if not items:
-            return
-        try:
-            receipts = connector.erase(items, owner_identifiers=owners, now=at, deadline=self._parts.store_seconds)
-        except Exception as error:  # noqa: BLE001 - as above: its copies were tried, the other stores go on
-            self._down.add(name)
-            self._record_silence([int(item.copy_id) for item in items], type(error).__name__)
-            return
-        if name not in self._down:
-            self._record(name, receipts)
+            found, owners = self._send(session, work, numbers, at)
+        items = [capture.item(number) for number, capture in found.items()]
+        receipts: list[Receipt] = []
+        for start in range(0, len(items), size):
+            batch = items[start : start + size]
+            self._seen[name] = time.monotonic()
+            limit = self._parts.store_seconds
+            try:
+                receipts += connector.erase(batch, owner_identifiers=owners, now=at, deadline=limit)
+            except Exception as error:  # noqa: BLE001 - as above: its copies were tried, the other stores go on
+                self._down.add(name)
+                self._record(name, receipts)
+                self._record_silence([int(item.copy_id) for item in items[start:]], type(error).__name__)
+                return
+            if name in self._down:
+                return
+        self._record(name, receipts)
+
+    def _send(
+        self, session: Session, work: Work, numbers: Sequence[int], at: datetime
+    ) -> tuple[dict[int, Capture], tuple[str, ...]]:
+        """Mark those of these copies as running that may go by what is committed now; their captures and owners."""
+        waiting = sa.and_(self._among(session, numbers), col(CopyRow.state) == CopyState.PENDING.value)
+        ready = copies.read(session, _Going, waiting)
+        lines = lines_now(session, work, ready, self._now)
+        going = those_going(ready, lines)
+        if len(going) < len(ready):
+            sent = {copy.copy_no for copy in going}
+            staying = self._locked(session, [copy.copy_no for copy in ready if copy.copy_no not in sent])
+            mark_staying(session, [copy for copy in staying if copy.state == CopyState.PENDING], lines)
+        if not going:
+            return {}, ()
+        found = captures_of(session, self._parts, work, going)
+        owners = owners_of(session, self._parts, work, going)
+        tried: dict[str, Any] = {"started_at": at, "attempts": col(CopyRow.attempts) + 1}
+        if lost := [copy.copy_no for copy in going if copy.copy_no not in found]:
+            where = sa.and_(self._among(session, lost), col(CopyRow.state) == CopyState.PENDING.value)
+            detail = "where it lies is not known any more"
+            copies.update(session, where, state=CopyState.FAILED.value, detail=detail, **tried)
+        if not found:
+            return {}, ()
+        where = sa.and_(self._among(session, found), col(CopyRow.state) == CopyState.PENDING.value)
+        if copies.update(session, where, state=CopyState.RUNNING.value, **tried) < len(found):
+            # Somebody settled one meanwhile: what is sent is what is marked.
+            mine = sa.and_(self._among(session, found), col(CopyRow.state) == CopyState.RUNNING.value)
+            marked = {copy.copy_no for copy in copies.read(session, _Tried, mine)}
+            found = {number: capture for number, capture in found.items() if number in marked}
+        return found, owners
 
     def _record(self, name: str, receipts: Sequence[Receipt]) -> None:
+        if not receipts:
+            return
         by_number = {int(receipt.copy_id): receipt for receipt in receipts}
         with self._parts.transactions(self._tenant_id) as session:
             changes: dict[int, dict[str, Any]] = {}
-            rows = self._tried(session, sorted(by_number))
+            rows = copies.read(session, _Tried, self._among(session, by_number), lock=True)
             # One instant for all that the store answered at once.
             finished = self._parts.instant(
-                self._now, *(one.at for one in receipts), *(copy.started_at for copy in rows)
+                self._now, *{one.at for one in receipts}, *{copy.started_at for copy in rows}
             )
             for copy in rows:
                 receipt = by_number[copy.copy_no]
@@ -272,7 +363,7 @@ class Dispatch:
             at = self._parts.instant(self._now)
             entry_id = self._parts.record.announce(session, self._tenant_id, Kind.COPY_ERASED, body, at)
             told = {number: {**change, "evidence": entry_id} for number, change in changes.items()}
-            history.set_copies(session, self._tenant_id, self._owner, told)
+            copies.write(session, self._tenant_id, self._owner, told)
 
     def _record_silence(self, numbers: Sequence[int], detail: str) -> None:
         """The store did not answer: nothing is known about these copies, so they are tried again."""
@@ -289,85 +380,74 @@ class Dispatch:
         with self._parts.transactions(self._tenant_id, write=False) as session:
             work = load_work(session, self._tenant_id, self._owner)
             reports = work.facts().get("reclaim", {})
-            return {
-                copy.store
-                for copy in history.outlines_of(session, self._tenant_id, self._owner, *sorted(GONE), kind="artifact")
-                if copy.verified_at is None
-                and copy.required in (Level.L2, Level.L3)
-                and (copy.store not in reports or copy.store in self._treated)
-            }
+            asked = sa.and_(self._unverified(), col(CopyRow.required).in_((Level.L2.value, Level.L3.value)))
+            names = session.scalars(sa.select(col(CopyRow.store)).where(asked).distinct())
+            return {name for name in names if name not in reports or name in self._treated}
+
+    def _unverified(self) -> sa.ColumnElement[bool]:
+        return sa.and_(self._of(*sorted(GONE)), col(CopyRow.verified_at).is_(None))
 
     def _reclaim(self, stack: ExitStack, name: str) -> None:
         connector = self._connector(stack, name)
         if connector is None:
             return
+        here = sa.and_(self._unverified(), col(CopyRow.store) == name)
+        treated = self._treated.get(name, set())
         with self._parts.transactions(self._tenant_id, write=False) as session:
-            work = load_work(session, self._tenant_id, self._owner)
-            gone = [
-                copy
-                for copy in self._artifacts(session, *sorted(GONE))
-                if copy.store == name and copy.verified_at is None
-            ]
-            earlier = [copy for copy in gone if copy.copy_no not in self._treated.get(name, set())]
-            found = captures_of(session, self._parts, work, earlier)
-            owners = owners_of(session, self._parts, work, earlier)
-            wanted = max((Level(copy.required) for copy in gone if copy.required != "key"), default=Level.L1)
-        items = [found[copy.copy_no].item(copy.copy_no) for copy in earlier if copy.copy_no in found]
+            required = session.scalars(sa.select(col(CopyRow.required)).where(here).distinct())
+            wanted = max((Level(level) for level in required if level != "key"), default=Level.L1)
+            gone = [number for (number,) in copies.read(session, _Number, here)]
         self._seen[name] = time.monotonic()
-        report = self._free(connector, items, owners, wanted)
+        report = None
+        if self._remind(connector, [number for number in gone if number not in treated]):
+            report = self._free(connector, wanted)
         if report is None or name in self._down:
             self._down.add(name)
             return
         fact = report_fact(report, self._parts.instant(self._now))
+        # In pieces, and the report last: a crash before it frees the bytes once more, and the request's own row, where
+        # its worker renews the lease, is locked for a moment only.
+        for start in range(0, len(gone), copies.CHUNK):
+            with self._parts.transactions(self._tenant_id) as session:
+                where = self._among(session, gone[start : start + copies.CHUNK])
+                copies.update(session, where, residual_until=fact["residual_until"])
         with self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner, lock=True)
             known = work.facts().get("reclaim", {})
             work.put_facts(session, reclaim={**known, name: joined(fact, known.get(name))})
-            for copy in self._locked(session, [copy.copy_no for copy in gone]):
-                copy.residual_until = fact["residual_until"]
-                session.add(copy)
 
-    def _free(
-        self, connector: Connector, reminders: Sequence[Item], owners: Sequence[str], wanted: Level
-    ) -> ReclaimReport | None:
-        """The report of a reclaim, None where the store did not do it in time.
+    def _remind(self, connector: Connector, numbers: Sequence[int]) -> bool:
+        """Whether the store took copies again that an earlier worker erased: it treats what they left as well."""
+        size = connector.capabilities().batch_size
+        for start in range(0, len(numbers), size):
+            with self._parts.transactions(self._tenant_id, write=False) as session:
+                work = load_work(session, self._tenant_id, self._owner)
+                some = copies.read(session, _Going, self._among(session, numbers[start : start + size]))
+                found = captures_of(session, self._parts, work, some)
+                owners = owners_of(session, self._parts, work, some)
+            batch = [capture.item(number) for number, capture in found.items()]
+            at, limit = self._parts.instant(self._now), self._parts.store_seconds
+            try:
+                connector.erase(batch, owner_identifiers=owners, now=at, deadline=limit)
+            except Exception:  # noqa: BLE001 - as above
+                return False
+        return True
 
-        `reminders` are copies that an earlier worker erased: asked again, the connector treats what they left as well.
-        """
+    def _free(self, connector: Connector, wanted: Level) -> ReclaimReport | None:
+        """The report of a reclaim, None where the store did not do it in time."""
         limit = self._parts.store_seconds
         try:
-            size = connector.capabilities().batch_size
-            for start in range(0, len(reminders), size):
-                batch = reminders[start : start + size]
-                connector.erase(batch, owner_identifiers=owners, now=self._parts.instant(self._now), deadline=limit)
             if not connector.await_done(deadline=limit):
                 return None
             return connector.reclaim(wanted, now=self._parts.instant(self._now), deadline=limit)
         except Exception:  # noqa: BLE001 - as above
             return None
 
-    def _tried(self, session: Any, numbers: Sequence[int]) -> list[_Tried]:
-        """What an answer is written to, locked; a row without the rest of it."""
-        found: list[_Tried] = []
-        for start in range(0, len(numbers), history.INSERT_CHUNK):
-            query = sa.select(*(col(getattr(CopyRow, name)) for name in _Tried._fields)).where(
-                col(CopyRow.tenant_id) == self._tenant_id,
-                col(CopyRow.owner) == self._owner,
-                col(CopyRow.copy_no).in_(numbers[start : start + history.INSERT_CHUNK]),
-            )
-            rows = session.execute(query.order_by(col(CopyRow.copy_no)).with_for_update())
-            found += [_Tried(*row) for row in rows]
-        return found
-
-    def _locked(self, session: Any, numbers: Sequence[int]) -> list[CopyRow]:
+    def _locked(self, session: Session, numbers: Sequence[int]) -> list[CopyRow]:
         found: list[CopyRow] = []
-        for start in range(0, len(numbers), history.INSERT_CHUNK):
-            query = select(CopyRow).where(
-                CopyRow.tenant_id == self._tenant_id,
-                CopyRow.owner == self._owner,
-                col(CopyRow.copy_no).in_(numbers[start : start + history.INSERT_CHUNK]),
-            )
-            found += session.exec(query.order_by(col(CopyRow.copy_no)).with_for_update())
+        for start in range(0, len(numbers), copies.CHUNK):
+            where = self._among(session, numbers[start : start + copies.CHUNK])
+            found += session.exec(select(CopyRow).where(where).order_by(col(CopyRow.copy_no)).with_for_update())
         return found
 
 

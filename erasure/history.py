@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from erasure import copies
+from erasure.copies import Outline, put_copies
 from erasure.errors import UnknownRequest
 from erasure.models import CopyRow, RequestEvent, RequestRow
 from erasure.overlaps import warnings_of
@@ -23,7 +25,7 @@ from erasure.request import FINAL, WAITING, CopyFact, CopyState, State
 from registry.cones import pending_about
 from retention.decide import Because
 
-INSERT_CHUNK = 1_000
+__all__ = ["Outline", "put_copies"]
 PROCESSES = "processes"
 """The fact, and the member of `waiting_for`, that counts processes which may still hold a destroyed key."""
 
@@ -100,37 +102,9 @@ def copies_of(
     return list(session.exec(query.order_by(col(CopyRow.copy_no))))
 
 
-class Outline(NamedTuple):
-    """What steps over all copies of a plan look at: no capture, no reasons, no text."""
-
-    copy_no: int
-    kind: str
-    artifact_id: int | None
-    key_id: str | None
-    data_class: str
-    store: str
-    depth: int
-    state: str
-    required: str
-    level: str | None
-    key_state: str | None
-    attempts: int
-    started_at: datetime | None
-    verified_at: datetime | None
-
-
-_OUTLINED = tuple(col(getattr(CopyRow, name)) for name in Outline._fields)
-
-
 def outlines_of(session: Session, tenant_id: int, owner: str, *states: str, kind: str | None = None) -> list[Outline]:
     """The copies of a request or sweep in their order, in outline: a tenth of the cost of the rows."""
-    session.flush()
-    query = sa.select(*_OUTLINED).where(col(CopyRow.tenant_id) == tenant_id, col(CopyRow.owner) == owner)
-    if states:
-        query = query.where(col(CopyRow.state).in_(states))
-    if kind is not None:
-        query = query.where(col(CopyRow.kind) == kind)
-    return [Outline(*row) for row in session.execute(query.order_by(col(CopyRow.copy_no)))]
+    return copies.read(session, Outline, copies.of(tenant_id, owner, *states, kind=kind))
 
 
 def counts_of(session: Session, tenant_id: int, owner: str) -> dict[str, int]:
@@ -155,62 +129,9 @@ def fact_of(row: CopyRow | Outline) -> CopyFact:
     )
 
 
-def put_copies(
-    session: Session, tenant_id: int, owner: str, copies: Sequence[PlanCopy], sealed: Mapping[str, bytes]
-) -> None:
-    """Insert lines of a plan; `sealed` are the captures by public id."""
-    rows = [
-        {
-            "tenant_id": tenant_id,
-            "owner": owner,
-            "copy_no": copy.copy_no,
-            "kind": copy.kind,
-            "ref": copy.ref,
-            "artifact_id": copy.artifact_id,
-            "key_id": copy.key_id,
-            "entry_idx": copy.entry_idx,
-            "data_class": copy.data_class,
-            "store": copy.store,
-            "action": copy.action,
-            "rule": copy.rule,
-            "because": [reason._asdict() for reason in copy.because],
-            "until": copy.until,
-            "path": list(copy.path),
-            "collateral": None if copy.collateral is None else dict(copy.collateral),
-            "depth": copy.depth,
-            "required": copy.required,
-            "sealed": sealed.get(copy.ref),
-            "state": copy.state,
-            "key_state": "live" if copy.required == "key" and copy.kind != "artifact" else None,
-            "detail": copy.detail,
-            "attempts": 0,
-        }
-        for copy in copies
-    ]
-    for start in range(0, len(rows), INSERT_CHUNK):
-        session.connection().execute(sa.insert(CopyRow), rows[start : start + INSERT_CHUNK])
-
-
-def numbered(copies: Sequence[PlanCopy], *, after: int) -> list[PlanCopy]:
+def numbered(lines: Sequence[PlanCopy], *, after: int) -> list[PlanCopy]:
     """The lines with numbers behind the last one that is taken."""
-    return [replace(copy, copy_no=after + place) for place, copy in enumerate(copies, start=1)]
-
-
-def set_copies(session: Session, tenant_id: int, owner: str, changes: Mapping[int, Mapping[str, Any]]) -> None:
-    """Write new values to copies by number: one statement for all that change alike, as most of a batch do.
-
-    Rows that the session holds are read anew when they are next looked at.
-    """
-    alike: dict[tuple[tuple[str, Any], ...], list[int]] = {}
-    for number, values in changes.items():
-        alike.setdefault(tuple(sorted(values.items())), []).append(number)
-    mine = (col(CopyRow.tenant_id) == tenant_id, col(CopyRow.owner) == owner)
-    for values_of, numbers in alike.items():
-        for start in range(0, len(numbers), INSERT_CHUNK):
-            chunk = numbers[start : start + INSERT_CHUNK]
-            session.connection().execute(
-                sa.update(CopyRow).where(*mine, col(CopyRow.copy_no).in_(chunk)).values(**dict(values_of))
-            )
+    return [replace(copy, copy_no=after + place) for place, copy in enumerate(lines, start=1)]
 
 
 def drop_copies(session: Session, tenant_id: int, owner: str) -> None:
@@ -246,7 +167,12 @@ def plan_copy_of(row: CopyRow) -> PlanCopy:
     )
 
 
-def becauses_of(row: CopyRow) -> tuple[Because, ...]:
+class _Reasoned(Protocol):
+    @property
+    def because(self) -> list[dict[str, Any]]: ...
+
+
+def becauses_of(row: _Reasoned) -> tuple[Because, ...]:
     """The reasons of a copy's action, as they were decided."""
     return tuple(Because(reason["rule"], reason["result"], reason["detail"]) for reason in row.because)
 

@@ -14,17 +14,17 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from erasure import certificate, history
+from erasure import certificate, copies, history
 from erasure.certificate import LogEvidence, Proof
 from erasure.certificate_store import CertificateDiffers
 from erasure.confirm import INDEPENDENCE
 from erasure.footprint import ENDED
-from erasure.history import fact_of, ref_of
+from erasure.history import fact_of
 from erasure.models import CertificateRow, CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
 from erasure.payload_expiry import SWEEP_EVERY, sealed_until
@@ -53,6 +53,52 @@ class Draft:
     entries: list[str]
     number: int
     stand: str
+
+
+class _Stated(NamedTuple):
+    """What a certificate says of a copy, and by which key it can be known."""
+
+    copy_no: int
+    kind: str
+    ref: str
+    key_id: str | None
+    data_class: str
+    store: str
+    path: list[str]
+    action: str
+    rule: str
+    state: str
+    required: str
+    level: str | None
+    key_state: str | None
+    method: str | None
+    detail: str | None
+    attempts: int
+    collateral: dict[str, Any] | None
+    started_at: datetime | None
+    finished_at: datetime | None
+    verified_at: datetime | None
+    verified_how: str | None
+    residual_until: str | None
+    evidence: str | None
+    verify_evidence: str | None
+
+
+class _Kept(NamedTuple):
+    """Why a copy stays."""
+
+    copy_no: int
+    rule: str
+    because: list[dict[str, Any]]
+    until: datetime | None
+
+
+class _Standing(NamedTuple):
+    copy_no: int
+    state: str
+    level: str | None
+    key_state: str | None
+    verified_at: datetime | None
 
 
 def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, version: str, state: State) -> bytes | None:
@@ -90,7 +136,7 @@ def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, versi
     )
     with parts.transactions(tenant.tenant_id) as session:
         row = history.load(session, tenant.tenant_id, request_id, lock=True)
-        if _stand(row, history.copies_of(session, tenant.tenant_id, request_id)) != draft.stand:
+        if _stand(session, row) != draft.stand:
             return None
         _keep(session, parts, row, body, now=now, version=version, state=state, number=draft.number)
     if parts.certificates is not None:
@@ -129,9 +175,11 @@ def _commit_to_names(session: Session, parts: Parts, row: RequestRow) -> None:
 
 
 def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, now: datetime, state: State) -> Draft:
-    copies = history.copies_of(session, row.tenant_id, row.request_id)
+    stand = _stand(session, row)
+    rows = copies.read(session, _Stated, copies.of(row.tenant_id, row.request_id))
+    kept = copies.read(session, _Kept, copies.of(row.tenant_id, row.request_id, CopyState.RETAINED))
     known = stores.in_force(session, row.tenant_id)
-    lines = [_line(copy) for copy in copies]
+    lines = [_line(copy) for copy in rows]
     earlier = _newest(session, row)
     received = next(
         line.entry_id for line in history.events_of(session, row.tenant_id, row.request_id) if line.event == "received"
@@ -160,11 +208,11 @@ def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, n
         "approvals": [{name: line[name] for name in ("by", "at", "entry")} for line in row.approvals],
         "coverage": details.get("plan", {}).get("coverage", []),
         "not_covered": details.get("plan", {}).get("not_covered", []),
-        "retained": [_retained(copy) for copy in copies if copy.state == CopyState.RETAINED],
-        "skeleton": _skeleton(session, row.tenant_id, copies),
+        "retained": [_retained(copy) for copy in kept],
+        "skeleton": _skeleton(session, row.tenant_id, rows),
         "recipients": certificate_lines(session, row),
-        "residuals": [*_residuals(copies, known, details, now), *_sealed_bytes(session, row.tenant_id, copies)],
-        "exceptions": _exceptions(copies, details),
+        "residuals": [*_residuals(rows, known, details, now), *_sealed_bytes(session, row.tenant_id, rows)],
+        "exceptions": _exceptions(rows, details),
         "verifier": {
             "independence": INDEPENDENCE,
             "key_store": parts.vault.keks.root.kind,
@@ -180,7 +228,7 @@ def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, n
         *details.get("addenda", []),
     )
     number = 1 if earlier is None else earlier.number + 1
-    return Draft(facts=facts, copies=lines, entries=entries, number=number, stand=_stand(row, copies))
+    return Draft(facts=facts, copies=lines, entries=entries, number=number, stand=stand)
 
 
 def _keep(
@@ -264,11 +312,11 @@ def _controller(session: Session, tenant_id: int) -> dict[str, Any]:
     return {name: known[name] for name in ("name", "contact", "dpo", "complaint_body") if known.get(name)}
 
 
-def _line(copy: CopyRow) -> dict[str, Any]:
+def _line(copy: _Stated) -> dict[str, Any]:
     return {
         "copy": copy.copy_no,
         "kind": copy.kind,
-        "id": ref_of(copy),
+        "id": copy.ref,
         "data_class": copy.data_class,
         "store": copy.store,
         "path": list(copy.path),
@@ -291,19 +339,19 @@ def _line(copy: CopyRow) -> dict[str, Any]:
     }
 
 
-def _retained(copy: CopyRow) -> dict[str, Any]:
+def _retained(copy: _Kept) -> dict[str, Any]:
     reasons = [reason for reason in history.becauses_of(copy) if reason.detail]
     # The rule that keeps it is the ground; what it is kept against stands in the plan.
     grounds = [reason.detail for reason in reasons if reason.rule == copy.rule] or [one.detail for one in reasons]
     return {"copy": copy.copy_no, "rule": copy.rule, "ground": grounds, "until": _text(copy.until)}
 
 
-def _skeleton(session: Session, tenant_id: int, copies: Sequence[CopyRow]) -> dict[str, Any]:
+def _skeleton(session: Session, tenant_id: int, rows: Sequence[_Stated]) -> dict[str, Any]:
     """How many headers stay: of entries that a key of the plan sealed."""
-    ids = [copy.key_id for copy in copies if copy.key_id is not None]
+    ids = [copy.key_id for copy in rows if copy.key_id is not None]
     headers = 0
-    for start in range(0, len(ids), history.INSERT_CHUNK // 2):
-        chunk = ids[start : start + history.INSERT_CHUNK // 2]
+    for start in range(0, len(ids), copies.CHUNK // 2):
+        chunk = ids[start : start + copies.CHUNK // 2]
         headers += (
             session.scalar(
                 sa.select(sa.func.count(sa.distinct(col(PartRef.idx)))).where(
@@ -320,11 +368,11 @@ def _skeleton(session: Session, tenant_id: int, copies: Sequence[CopyRow]) -> di
 
 
 def _residuals(
-    copies: Sequence[CopyRow], known: dict[str, StoreRow], details: dict[str, Any], now: datetime
+    rows: Sequence[_Stated], known: dict[str, StoreRow], details: dict[str, Any], now: datetime
 ) -> list[dict[str, Any]]:
     """Where bytes may remain, and until when; `unknown` is printed, never left out."""
     found: list[dict[str, Any]] = []
-    names = sorted({copy.store for copy in copies if copy.kind == "artifact"})
+    names = sorted({copy.store for copy in rows if copy.kind == "artifact"})
     for name in names:
         about = known[name].about if name in known else {}
         for what in ("backup_retention", "log_retention", "cache_ttl", "provider_retention"):
@@ -337,9 +385,9 @@ def _residuals(
     return found
 
 
-def _sealed_bytes(session: Session, tenant_id: int, copies: Sequence[CopyRow]) -> list[dict[str, Any]]:
+def _sealed_bytes(session: Session, tenant_id: int, rows: Sequence[_Stated]) -> list[dict[str, Any]]:
     """Until when bytes of the record lie in the object store that no key opens any more."""
-    ids = [copy.key_id for copy in copies if copy.key_id is not None and copy.state in GONE]
+    ids = [copy.key_id for copy in rows if copy.key_id is not None and copy.state in GONE]
     end = sealed_until(session, tenant_id, ids, lag=2 * SWEEP_EVERY)
     if end is None:
         return []
@@ -351,11 +399,11 @@ def _later(duration: str, now: datetime) -> str:
     return instant_text(Duration.parse(duration).add_to(now))
 
 
-def _exceptions(copies: Sequence[CopyRow], details: dict[str, Any]) -> list[dict[str, Any]]:
+def _exceptions(rows: Sequence[_Stated], details: dict[str, Any]) -> list[dict[str, Any]]:
     accepted = details.get("exceptions")
     if accepted is None:
         return []
-    broken = {copy.copy_no: copy for copy in copies if copy.state in BROKEN}
+    broken = {copy.copy_no: copy for copy in rows if copy.state in BROKEN}
     return [
         {
             "copy": number,
@@ -369,11 +417,14 @@ def _exceptions(copies: Sequence[CopyRow], details: dict[str, Any]) -> list[dict
     ]
 
 
-def _stand(row: RequestRow, copies: Sequence[CopyRow]) -> str:
+def _stand(session: Session, row: RequestRow) -> str:
     """What must not change between a look and the certificate: another worker may reopen a request, or issue first."""
-    lines = [f"{row.state} {row.completed_at} {row.final_due_at} {bool(row.details.get('final_issued'))}"]
-    lines += [f"{copy.copy_no} {copy.state} {copy.level} {copy.key_state} {copy.verified_at}" for copy in copies]
-    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+    said = f"{row.state} {row.completed_at} {row.final_due_at} {bool(row.details.get('final_issued'))}"
+    digest = hashlib.sha256(said.encode())
+    for page in copies.pages(session, _Standing, copies.of(row.tenant_id, row.request_id)):
+        for copy in page:
+            digest.update("\n{} {} {} {} {}".format(*copy).encode())
+    return digest.hexdigest()
 
 
 def _text(at: datetime | None) -> str | None:

@@ -12,11 +12,10 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
-
-import rfc8785
+from typing import Any, NamedTuple
 
 from erasure.request import CopyState
+from ledger import canonical
 from retention.decide import (
     DESTRUCTIVE,
     Because,
@@ -193,7 +192,7 @@ class Plan:
 
     def canonical(self) -> bytes:
         """The RFC 8785 bytes that are hashed into the log."""
-        return rfc8785.dumps(
+        return canonical.dumps(
             {
                 "schema": SCHEMA,
                 "owner": self.owner,
@@ -305,7 +304,20 @@ class Addendum:
     """Why the additions are of another kind than what was approved; empty where they are not."""
 
 
-def addendum(approved: Iterable[PlanCopy], fresh: Plan) -> Addendum:
+class Approved(NamedTuple):
+    """A line of an approved plan, as far as additions are measured by it."""
+
+    copy_no: int
+    kind: str
+    ref: str
+    data_class: str
+    store: str
+    rule: str
+    action: str
+    collateral: Mapping[str, int] | None
+
+
+def addendum(approved: Iterable[Approved | PlanCopy], fresh: Plan) -> Addendum:
     """The lines that an approved plan lacks. Additions of a class, store and rule already in it need no new approval.
 
     What others would lose has to be shown before it is approved, so that needs one. Source: DESIGN §7.
@@ -331,7 +343,7 @@ def addendum(approved: Iterable[PlanCopy], fresh: Plan) -> Addendum:
     return Addendum(added=numbered, needs_approval=tuple(strange))
 
 
-def _shown_of(line: PlanCopy | None) -> Mapping[str, int] | None:
+def _shown_of(line: Approved | PlanCopy | None) -> Mapping[str, int] | None:
     return None if line is None else was_shown(line.action, line.collateral)
 
 

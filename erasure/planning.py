@@ -24,7 +24,7 @@ from typing import Any
 
 from sqlmodel import Session
 
-from erasure import answer_plans, captures, history, restrict
+from erasure import answer_plans, captures, copies, history, restrict
 from erasure.captures import Wanted
 from erasure.desk import Desk, facts_of
 from erasure.errors import IllegalMove, StalePlan
@@ -32,7 +32,7 @@ from erasure.fences import fence_body, lift_fence, set_fence
 from erasure.models import RequestRow
 from erasure.overlaps import warnings_of
 from erasure.parts import Parts
-from erasure.plan import Plan, PlanCopy, PlanInput, addendum, build, instant_text
+from erasure.plan import Approved, Plan, PlanCopy, PlanInput, addendum, build, instant_text
 from erasure.request import CopyState, Facts, Move, Right, State, move
 from erasure.sealed import Capture, RequestSeal
 from erasure.selector import select_subjects
@@ -73,11 +73,12 @@ class Planner:
         else:
             # What destroys nothing finds its places again when it is carried out.
             plan, found = answer_plans.plan_of(self._parts, selected.row, selected.given, now), {}
+        plan_hash = plan.hash
         names = captures.names_of(self._parts, acting.tenant_id, selected.given.subjects)
         states: dict[str, int] = {}
         for copy in plan.copies:
             states[copy.state] = states.get(copy.state, 0) + 1
-        body = {"request": request_id, "plan_hash": plan.hash, "copies": len(plan.copies), "states": states}
+        body = {"request": request_id, "plan_hash": plan_hash, "copies": len(plan.copies), "states": states}
         entry_id = self._parts.record.event(acting.tenant_id, Kind.REQUEST_PLANNED, body, now)
         restricts = selected.row.right == Right.OBJECTION
         if restricts:
@@ -91,11 +92,12 @@ class Planner:
                 raise IllegalMove(row.state, Move.PLAN, "an identifier was verified meanwhile")
             row.state = move(State(row.state), Move.PLAN, facts_of(row, acting.principal, now))
             self._store(session, row, plan, found, names)
+            row.plan_hash = plan_hash
             row.details = {**row.details, "planned_entry": entry_id}
             session.add(row)
             if restricts:
                 restrict.begin(session, row)
-            detail = {"state": row.state, "plan_hash": plan.hash, "copies": len(plan.copies)}
+            detail = {"state": row.state, "plan_hash": plan_hash, "copies": len(plan.copies)}
             history.add_event(
                 session, row, event="planned", actor=acting.principal, now=now, detail=detail, entry_id=entry_id
             )
@@ -204,7 +206,6 @@ class Planner:
         sealed = {ref: seal.seal_capture(capture, ref) for ref, capture in found.items()}
         history.drop_copies(session, row.tenant_id, row.request_id)
         history.put_copies(session, row.tenant_id, row.request_id, plan.copies, sealed)
-        row.plan_hash = plan.hash
         row.details = {
             **row.details,
             "plan": {
@@ -228,7 +229,7 @@ class Planner:
                 now=now,
             )
         )
-        approved = [history.plan_copy_of(copy) for copy in history.copies_of(session, row.tenant_id, row.request_id)]
+        approved = copies.read(session, Approved, copies.of(row.tenant_id, row.request_id))
         more = addendum(approved, fresh)
         if more.needs_approval or not more.added:
             return (), more.needs_approval

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 import sqlalchemy as sa
@@ -21,9 +21,10 @@ from erasure import departed
 from erasure.plan import ArtifactFact, KeyFact, PartFact, PlanInput, SourceFact
 from erasure.standing import Standing, standing
 from ledger.models import EntryRow, PartRef
+from registry import bulk
 from registry.ids import artifact_name
 from registry.keyed import IDENTITY_CLASS, chunks
-from registry.models import Artifact, Derivation, ScopeKey
+from registry.models import Artifact
 from registry.sets import members, sets_of
 from retention.consents import CLOCK, until_of
 from retention.decide import Claim, Item, kept_until
@@ -46,8 +47,42 @@ from retention.parts import (
 from vault.models import DataKey, KeyState
 
 GONE = "erased"
+_COLUMNS = (
+    "id, given_id, store, data_class, set_id, own_set_id, registered_by, confidence, created_at, observed_at, "
+    "last_activity_at, confirmed_at, expires_at"
+)
+_ROWS = f"SELECT {_COLUMNS} FROM artifact WHERE tenant_id = ?"  # noqa: S608 - names of ours
+_EDGES = "SELECT child, parent_kind, parent FROM derivation WHERE tenant_id = ? AND child"
+_SCOPES = "SELECT item, lookup FROM scope_key WHERE tenant_id = ? AND kind = ? AND item"
 ERASING = "erasure"
 _NO_CLASSES = frozenset({IDENTITY_CLASS})
+
+
+class _Row(NamedTuple):
+    """What a plan needs of an artifact's row."""
+
+    id: int
+    given_id: str | None
+    store: str
+    data_class: str
+    set_id: int
+    own_set_id: int
+    registered_by: str
+    confidence: float | None
+    created_at: datetime
+    observed_at: datetime | None
+    last_activity_at: datetime | None
+    confirmed_at: datetime | None
+    expires_at: datetime | None
+
+
+def _rows(session: Session, head: str, known: Sequence[Any], values: Sequence[int]) -> list[_Row]:
+    found = []
+    for row in bulk.select_in(session, head, known, values, "int8"):
+        created = bulk.moment(row[8])
+        if created is not None:  # as in every row
+            found.append(_Row._make((*row[:8], created, *map(bulk.moment, row[9:]))))
+    return found
 
 
 def select_subjects(
@@ -65,13 +100,7 @@ def select_subjects(
     keys = _within(session, tenant_id, _keys(session, tenant_id, subjects, now, known=known, claim=claim), claim)
     places = {} if claim is None or claim.right != ERASING else kept_places(session, tenant_id, subjects)
     sets = sorted(sets_of(session, tenant_id, subjects))
-    rows: list[Artifact] = []
-    for chunk in chunks(sets):
-        rows += session.exec(
-            select(Artifact).where(
-                Artifact.tenant_id == tenant_id, col(Artifact.set_id).in_(chunk), col(Artifact.status) != GONE
-            )
-        )
+    rows = _rows(session, f"{_ROWS} AND status <> ? AND set_id", (tenant_id, GONE), sets)
     return _input(
         session, tenant_id, rows, subjects=subjects, keys=keys, owner=owner, claim=claim, now=now, known=known,
         kept=_parts(session, tenant_id, places, now, known, claim),
@@ -93,9 +122,7 @@ def select_artifacts(
 ) -> PlanInput:
     """The same for given artifacts, keys and parts: sweeps, late copies, and the decision at the moment of dispatch."""
     known = rules or standing(session, tenant_id)
-    rows: list[Artifact] = []
-    for chunk in chunks(sorted(set(artifact_ids))):
-        rows += session.exec(select(Artifact).where(Artifact.tenant_id == tenant_id, col(Artifact.id).in_(chunk)))
+    rows = _rows(session, f"{_ROWS} AND id", (tenant_id,), sorted(set(artifact_ids)))
     found: list[DataKey] = []
     for some in chunks(sorted(set(key_ids))):
         found += session.exec(select(DataKey).where(DataKey.tenant_id == tenant_id, col(DataKey.key_id).in_(some)))
@@ -110,7 +137,7 @@ def select_artifacts(
 def _input(
     session: Session,
     tenant_id: int,
-    rows: Sequence[Artifact],
+    rows: Sequence[_Row],
     *,
     subjects: frozenset[int],
     keys: Sequence[KeyFact],
@@ -139,7 +166,7 @@ def _input(
 def _artifacts(
     session: Session,
     tenant_id: int,
-    rows: Sequence[Artifact],
+    rows: Sequence[_Row],
     subjects: frozenset[int],
     known: Standing,
     *,
@@ -190,14 +217,7 @@ def _artifacts(
 def _sources(
     session: Session, tenant_id: int, ids: Sequence[int], subjects: frozenset[int], claim: Claim | None
 ) -> dict[int, list[SourceFact]]:
-    edges: list[tuple[int, str, int]] = []
-    for chunk in chunks(ids):
-        found = session.execute(
-            sa.select(col(Derivation.child), col(Derivation.parent_kind), col(Derivation.parent)).where(
-                col(Derivation.tenant_id) == tenant_id, col(Derivation.child).in_(chunk)
-            )
-        )
-        edges += [tuple(row) for row in found]
+    edges = list(bulk.select_in(session, _EDGES, (tenant_id,), ids, "int8"))
     parents = _parents(session, tenant_id, sorted({ref for _, kind, ref in edges if kind == "a"}))
     entries = _entries(session, tenant_id, sorted({ref for _, kind, ref in edges if kind == "e"}), subjects, claim)
     sources: dict[int, list[SourceFact]] = defaultdict(list)
@@ -294,14 +314,8 @@ def _within(session: Session, tenant_id: int, keys: list[KeyFact], claim: Claim 
 
 def _scopes(session: Session, tenant_id: int, kind: str, items: Sequence[int]) -> dict[int, frozenset[str]]:
     found: dict[int, set[str]] = defaultdict(set)
-    for chunk in chunks(items):
-        rows = session.execute(
-            sa.select(col(ScopeKey.item), col(ScopeKey.lookup)).where(
-                col(ScopeKey.tenant_id) == tenant_id, col(ScopeKey.kind) == kind, col(ScopeKey.item).in_(chunk)
-            )
-        )
-        for item, lookup in rows:
-            found[item].add(lookup.hex())
+    for item, lookup in bulk.select_in(session, _SCOPES, (tenant_id, kind), items, "int8"):
+        found[item].add(bytes(lookup).hex())
     return {item: frozenset(lookups) for item, lookups in found.items()}
 
 

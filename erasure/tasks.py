@@ -24,6 +24,7 @@ from sqlmodel.sql.expression import SelectOfScalar
 from connectors.agent import BATCH
 from connectors.base import Level, Outcome
 from erasure import history
+from erasure.copies import CHUNK, among
 from erasure.errors import InvalidRequest, TaskNotClaimed, UnknownRequest
 from erasure.history import ref_of
 from erasure.models import ConnectorTask, CopyRow, RequestRow
@@ -390,13 +391,9 @@ def canaries_of(texts: Sequence[str]) -> tuple[bytes, ...]:
 
 def _rows(session: Session, tenant_id: int, owner: str, numbers: Sequence[int]) -> list[CopyRow]:
     found: list[CopyRow] = []
-    for start in range(0, len(numbers), history.INSERT_CHUNK):
-        query = select(CopyRow).where(
-            CopyRow.tenant_id == tenant_id,
-            CopyRow.owner == owner,
-            col(CopyRow.copy_no).in_(numbers[start : start + history.INSERT_CHUNK]),
-        )
-        found += session.exec(query.order_by(col(CopyRow.copy_no)).with_for_update())
+    for start in range(0, len(numbers), CHUNK):
+        where = among(session, tenant_id, owner, numbers[start : start + CHUNK])
+        found += session.exec(select(CopyRow).where(where).order_by(col(CopyRow.copy_no)).with_for_update())
     order = {number: place for place, number in enumerate(numbers)}
     return sorted(found, key=lambda copy: order[copy.copy_no])
 

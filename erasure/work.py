@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from sqlmodel import Session
 
 from connectors.base import Level, ReclaimReport
 from erasure.errors import UnknownRequest
-from erasure.history import Outline, ref_of
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.plan import PlanCopy, PlanInput, exceeds, redecide, was_shown
@@ -23,8 +22,7 @@ from erasure.request import CopyState
 from erasure.sealed import SWEEP_KEY, Capture, RequestSeal
 from erasure.selector import select_artifacts
 from erasure.standing import claim_of
-from registry import subjects
-from registry.models import Artifact
+from registry import bulk, subjects
 from registry.sets import members
 from retention.decide import DESTRUCTIVE
 from retention.models import SweepRow
@@ -33,6 +31,7 @@ BACKOFF = timedelta(seconds=5)
 """The wait after a first failed attempt; it doubles with each further one."""
 BY_HAND = "by hand"
 COLLATERAL_UNSEEN = "about other persons too, which the approved plan did not show as erased: somebody has to decide"
+_SETS = "SELECT set_id FROM artifact WHERE tenant_id = ? AND id"
 PART = "entry"
 """The kind of copies that are one part of the record."""
 
@@ -84,7 +83,42 @@ def load_work(session: Session, tenant_id: int, owner: str, *, lock: bool = Fals
     raise UnknownRequest("request or sweep", owner)
 
 
-def facts_now(session: Session, work: Work, copies: Sequence[CopyRow], now: datetime) -> PlanInput:
+class _Line(Protocol):
+    """A copy as far as the decision about it looks at it: a whole row, or what a step read of one."""
+
+    @property
+    def copy_no(self) -> int: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def ref(self) -> str: ...
+    @property
+    def artifact_id(self) -> int | None: ...
+    @property
+    def key_id(self) -> str | None: ...
+    @property
+    def action(self) -> str: ...
+    @property
+    def collateral(self) -> dict[str, Any] | None: ...
+    @property
+    def method(self) -> str | None: ...
+
+
+class _Sealed(Protocol):
+    """A copy as far as its capture is concerned."""
+
+    @property
+    def copy_no(self) -> int: ...
+    @property
+    def ref(self) -> str: ...
+    @property
+    def sealed(self) -> bytes | None: ...
+
+
+_Some = TypeVar("_Some", bound=_Line)
+
+
+def facts_now(session: Session, work: Work, copies: Sequence[_Line], now: datetime) -> PlanInput:
     """What decides about these copies, with the rules, holds and requests of this transaction."""
     claim = claim_of(work.row) if isinstance(work.row, RequestRow) else None
     return select_artifacts(
@@ -96,11 +130,11 @@ def facts_now(session: Session, work: Work, copies: Sequence[CopyRow], now: date
         now=now,
         subjects=work.people,
         key_ids=[copy.key_id for copy in copies if copy.key_id is not None],
-        parts=[ref_of(copy) for copy in copies if copy.kind == PART],
+        parts=[copy.ref for copy in copies if copy.kind == PART],
     )
 
 
-def lines_now(session: Session, work: Work, copies: Sequence[CopyRow], now: datetime) -> dict[str, PlanCopy]:
+def lines_now(session: Session, work: Work, copies: Sequence[_Line], now: datetime) -> dict[str, PlanCopy]:
     """Each copy as it would be decided now."""
     return redecide(facts_now(session, work, copies, now))
 
@@ -115,21 +149,37 @@ def may_go(session: Session, work: Work, copies: Sequence[CopyRow], now: datetim
 
 def sort_out(session: Session, copies: Sequence[CopyRow], lines: Mapping[str, PlanCopy]) -> list[CopyRow]:
     """Those copies that may go by these lines; the others are marked as what the lines say."""
-    going = []
-    for copy in copies:
-        line = lines.get(ref_of(copy))
-        if line is None:
-            going.append(copy)  # its row is gone from the registry: nothing speaks for it any more
-        elif is_unseen(copy, line):
-            ask_human(session, copy, line)
-        elif line.action in DESTRUCTIVE or (line.action == "review" and copy.method == BY_HAND):
-            going.append(copy)
-        else:
-            keep(session, copy, line)
+    going = those_going(copies, lines)
+    numbers = {copy.copy_no for copy in going}
+    mark_staying(session, [copy for copy in copies if copy.copy_no not in numbers], lines)
     return going
 
 
-def is_unseen(copy: CopyRow, line: PlanCopy) -> bool:
+def those_going(copies: Sequence[_Some], lines: Mapping[str, PlanCopy]) -> list[_Some]:
+    """Those copies that may go by these lines."""
+    going = []
+    for copy in copies:
+        line = lines.get(copy.ref)
+        if line is None:
+            going.append(copy)  # its row is gone from the registry: nothing speaks for it any more
+        elif is_unseen(copy, line):
+            continue
+        elif line.action in DESTRUCTIVE or (line.action == "review" and copy.method == BY_HAND):
+            going.append(copy)
+    return going
+
+
+def mark_staying(session: Session, copies: Sequence[CopyRow], lines: Mapping[str, PlanCopy]) -> None:
+    """Mark copies that may not go as what these lines say of them."""
+    for copy in copies:
+        line = lines[copy.ref]
+        if is_unseen(copy, line):
+            ask_human(session, copy, line)
+        else:
+            keep(session, copy, line)
+
+
+def is_unseen(copy: _Line, line: PlanCopy) -> bool:
     """Whether erasing the copy would take from others what nobody approved: the plan kept it, or it grew since."""
     return line.action in DESTRUCTIVE and exceeds(line.collateral, was_shown(copy.action, copy.collateral))
 
@@ -153,7 +203,18 @@ def keep(session: Session, copy: CopyRow, line: PlanCopy) -> None:
     session.add(copy)
 
 
-def is_ready(copy: CopyRow | Outline, now: datetime) -> bool:
+class _Timed(Protocol):
+    """A copy as far as its turn is concerned."""
+
+    @property
+    def state(self) -> str: ...
+    @property
+    def attempts(self) -> int: ...
+    @property
+    def started_at(self) -> datetime | None: ...
+
+
+def is_ready(copy: _Timed, now: datetime) -> bool:
     """Whether a pending copy may be tried now: at once, or after its wait."""
     if copy.state != CopyState.PENDING:
         return False
@@ -173,14 +234,14 @@ def failed(session: Session, copy: CopyRow, parts: Parts, *, detail: str, end: C
     session.add(copy)
 
 
-def captures_of(session: Session, parts: Parts, work: Work, copies: Iterable[CopyRow]) -> dict[int, Capture]:
+def captures_of(session: Session, parts: Parts, work: Work, copies: Iterable[_Sealed]) -> dict[int, Capture]:
     """The opened captures by copy number; copies without one are left out."""
     seal = work.seal(session, parts)
-    found = {copy.copy_no: seal.open_capture(copy.sealed, ref_of(copy)) for copy in copies}
+    found = {copy.copy_no: seal.open_capture(copy.sealed, copy.ref) for copy in copies}
     return {number: capture for number, capture in found.items() if capture is not None}
 
 
-def owners_of(session: Session, parts: Parts, work: Work, copies: Sequence[CopyRow]) -> tuple[str, ...]:
+def owners_of(session: Session, parts: Parts, work: Work, copies: Sequence[_Line]) -> tuple[str, ...]:
     """The names under which a store may hold these copies: a request's plan names them, a sweep looks them up.
 
     So does a request whose words have ended while something was kept: the identity key still opens the names then.
@@ -191,9 +252,9 @@ def owners_of(session: Session, parts: Parts, work: Work, copies: Sequence[CopyR
             return tuple(said["names"])
         people = work.people
     else:
-        rows = [session.get(Artifact, (work.tenant_id, copy.artifact_id)) for copy in copies if copy.artifact_id]
-        sets = members(session, work.tenant_id, {row.set_id for row in rows if row is not None})
-        people = frozenset[int]().union(*sets.values())
+        ids = [copy.artifact_id for copy in copies if copy.artifact_id]
+        sets = {set_id for (set_id,) in bulk.select_in(session, _SETS, (work.tenant_id,), ids, "int8")}
+        people = frozenset[int]().union(*members(session, work.tenant_id, sets).values())
     names = subjects.names_of(session, parts.vault, work.tenant_id, people)
     return tuple(sorted({text for found in names.values() for name in found for text in (name.text, name.given)}))
 

@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from erasure import history
+from erasure import copies, history
 from erasure.answers import carry_on
 from erasure.confirm import confirm
 from erasure.desk import facts_of
@@ -25,7 +25,7 @@ from erasure.issue import issue, state_of
 from erasure.leases import Lease, leased
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
-from erasure.plan import IDENTITY, PlanCopy, addendum, build
+from erasure.plan import IDENTITY, Approved, PlanCopy, addendum, build
 from erasure.regenerate import regenerate
 from erasure.request import DONE, WAITING, CopyState, Move, Right, State, move
 from erasure.selector import select_artifacts
@@ -374,8 +374,8 @@ def _join(session: Session, parts: Parts, row: RequestRow, ids: list[int], now: 
         now=now,
         subjects=frozenset(row.subjects),
     )
-    copies = history.copies_of(session, row.tenant_id, row.request_id)
-    more = addendum([history.plan_copy_of(copy) for copy in copies], build(given))
+    approved = copies.read(session, Approved, copies.of(row.tenant_id, row.request_id))
+    more = addendum(approved, build(given))
     history.put_copies(session, row.tenant_id, row.request_id, [_unseen(copy) for copy in more.added], {})
     body = {"request": row.request_id, "addendum": [copy.ref for copy in more.added], "late": True}
     entry_id = parts.record.announce(session, row.tenant_id, Kind.REQUEST_STATE, body, now)
