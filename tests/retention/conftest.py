@@ -49,13 +49,13 @@ def _recruiting() -> Any:
 class House:
     """One tenant with the recruiting classes and one table; `now` is what every verb is given."""
 
-    def __init__(self, base: Path, database_url: str | None = None) -> None:
+    def __init__(self, base: Path, database_url: str | None = None, **more: Any) -> None:
         self.now = START
         self.file = base / "stores" / "app.db"
         self.file.parent.mkdir(parents=True)
         with sqlite3.connect(self.file) as db:
             db.execute("CREATE TABLE note (id TEXT PRIMARY KEY, owner TEXT, text TEXT)")
-        settings = load(base / "data", database_url=database_url, allow_targets=f"sqlite:{base}/stores/**")
+        settings = load(base / "data", database_url=database_url, allow_targets=f"sqlite:{base}/stores/**", **more)
         self.services: Services = build(settings)
         # Beyond any machine's own date, so that locks of what is written lie in the future.
         self.services.clock.move(START - self.services.clock.now())
