@@ -57,6 +57,7 @@ _PAGE = 500
 _MOST_CAPTURED = 1000
 """Parts of one key whose values are captured."""
 Answer = tuple[Outcome, str]
+_GONE = frozenset({Outcome.ERASED, Outcome.ALREADY_ABSENT})
 
 
 def open_store(config: Mapping[str, Any], *, read_only: bool) -> RedisConnector:
@@ -261,14 +262,24 @@ class RedisConnector(Connector):
         if waiting and len(waiting) == len(places):
             raise limit.error()
         at = now + timedelta(seconds=limit.spent())
-        return [_receipt(item, answer, at) for item, answer in zip(items, answers, strict=True)]
+        return [
+            Receipt(
+                copy_id=item.copy_id,
+                outcome=outcome,
+                level=Level.L1 if outcome in _GONE else None,
+                method="HDEL, ZREM, SREM or XDEL" if "field" in item.locator else "UNLINK",
+                detail=detail,
+                at=at,
+            )
+            for item, (outcome, detail) in zip(items, answers, strict=True)
+        ]
 
     def _run_erase(self, places: Sequence[tuple[bytes, bytes | None]], forms: Sequence[str], limit: Deadline) -> str:
         """Return one letter a place, from one atomic run of the script. Raises: ConnectorError."""
-        fields = [b"" if field is None else b"=" + field for _, field in places]
+        named = [word for number, (_, field) in enumerate(places, 1) if field is not None for word in (number, field)]
         settings = (self._owner_field or "", BUDGET, MOST_PARTS, len(forms))
         keys = [key for key, _ in places]
-        said = self._server.run(limit, "EVAL", ERASE, len(keys), *keys, *settings, *forms, *fields)
+        said = self._server.run(limit, "EVAL", ERASE, len(keys), *keys, *settings, *forms, *named)
         # Streams of earlier, interrupted runs are told by the same items, which are absent by now.
         self._streams |= {key for key, field in places if field is not None and is_entry_id(field)}
         return str(said.decode() if isinstance(said, bytes) else said)
@@ -337,7 +348,13 @@ class RedisConnector(Connector):
         present = self._present(places, limit)
         absent = {number: items[number] for number in places if number not in present}
         for number in places:
-            findings[number] = _by_key(items[number], is_present=number in present)
+            is_present = number in present
+            findings[number] = Finding(
+                copy_id=items[number].copy_id,
+                level=None if is_present else Level.L1,
+                present=is_present,
+                how="read by key",
+            )
         if level >= Level.L2 and absent:
             findings |= self._in_files(absent, places, level, reclaimed, limit)
         return [findings[number] for number in range(len(items))]
@@ -494,7 +511,11 @@ class RedisConnector(Connector):
 
 def _place(locator: Locator) -> tuple[bytes, bytes | None]:
     """Return the key and the part's name. Raises: BadLocator."""
-    key, field = locator.get("key"), locator.get("field")
+    key = locator.get("key")
+    if len(locator) == 1 and type(key) is str and key.isascii() and key:
+        # The usual place, which is looked at ten thousand times an erasure.
+        return key.encode(), None
+    field = locator.get("field")
     if not set(locator) <= {"key", "field"} or isinstance(field, bool) or ("field" in locator and field in (None, "")):
         raise BadLocator("a redis locator is {key} or {key, field}")
     if not isinstance(key, str) or not key or not isinstance(field, str | int | None):
@@ -540,18 +561,6 @@ def _shown(value: bytes) -> str:
         return value.decode()
     except UnicodeDecodeError:
         return f"base64:{base64.b64encode(value).decode()}"
-
-
-def _receipt(item: Item, answer: Answer, at: datetime) -> Receipt:
-    outcome, detail = answer
-    reached = Level.L1 if outcome in {Outcome.ERASED, Outcome.ALREADY_ABSENT} else None
-    method = "UNLINK" if "field" not in item.locator else "HDEL, ZREM, SREM or XDEL"
-    return Receipt(copy_id=item.copy_id, outcome=outcome, level=reached, method=method, detail=detail, at=at)
-
-
-def _by_key(item: Item, *, is_present: bool) -> Finding:
-    level = None if is_present else Level.L1
-    return Finding(copy_id=item.copy_id, level=level, present=is_present, how="read by key")
 
 
 def _finding(item: Item, level: Level, how: str, could_not_check: str | None, *, is_dirty: bool) -> Finding:

@@ -114,16 +114,54 @@ local function part(key, field)
   return 'T'
 end
 
+local named_parts = {}
+for n = at, #ARGV, 2 do named_parts[tonumber(ARGV[n])] = ARGV[n + 1] end
 local answers = {}
-for n, key in ipairs(KEYS) do
-  local field = ARGV[at + n - 1]
-  if parts >= budget then answers[n] = 'R'
-  elseif field == '' then answers[n] = whole(key)
-  else answers[n] = part(key, string.sub(field, 2)) end
+
+-- Nothing but whole keys, none of them twice: all that may go is deleted, and read again, by one command each.
+local function together()
+  if owner == '' and redis.call('EXISTS', unpack(KEYS)) < #KEYS then return false end
+  local going, places, seen = {}, {}, {}
+  for n, key in ipairs(KEYS) do
+    if seen[key] then return false end
+    seen[key] = true
+  end
+  for n, key in ipairs(KEYS) do
+    if parts >= budget then answers[n] = 'R'
+    elseif owner == '' then answers[n] = 'E'
+    else
+      -- Another type than a string is told by the error, which spares asking for the type of each.
+      local value = redis.pcall('GET', key)
+      if value == false then answers[n] = 'A'
+      elseif type(value) == 'string' then answers[n] = named(value) and 'E' or 'M'
+      else answers[n] = may_go(key, redis.call('TYPE', key).ok) end
+    end
+    if answers[n] == 'E' then
+      going[#going + 1] = key
+      places[#places + 1] = n
+    end
+  end
+  if #going == 0 then return true end
+  redis.call('UNLINK', unpack(going))
+  if redis.call('EXISTS', unpack(going)) > 0 then
+    for n, key in ipairs(going) do
+      if redis.call('EXISTS', key) > 0 then answers[places[n]] = 'K' end
+    end
+  end
+  return true
+end
+
+if at <= #ARGV or not together() then
+  for n, key in ipairs(KEYS) do
+    if parts >= budget then answers[n] = 'R'
+    elseif named_parts[n] then answers[n] = part(key, named_parts[n])
+    else answers[n] = whole(key) end
+  end
 end
 return table.concat(answers)
 """
-"""KEYS: one key an item. ARGV: owner field or '', budget, most parts, number of forms, forms, then '' or '='..field."""
+"""KEYS: one key an item. ARGV: owner field or '', budget, most parts, number of forms, forms; then, for each item that
+is a part of its key, the item's number, from 1, and the part's name."""
 
 REWRITE_STREAM = """
 local key, most = KEYS[1], tonumber(ARGV[1])

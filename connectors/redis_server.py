@@ -52,6 +52,18 @@ class Rewrite:
     counts: Mapping[str, str] = field(default_factory=dict)
 
 
+class _Packer:
+    """Writes a command as the protocol has it; the driver's own joins all that it has anew for every word of it."""
+
+    @staticmethod
+    def pack(*command: bytes | str | int) -> list[bytes]:
+        """Return the bytes to send. Source: RESP specification, arrays of bulk strings."""
+        verb = command[0] if isinstance(command[0], bytes) else str(command[0]).encode()
+        # The driver writes some verbs of two words as one.
+        words = [*verb.split(), *[each if type(each) is bytes else str(each).encode() for each in command[1:]]]
+        return [b"*%d\r\n" % len(words) + b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words])]
+
+
 class Server:
     """One database of one server, by its address."""
 
@@ -77,6 +89,7 @@ class Server:
                 retry=Retry(NoBackoff(), 0),
                 protocol=2,
                 max_connections=4,
+                command_packer=_Packer(),
             )
             # Replies as they were sent: what the driver makes of them differs between its versions.
             client.response_callbacks.clear()
