@@ -18,10 +18,11 @@ import base64
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
 
+from msgspec import structs
 from typing_extensions import override
 
 from connectors.base import (
@@ -287,10 +288,14 @@ class HttpConnector(Connector):
                 try:
                     if self._is_gone(named, limit):
                         detail = "deleted later by the vendor, and read again"
-                        receipts[number] = replace(receipt, outcome=Outcome.ERASED, level=Level.L1, detail=detail)
+                        receipts[number] = structs.replace(
+                            receipt, outcome=Outcome.ERASED, level=Level.L1, detail=detail
+                        )
                         del waiting[number]
                 except Refused as refused:
-                    receipts[number] = replace(receipt, outcome=Outcome.FAILED, level=None, detail=refused.detail)
+                    receipts[number] = structs.replace(
+                        receipt, outcome=Outcome.FAILED, level=None, detail=refused.detail
+                    )
                     del waiting[number]
                 except ConnectorError:
                     return receipts  # what was taken stays taken; the next look tells
