@@ -61,6 +61,10 @@ _PAGE = 1000
 Answer = tuple[Outcome, str]
 Candidate = tuple[bytes, tuple[bytes, ...]]
 """A byte string that no other row may show as text, and the canaries to keep when none does."""
+_ERASED: Answer = (Outcome.ERASED, "deleted by key and read again")
+_ABSENT: Answer = (Outcome.ALREADY_ABSENT, "read by key")
+_ANOTHERS: Answer = (Outcome.OWNER_MISMATCH, "the row names another owner, or none")
+_KEPT: Answer = (Outcome.FAILED, "still there after the delete: a trigger or rule keeps the row")
 
 
 @dataclass(slots=True)
@@ -286,9 +290,14 @@ class SqlConnector(Connector):
         """Return the items' batches by table. Raises: BadLocator when `refuse`, else fills `bad`."""
         groups: defaultdict[tuple[str, tuple[str, ...]], list[tuple[int, Key]]] = defaultdict(list)
         tables: dict[str, Table] = {}
+        named: object = None
+        table: Table | None = None
         for number, item in enumerate(items):
             try:
-                table = now_open.catalog.table(item.locator.get("table"))
+                if table is None or item.locator.get("table") != named:
+                    # Both or neither: a name that leads nowhere keeps the pair from before.
+                    table, named = now_open.catalog.table(item.locator.get("table")), item.locator.get("table")
+                    tables[table.label] = table
                 columns, values = key_of(table, item.locator)
             except BadLocator as problem:
                 if refuse:
@@ -296,7 +305,6 @@ class SqlConnector(Connector):
                 if bad is not None:
                     bad[number] = problem.detail
                 continue
-            tables[table.label] = table
             groups[table.label, columns].append((number, values))
         found: dict[str, list[tuple[list[int], Batch]]] = {}
         for (label, columns), members in groups.items():
@@ -358,18 +366,21 @@ class SqlConnector(Connector):
         detail = "updated by key and read again" if kept else "the row reads otherwise: a trigger or type changed it"
         return Correction(corrected=kept, detail=detail)
 
-    def _erase_batch(self, now_open: _Open, batch: Batch, forms: frozenset[str], limit: Deadline) -> list[Answer]:
+    def _erase_batch(
+        self, now_open: _Open, batch: Batch, forms: frozenset[str], limit: Deadline, *, step_by_step: bool = False
+    ) -> list[Answer]:
         """Erase a batch in one transaction; halve it when the database refuses, until the refused rows stand alone."""
         size = len(batch.keys)
+        at_once = not step_by_step and self._may_at_once(now_open, batch)
         try:
             self._database.arm(now_open.connection, limit)
-            return self._transact(now_open, batch, forms)
+            return (self._at_once if at_once else self._transact)(now_open, batch, forms)
         except Timeout:
             self._roll_back(now_open)
             return [(Outcome.FAILED, "not finished before the deadline")] * size
         except Refused as refused:
             self._roll_back(now_open)
-            if size == 1:
+            if size == 1 and not at_once:
                 return [(Outcome.FAILED, refused.reason)]
         except sa.exc.DBAPIError as error:
             problem = self._database.explain(error, limit)
@@ -378,8 +389,10 @@ class SqlConnector(Connector):
             self._roll_back(now_open)
             if isinstance(problem, Timeout):
                 return [(Outcome.FAILED, "not finished before the deadline")] * size
-            if size == 1:
+            if size == 1 and not at_once:
                 return [(Outcome.FAILED, problem.reason)]
+        if at_once:
+            return self._erase_batch(now_open, batch, forms, limit, step_by_step=True)
         half = size // 2
         first, second = batch.only(range(half)), batch.only(range(half, size))
         return [
@@ -394,6 +407,48 @@ class SqlConnector(Connector):
         except sa.exc.DBAPIError:
             # The database has ended the transaction itself, or the connection: then nothing was committed either.
             return
+
+    def _may_at_once(self, now_open: _Open, batch: Batch) -> bool:
+        """Tell whether one statement can do what `_transact` does in steps.
+
+        So it is where nothing references the rows, no row is named twice, and the database compares owners as we do.
+        """
+        return (
+            self._database.at_once is not None
+            and batch.is_plain
+            and len(set(batch.keys)) == len(batch.keys)
+            and (self._owner_field is None or self._owner_field in batch.table.compared)
+            and not now_open.catalog.children(batch.table)
+        )
+
+    def _at_once(self, now_open: _Open, batch: Batch, forms: frozenset[str]) -> list[Answer]:
+        """Do what `_transact` does, by one statement. Raises: Refused, DBAPIError: then nothing changed.
+
+        1. delete by key what names one of these owners; 2. read again by key, with the owner of what is left; 3. ask
+        whether the role sees all, and what else the delete may have changed; 4. commit.
+        """
+        run, owner = now_open.connection.exec_driver_sql, self._owner_field
+        run(self._database.begin)
+        went = now_open.rows.delete_owned(batch, owner, forms)  # 1
+        gone = set(went)
+        if len(gone) < len(went):
+            raise Refused("the delete hit more rows than were named")
+        seen = now_open.rows.look(batch)  # 2, 3
+        left = dict(now_open.rows.select(batch, [owner] if owner else [])) if seen.rows else {}
+        if seen.may_be_hidden:
+            raise Refused("row security hides rows of the table from this role, so absence cannot be read")
+        self._touch(now_open, batch.table, with_children=False)
+        if seen.may_change_others:
+            self._touch_changed(now_open)
+        run("COMMIT")  # 4
+        if not left and len(gone) == len(batch.keys):
+            return [_ERASED] * len(gone)
+        return [
+            (_KEPT if owner is None or number in gone or is_one_of(left[number][0], forms) else _ANOTHERS)
+            if number in left
+            else (_ERASED if number in gone else _ABSENT)
+            for number in range(len(batch.keys))
+        ]
 
     def _transact(self, now_open: _Open, batch: Batch, forms: frozenset[str]) -> list[Answer]:
         """Select, check, delete and read again in one transaction. Raises: Refused, DBAPIError: then nothing changed.
@@ -414,9 +469,9 @@ class SqlConnector(Connector):
         wanted: list[int] = []
         for number in range(len(batch.keys)):
             if number not in found:
-                answers[number] = (Outcome.ALREADY_ABSENT, "read by key")
+                answers[number] = _ABSENT
             elif owner and not is_one_of(found[number][0], forms):  # 2
-                answers[number] = (Outcome.OWNER_MISMATCH, "the row names another owner, or none")
+                answers[number] = _ANOTHERS
             else:
                 wanted.append(number)
         self._touch(now_open, batch.table, with_children=len(found) < len(batch.keys))
@@ -438,10 +493,8 @@ class SqlConnector(Connector):
             if rows.delete(part) > len(set(part.keys)):  # 4
                 raise Refused("the delete hit more rows than were named")
             left = {number for number, _ in rows.select(part, [])}  # 5
-            for place, number in enumerate(going):
-                gone: Answer = (Outcome.ERASED, f"deleted by key and read again{note}")
-                kept: Answer = (Outcome.FAILED, "still there after the delete: a trigger or rule keeps the row")
-                answers[number] = kept if place in left else gone
+            gone: Answer = (Outcome.ERASED, f"{_ERASED[1]}{note}") if note else _ERASED
+            answers |= {number: _KEPT if place in left else gone for place, number in enumerate(going)}
         return answers
 
     def _treat_children(self, now_open: _Open, batch: Batch, forms: frozenset[str]) -> tuple[dict[int, str], str]:
@@ -508,11 +561,10 @@ class SqlConnector(Connector):
                 absent = []
                 for numbers, batch in group:
                     self._database.arm(now_open.connection, limit)
-                    hidden = self._database.hides_rows(now_open.connection, batch.table)
-                    here = {number for number, _ in now_open.rows.select(batch, [])}
+                    here, hidden = self._present(now_open, batch)
                     for place, number in enumerate(numbers):
                         findings[number] = _by_key(items[number], is_present=place in here, is_hidden=hidden)
-                        absent += [number] if findings[number].present is False else []
+                    absent += [number for number in numbers if findings[number].present is False]
                 if level >= Level.L2 and absent:
                     tables = [group[0][1].table]
                     gone = {number: items[number] for number in absent}
@@ -521,6 +573,15 @@ class SqlConnector(Connector):
             item = items[number]
             findings[number] = Finding(copy_id=item.copy_id, level=None, present=None, how="none", could_not_check=why)
         return [findings[number] for number in range(len(items))]
+
+    def _present(self, now_open: _Open, batch: Batch) -> tuple[set[int], bool]:
+        """Return the numbers of the rows that are there, and whether others may be hidden."""
+        if self._database.at_once is not None and batch.is_plain:
+            seen = now_open.rows.look(batch)
+            if not seen.rows:
+                return set(), seen.may_be_hidden
+        hidden = self._database.hides_rows(now_open.connection, batch.table)
+        return {number for number, _ in now_open.rows.select(batch, [])}, hidden
 
     def _look(
         self,

@@ -47,6 +47,15 @@ class Table:
         return frozenset(name for name, kind in self.columns.items() if isinstance(kind, sa.String))
 
     @cached_property
+    def compared(self) -> frozenset[str]:
+        """Return the columns whose values the database writes as Python does: without padding or fractions."""
+        return frozenset(
+            name
+            for name, kind in self.columns.items()
+            if isinstance(kind, sa.String | sa.Integer | sa.Uuid) and not isinstance(kind, sa.CHAR)
+        )
+
+    @cached_property
     def label(self) -> str:
         """Return the name for details and reports."""
         return f"{self.schema}.{self.name}" if self.schema else self.name

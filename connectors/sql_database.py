@@ -56,6 +56,13 @@ class Database(Protocol):
     row_lock: str
     """What a SELECT appends so that nobody changes the rows until the transaction ends."""
     begin: str
+    at_once: str | None
+    """Where one DELETE can compare owners and say which rows it took: the query that looks at rows afterwards.
+
+    It returns `{counted}`, whether rows of a table may be hidden, and whether a delete from it may have changed other
+    tables. Asked in the transaction that deleted, whose lock keeps away who would make or drop a trigger. None where
+    locking rows costs no more than reading them.
+    """
 
     def connect(self, limit: Deadline, *, read_only: bool) -> sa.Connection:
         """Return an open connection. Raises: StoreUnreachable, WrongCredentials, Timeout."""

@@ -10,10 +10,8 @@ log, replicas, archives and backups: `residual_until`. Source: reference/store-r
 from __future__ import annotations
 
 import re
-import socket
-import threading
 import time
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from datetime import timedelta
 from functools import lru_cache
@@ -30,6 +28,7 @@ from connectors.errors import BadConfig, ConnectorError, StoreUnreachable, Timeo
 from connectors.residue import Hits, Needles
 from connectors.sql_database import Bytes, Database, Refused
 from connectors.vectors import teach
+from connectors.watch import cut_after
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,6 +41,11 @@ _KEPT = re.compile(r"(\d+) dead row versions cannot be removed yet")
 _DURATION = re.compile(r"P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)S)?)?")
 _REFUSED_LOGIN = re.compile(r"authentication failed|no password|does not exist|permission denied|not permitted|pg_hba")
 _BLOCK = 1 << 20
+_BETWEEN = "\x1f"
+"""Stands in no plain key, since those are printable."""
+_ARMED = "muniment: milliseconds that a statement has"
+_LATE = 50
+"""Milliseconds by which a statement may end after its deadline; setting a limit costs a round trip."""
 _GRACE = 2.0
 """Seconds the server has to obey its own statement_timeout before the socket is cut."""
 
@@ -70,6 +74,11 @@ class PostgresDatabase(Database):
     locks = "the erased rows until commit; during reclaim ACCESS EXCLUSIVE on each touched table in turn (VACUUM FULL)"
     row_lock = " FOR UPDATE OF t"
     begin = "BEGIN"
+    at_once = (
+        "SELECT ({counted}), row_security_active(oid),"
+        " relhastriggers OR relhasrules OR relhassubclass OR relkind <> 'r'"
+        " FROM pg_catalog.pg_class WHERE oid = %s::regclass"
+    )
 
     def __init__(self, url: sa.URL, options: Mapping[str, Any]) -> None:
         unknown = set(options) - {"statement_timeout", "wal_retention"}
@@ -117,27 +126,19 @@ class PostgresDatabase(Database):
         limit.check()
         left = limit.left() if self._statement_timeout is None else min(limit.left(), self._statement_timeout)
         bound = max(1, int(left * 1000))
+        armed = connection.info.get(_ARMED)
+        if armed is not None and bound * 0.98 <= armed <= bound + _LATE:
+            return
         connection.exec_driver_sql(
             f"SELECT set_config('statement_timeout', '{bound}', false), set_config('lock_timeout', '{bound}', false)"
         )
+        # Inside a transaction it would be undone with it.
+        is_kept = _raw(connection).info.transaction_status is psycopg.pq.TransactionStatus.IDLE
+        connection.info[_ARMED] = bound if is_kept else None
 
     @override
-    @contextmanager
-    def guard(self, connection: sa.Connection, limit: Deadline) -> Iterator[None]:
-        handle = _raw(connection).pgconn.socket
-
-        def cut() -> None:
-            # A copy of the descriptor: shutting it down wakes the reader, and closing it closes only the copy.
-            with socket.socket(fileno=socket.dup(handle)) as copy:
-                copy.shutdown(socket.SHUT_RDWR)
-
-        timer = threading.Timer(limit.left() + _GRACE, cut)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+    def guard(self, connection: sa.Connection, limit: Deadline) -> AbstractContextManager[None]:
+        return cut_after(_raw(connection).pgconn.socket, limit.left() + _GRACE)
 
     @override
     def marks(self, table: Table, columns: Sequence[str], connection: sa.Connection) -> list[str]:
@@ -157,7 +158,7 @@ class PostgresDatabase(Database):
         names = [f"k{number}" for number in range(len(marks))]
         values = ", ".join(mark.replace("%s", f"u.{name}") for mark, name in zip(marks, names, strict=True))
         arrays = ", ".join(["%s::text[]"] * len(marks))
-        columns = [[str(value) for value in column] for column in zip(*keys, strict=True)]
+        columns = [_array(column) for column in zip(*keys, strict=True)]
         query = f"SELECT u.n - 1, {values} FROM unnest({arrays}) WITH ORDINALITY AS u ({', '.join(names)}, n)"
         return query, tuple(columns)
 
@@ -166,7 +167,7 @@ class PostgresDatabase(Database):
         if len(marks) == 1:
             # CAST(%s AS type) becomes CAST(%s::text[] AS type[]); an index is used for that, whatever is estimated.
             return f"{columns[0]} = ANY ({marks[0].replace('%s', '%s::text[]', 1)[:-1]}[]))", (
-                [str(k) for (k,) in keys],
+                _array([key for (key,) in keys]),
             )
         query, parameters = self.listed(marks, keys)
         return f"({', '.join(columns)}) IN ({query.replace('u.n - 1, ', '', 1)})", parameters
@@ -320,13 +321,14 @@ class PostgresDatabase(Database):
         found: set[int] = set()
         how = "file nodes compared"
         if canaries:
+            wanted = Needles(canaries)
             every = self._base_tables(connection)
-            for _, hits in self._search(connection, every, canaries, limit):
+            for _, hits in self._search(connection, every, wanted, limit):
                 found |= {number for number, _ in hits}
             how += ", every table read for the canaries"
             if self._may_read_files(connection):
                 for name in (*(_plain(table) for table in tables), *sql_statistics.CATALOGS):
-                    for _, hits in self._scan(connection, name, canaries, limit):
+                    for _, hits in self._scan(connection, name, wanted, limit):
                         found |= {number for number, _ in hits}
                 how += ", byte scan of table files"
         missing = self._not_rewritten(connection, tables, reclaimed)
@@ -354,11 +356,11 @@ class PostgresDatabase(Database):
     def residue(
         self, connection: sa.Connection, tables: Sequence[Table], canaries: Sequence[bytes], limit: Deadline
     ) -> list[Residue]:
-        every = self._base_tables(connection)
-        found = self._search(connection, every, canaries, limit)
+        wanted = Needles(canaries)
+        found = self._search(connection, self._base_tables(connection), wanted, limit)
         if self._may_read_files(connection):
             for name in (*(_plain(table) for table in tables), *sql_statistics.CATALOGS):
-                found += self._scan(connection, name, canaries, limit)
+                found += self._scan(connection, name, wanted, limit)
         return [
             Residue(where=label, count=number_of, encoding=encoding, canary=number)
             for label, hits in found
@@ -375,10 +377,9 @@ class PostgresDatabase(Database):
         return [row[0] for row in rows]
 
     def _search(
-        self, connection: sa.Connection, names: Sequence[str], canaries: Sequence[bytes], limit: Deadline
+        self, connection: sa.Connection, names: Sequence[str], wanted: Needles, limit: Deadline
     ) -> list[tuple[str, Hits]]:
         """Read every live row, and the planner's samples, as the server decodes them: compressed values too."""
-        wanted = Needles(canaries)
         found = []
         queries = [(f"rows of {name}", f"SELECT * FROM {name}") for name in names]
         for label, query in (*queries, *(("the planner's statistics", query) for query in sql_statistics.SAMPLES)):
@@ -400,11 +401,8 @@ class PostgresDatabase(Database):
         name = "pg_read_binary_file(text,bigint,bigint,boolean)"
         return bool(connection.exec_driver_sql("SELECT has_function_privilege(%s, 'EXECUTE')", (name,)).scalar())
 
-    def _scan(
-        self, connection: sa.Connection, plain: str, canaries: Sequence[bytes], limit: Deadline
-    ) -> list[tuple[str, Hits]]:
+    def _scan(self, connection: sa.Connection, plain: str, wanted: Needles, limit: Deadline) -> list[tuple[str, Hits]]:
         """Scan the files of a table, its TOAST table and their indexes, one gigabyte segment after another."""
-        wanted = Needles(canaries)
         found = []
         for oid, _, _, name in self._files(connection, plain):
             paths = connection.exec_driver_sql(
@@ -456,6 +454,14 @@ def _raw(connection: sa.Connection) -> psycopg.Connection[Any]:
     raw = connection.connection.driver_connection
     assert isinstance(raw, psycopg.Connection)  # noqa: S101 -- narrows for the type checker; connect() made it
     return raw
+
+
+def _array(values: Sequence[str | int]) -> str:
+    """Return plain keys as the text of a text[]; the driver takes a list value by value. Source: manual §8.15.2."""
+    joined = _BETWEEN.join(map(str, values))
+    if "\\" in joined or '"' in joined:
+        joined = joined.replace("\\", "\\\\").replace('"', '\\"')
+    return '{"' + joined.replace(_BETWEEN, '","') + '"}'
 
 
 def _plain(table: Table) -> str:

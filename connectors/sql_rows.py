@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import sqlalchemy as sa
 
@@ -51,6 +51,15 @@ class Batch:
         return Batch(table=self.table, columns=self.columns, keys=tuple(self.keys[number] for number in numbers))
 
 
+class Look(NamedTuple):
+    """What one look at the rows of a batch showed."""
+
+    rows: int
+    may_be_hidden: bool
+    may_change_others: bool
+    """Whether a delete of these rows may have changed another table: by a trigger, say."""
+
+
 class Rows:
     """Statements on one open connection."""
 
@@ -72,7 +81,7 @@ class Rows:
             + (self._database.row_lock if lock else ""),
             parameters,
         )
-        return [(row[0], tuple(row[1:])) for row in rows]
+        return [(row[0], tuple(row[1:])) for row in rows.fetchall()]
 
     def _listed(self, batch: Batch) -> tuple[str, tuple[Any, ...]]:
         """Return a query of the batch's keys with their positions, and its parameters."""
@@ -153,13 +162,47 @@ class Rows:
                 return
             after = tuple(rows[-1][:width])
 
-    def delete(self, batch: Batch) -> int:
-        """Delete the rows of the batch and return how many the database says it deleted."""
+    def look(self, batch: Batch) -> Look:
+        """Return how many rows of a plain batch are there, and what that is worth, in one round trip."""
+        condition, parameters = self._among(batch)
+        counted = f"SELECT count(*) FROM {batch.table.quoted} WHERE {condition}"
+        found = self._connection.exec_driver_sql(
+            str(self._database.at_once).replace("{counted}", counted),
+            (*parameters, batch.table.quoted.replace("%%", "%")),
+        ).one()
+        return Look(*found)
+
+    def _among(self, batch: Batch) -> tuple[str, tuple[Any, ...]]:
         marks = self._database.marks(batch.table, batch.columns, self._connection)
         quoted = [self._catalog.quote(column) for column in batch.columns]
+        return self._database.among(quoted, marks, batch.keys)
+
+    def delete_owned(self, batch: Batch, owner: str | None, forms: frozenset[str]) -> list[int]:
+        """Delete the rows of a plain batch that name one of these owners; return the number of each that went.
+
+        One statement locks, compares and deletes: a row that somebody changes meanwhile is compared as it is then.
+        """
+        quote = self._catalog.quote
+        names = [f"k{number}" for number in range(len(batch.columns))]
+        listed, parameters = self._listed(batch)
+        where = " AND ".join(f"t.{quote(column)} = w.{name}" for column, name in zip(batch.columns, names, strict=True))
+        if owner is not None:
+            where += f' AND CAST(t.{quote(owner)} AS text) COLLATE "C" = ANY (%s::text[])'
+            parameters = (*parameters, sorted(forms))
+        rows = self._connection.exec_driver_sql(
+            f"WITH w (n, {', '.join(names)}) AS ({listed}) DELETE FROM {batch.table.quoted} AS t USING w"
+            f" WHERE {where} RETURNING w.n",
+            parameters,
+        )
+        return list(rows.scalars().all())
+
+    def delete(self, batch: Batch) -> int:
+        """Delete the rows of the batch and return how many the database says it deleted."""
         if batch.is_plain:
-            condition, parameters = self._database.among(quoted, marks, batch.keys)
+            condition, parameters = self._among(batch)
         else:
+            marks = self._database.marks(batch.table, batch.columns, self._connection)
+            quoted = [self._catalog.quote(column) for column in batch.columns]
             condition = f"({', '.join(quoted)}) IN (VALUES {placeholders(len(batch.keys), marks)})"
             parameters = tuple(value for key in batch.keys for value in key)
         return self._connection.exec_driver_sql(

@@ -50,6 +50,7 @@ class SqliteDatabase(Database):
     row_lock = ""
     # The write lock is taken first: a read lock that is upgraded later can fail in a way no waiting solves.
     begin = "BEGIN IMMEDIATE"
+    at_once = None
 
     def __init__(self, path: str, options: Mapping[str, Any]) -> None:
         if not path.startswith("/"):

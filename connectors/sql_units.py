@@ -18,6 +18,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
 from typing_extensions import override
 
 from connectors.base import (
@@ -241,6 +242,10 @@ class UnitConnector(SqlConnector):
         return None if owner is None else str(owner)
 
     @override
+    def _may_at_once(self, now_open: _Open, batch: Batch) -> bool:
+        return False  # an item is rows of several tables
+
+    @override
     def _transact(self, now_open: _Open, batch: Batch, forms: frozenset[str]) -> list[Answer]:
         """Delete whole items; again what was written meanwhile. Raises: Refused, DBAPIError."""
         if self._fenced:
@@ -304,7 +309,9 @@ class UnitConnector(SqlConnector):
         self, items: Sequence[Item], *, owner_identifiers: Sequence[str], now: datetime, deadline: float
     ) -> list[Receipt]:
         given = super().erase(items, owner_identifiers=owner_identifiers, now=now, deadline=deadline)
-        return [replace(receipt, method="DELETE by exact name in every table, leaves first") for receipt in given]
+        return [
+            structs.replace(receipt, method="DELETE by exact name in every table, leaves first") for receipt in given
+        ]
 
     @override
     def capture(self, items: Sequence[Item], *, deadline: float) -> dict[str, list[bytes]]:

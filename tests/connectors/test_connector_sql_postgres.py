@@ -4,6 +4,7 @@ import os
 import signal
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -420,3 +421,90 @@ def test_an_owner_in_another_type_is_compared_as_text(bed: PostgresBed) -> None:
         outcomes = [r.outcome for r in erase(connector, items, "customer:42")]
     assert outcomes == [Outcome.ERASED, Outcome.OWNER_MISMATCH]
     assert BEN
+
+
+def _notes(bed: PostgresBed, *names: str, owner: str = "mia") -> list[Item]:
+    return [Item(copy_id=name, locator=bed.put(name, text_of(name), owner)) for name in names]
+
+
+def test_one_batch_tells_what_went_from_what_was_gone_and_what_is_somebody_elses(bed: PostgresBed) -> None:
+    items = _notes(bed, "a", "b") + _notes(bed, "c", owner="ben") + _notes(bed, "d", owner="Mia") + _notes(bed, "e")
+    bed.run("UPDATE notes SET person = NULL WHERE id = 'e'")
+    gone = Item(copy_id="never", locator={"table": "notes", "key": {"id": "never"}})
+    with bed.open() as connector:
+        given = erase(connector, [items[0], gone, *items[1:]])
+        again = erase(connector, [items[0], items[0], *items[1:]])
+    mismatch = Outcome.OWNER_MISMATCH
+    assert [r.outcome for r in given] == [
+        Outcome.ERASED, Outcome.ALREADY_ABSENT, Outcome.ERASED, mismatch, mismatch, mismatch,
+    ]  # fmt: skip
+    assert [r.outcome for r in again] == [*[Outcome.ALREADY_ABSENT] * 3, mismatch, mismatch, mismatch]
+    assert bed.run("SELECT id FROM notes ORDER BY id") == [("c",), ("d",), ("e",)]
+
+
+def test_keys_that_look_like_the_syntax_of_a_list_name_their_own_row(bed: PostgresBed) -> None:
+    odd = ['"', "\\", 'a","b', "{a,b}", "", "NULL", "'", " padded ", "%s", "\\x41", "Grüße"]
+    items = _notes(bed, *odd)
+    _notes(bed, "a", "b", "A", "padded", owner="ben")
+    with bed.open() as connector:
+        assert {r.outcome for r in erase(connector, items)} == {Outcome.ERASED}
+    with bed.open(read_only=True) as verifier:
+        assert {f.present for f in verifier.verify(items, Level.L1, deadline=30)} == {False}
+    assert bed.run("SELECT count(*) FROM notes") == [(4,)]
+
+
+def test_an_owner_is_compared_letter_by_letter_whatever_the_column_takes_for_equal(bed: PostgresBed) -> None:
+    bed.run("CREATE EXTENSION citext")
+    bed.run("ALTER TABLE notes ALTER COLUMN person TYPE citext")
+    items = _notes(bed, "a", owner="MIA")
+    with bed.open() as connector:
+        assert erase(connector, items)[0].outcome is Outcome.OWNER_MISMATCH
+    assert bed.get("a") is not None
+
+
+@pytest.mark.parametrize(
+    "keeper",
+    [
+        "CREATE TRIGGER own BEFORE DELETE ON notes FOR EACH ROW EXECUTE FUNCTION keep()",
+        "CREATE TRIGGER own AFTER DELETE ON notes FOR EACH ROW EXECUTE FUNCTION keep()",
+        "CREATE RULE own AS ON DELETE TO notes DO INSTEAD NOTHING",
+    ],
+)
+def test_a_row_that_the_database_keeps_is_no_erasure(bed: PostgresBed, keeper: str) -> None:
+    items = _notes(bed, "a", "b")
+    bed.run(
+        "CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " IF TG_WHEN = 'AFTER' THEN INSERT INTO notes VALUES (OLD.*); END IF; RETURN NULL; END $$"
+    )
+    bed.run(keeper)
+    with bed.open() as connector:
+        given = erase(connector, items)
+    assert [(r.outcome, r.level) for r in given] == [(Outcome.FAILED, None)] * 2
+    assert "still there" in given[0].detail
+    assert bed.run("SELECT count(*) FROM notes") == [(2,)]
+
+
+def test_a_row_that_changes_its_owner_while_we_wait_for_it_stays(bed: PostgresBed) -> None:
+    items = _notes(bed, "a", "b")
+    other = psycopg.connect(bed.uri)
+    other.execute("UPDATE notes SET person = 'ben' WHERE id = 'a'")
+    with bed.open() as connector, ThreadPoolExecutor(1) as aside, other:
+        given = aside.submit(erase, connector, items)
+        while not bed.run("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = %s", bed.name):
+            assert not given.done()
+        other.commit()
+        assert [r.outcome for r in given.result(30)] == [Outcome.OWNER_MISMATCH, Outcome.ERASED]
+    assert bed.run("SELECT id, person FROM notes") == [("a", "ben")]
+
+
+def test_a_row_that_the_database_refuses_fails_alone(bed: PostgresBed) -> None:
+    items = _notes(bed, *(f"n{number}" for number in range(9)))
+    bed.run(
+        "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN IF OLD.id = 'n4' THEN RAISE EXCEPTION 'no'; END IF; RETURN OLD; END $$"
+    )
+    bed.run("CREATE TRIGGER no BEFORE DELETE ON notes FOR EACH ROW EXECUTE FUNCTION no()")
+    with bed.open() as connector:
+        outcomes = [r.outcome for r in erase(connector, items)]
+    assert outcomes == [Outcome.FAILED if number == 4 else Outcome.ERASED for number in range(9)]
+    assert bed.run("SELECT id FROM notes") == [("n4",)]
