@@ -12,9 +12,10 @@ gzip), encryption, or indexes that break text into tokens; no hit is no proof fo
 from __future__ import annotations
 
 import base64
-import json
 import urllib.parse
-from collections import Counter
+from collections import Counter, defaultdict
+from functools import cached_property
+from json.encoder import encode_basestring, encode_basestring_ascii
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 if TYPE_CHECKING:
@@ -32,8 +33,11 @@ _BLOCK = 1 << 13
 _LONG, _SHORT = 15, 7
 """Least length that holds an aligned window of 8 or 4 bytes wherever the needle starts: 2 * width - 1."""
 
+_URL_SAFE = bytes.maketrans(b"+/", b"-_")
 Hits = Counter[tuple[int, str]]
 """(canary number, encoding) → occurrences."""
+Needle = tuple[tuple[int, str], bytes]
+"""A form that is looked for, and whose it is: (canary number, encoding)."""
 
 
 def samples(value: bytes) -> list[bytes]:
@@ -79,15 +83,15 @@ def encodings(canary: bytes) -> dict[str, bytes]:
 
 
 def _text_forms(text: str) -> dict[str, bytes]:
-    escaped = json.dumps(text)[1:-1]
+    escaped = encode_basestring_ascii(text)[1:-1]
     return {
         "utf-8 lower": text.lower().encode(),
         "utf-8 upper": text.upper().encode(),
         "utf-16le": text.encode("utf-16-le"),
         "utf-16be": text.encode("utf-16-be"),
         "json": escaped.encode(),
-        "json, not ascii": json.dumps(text, ensure_ascii=False)[1:-1].encode(),
-        "json twice": json.dumps(escaped)[1:-1].encode(),
+        "json, not ascii": encode_basestring(text)[1:-1].encode(),
+        "json twice": encode_basestring_ascii(escaped)[1:-1].encode(),
         "url": urllib.parse.quote(text, safe="").encode(),
         "url plus": urllib.parse.quote_plus(text).encode(),
     }
@@ -101,26 +105,54 @@ def _base64_forms(canary: bytes) -> dict[str, bytes]:
         piece = whole[start : (shift + len(canary)) * 8 // 6]
         if len(piece) >= MIN_CANARY:
             forms[f"base64+{shift}"] = piece
-            forms[f"base64url+{shift}"] = piece.translate(bytes.maketrans(b"+/", b"-_"))
+            forms[f"base64url+{shift}"] = piece.translate(_URL_SAFE)
     return forms
 
 
 class _Windows:
     """Needles of a minimum length, found through aligned integers: one set test per machine word of the stream.
 
-    A needle of at least 2w-1 bytes holds a complete w-byte word at a multiple of w wherever it starts. The table maps
-    each word a needle can show there to the needle and the word's offset in it, so each occurrence is met exactly once.
+    A piece of 2w-1 bytes holds a complete w-byte word at a multiple of w wherever it starts. The table maps each word
+    that the piece of a needle can show there to the needle and the word's place in it, so each occurrence is met
+    exactly once. Texts of one kind often begin or end alike: the piece is taken where they differ most, and the needles
+    that show the same word all the same are looked up by what stands around it instead of one by one.
     """
 
-    def __init__(self, width: int, code: Literal["Q", "I"]) -> None:
+    def __init__(self, width: int, code: Literal["Q", "I"], needles: Sequence[Needle]) -> None:
         self._width = width
         self._code: Literal["Q", "I"] = code
-        self._table: dict[int, list[tuple[tuple[int, str], bytes, int]]] = {}
+        self._needles: list[Needle] = []
+        self._starts: list[int] = []
+        forms: defaultdict[str, list[Needle]] = defaultdict(list)
+        for each in needles:
+            forms[each[0][1]].append(each)
+        for group in forms.values():
+            self._needles += group
+            self._starts += _telling([needle for _, needle in group], width)
+        slices = [
+            needle[at : at + width]
+            for (_, needle), start in zip(self._needles, self._starts, strict=True)
+            for at in range(start, start + width)
+        ]
+        words = memoryview(b"".join(slices)).cast(code).tolist()
+        self._table: dict[int, int] = dict(zip(words, range(len(words)), strict=True))
+        """Word → number of the needle times the width, plus the word's place in its piece."""
+        self._shared: set[int] = set()
+        if len(self._table) < len(words):
+            self._shared = {word for number, word in enumerate(words) if self._table[word] != number}
+        self._words = words if self._shared else []
 
-    def add(self, key: tuple[int, str], needle: bytes) -> None:
-        for offset in range(self._width):
-            word = memoryview(needle[offset : offset + self._width]).cast(self._code)[0]
-            self._table.setdefault(word, []).append((key, needle, offset))
+    @cached_property
+    def _alike(self) -> dict[int, dict[tuple[int, int], dict[bytes, list[tuple[int, str]]]]]:
+        """Word of several needles → (bytes before it, length) → needle → whose it is; made when one is met."""
+        found: dict[int, dict[tuple[int, int], dict[bytes, list[tuple[int, str]]]]] = {}
+        for number, word in enumerate(self._words):
+            if word in self._shared:
+                key, needle = self._needles[number // self._width]
+                before = self._starts[number // self._width] + number % self._width
+                alike = found.setdefault(word, {}).setdefault((before, len(needle)), {})
+                alike.setdefault(needle, []).append(key)
+        return found
 
     def find(self, buffer: bytes, fresh: int, hits: Hits) -> None:
         """Count occurrences that end after byte `fresh`; the earlier ones were counted with the chunk before."""
@@ -134,32 +166,50 @@ class _Windows:
             if known.isdisjoint(part):
                 continue
             for position, word in enumerate(part, start=block):
-                for key, needle, offset in self._table.get(word, ()):
-                    start = position * self._width - offset
+                if (number := self._table.get(word)) is None:
+                    continue
+                at = position * self._width
+                if word not in self._shared:
+                    key, needle = self._needles[number // self._width]
+                    start = at - self._starts[number // self._width] - number % self._width
                     if start >= 0 and start + len(needle) > fresh and buffer.startswith(needle, start):
                         hits[key] += 1
+                    continue
+                for (before, length), whose in self._alike[word].items():
+                    start = at - before
+                    if start >= 0 and start + length > fresh:
+                        hits.update(whose.get(buffer[start : start + length], ()))
+
+
+def _telling(needles: Sequence[bytes], width: int) -> list[int]:
+    """Return where each needle's piece starts, so that the fewest of them look alike there."""
+    spare = [len(needle) - (2 * width - 1) for needle in needles]
+    best: tuple[int, list[int]] = (0, [])
+    for quarter in range(5):
+        starts = [room * quarter // 4 for room in spare]
+        differing = min(
+            len({needle[start + at : start + at + width] for needle, start in zip(needles, starts, strict=True)})
+            for at in (0, width - 1)
+        )
+        best = max(best, (differing, starts))
+        if differing * 10 >= len(needles) * 9:
+            break
+    return best[1]
 
 
 class Needles:
     """All forms of a list of canaries, ready to be counted in streams."""
 
     def __init__(self, canaries: Sequence[bytes]) -> None:
-        self._long = _Windows(8, "Q")
-        self._short = _Windows(4, "I")
-        self._tiny: list[tuple[tuple[int, str], bytes]] = []
-        self._longest = 0
-        for number, canary in enumerate(canaries):
-            for name, needle in encodings(canary).items():
-                self._add((number, name), needle)
-
-    def _add(self, key: tuple[int, str], needle: bytes) -> None:
-        self._longest = max(self._longest, len(needle))
-        if len(needle) >= _LONG:
-            self._long.add(key, needle)
-        elif len(needle) >= _SHORT:
-            self._short.add(key, needle)
-        else:
-            self._tiny.append((key, needle))
+        every = [
+            ((number, name), needle)
+            for number, canary in enumerate(canaries)
+            for name, needle in encodings(canary).items()
+        ]
+        self._long = _Windows(8, "Q", [each for each in every if len(each[1]) >= _LONG])
+        self._short = _Windows(4, "I", [each for each in every if _SHORT <= len(each[1]) < _LONG])
+        self._tiny = [each for each in every if len(each[1]) < _SHORT]
+        self._longest = max((len(needle) for _, needle in every), default=0)
 
     def count(self, stream: BinaryIO, deadline: Deadline) -> Hits:
         """Return how often each form occurs in the stream, overlapping occurrences included. Raises: Timeout."""

@@ -58,6 +58,26 @@ def test_each_occurrence_is_counted_once_wherever_chunks_break(
         assert found[(0, name)] == naive
 
 
+@given(
+    needles=st.lists(st.text("ab", min_size=1, max_size=24), min_size=1, max_size=12),
+    order=st.lists(st.integers(0, 11), max_size=8),
+    size=st.integers(1, 50),
+)
+def test_needles_that_look_alike_are_each_counted(needles: list[str], order: list[int], size: int) -> None:
+    hay = "".join(needles[number % len(needles)] for number in order).encode()
+    chunks = [hay[start : start + size] for start in range(0, len(hay), size)]
+    found = Needles([needle.encode() for needle in needles]).count_chunks(chunks, Deadline("scan", 20))
+    for number, needle in enumerate(needles):
+        for name, form in encodings(needle.encode()).items():
+            assert found[number, name] == sum(hay.startswith(form, at) for at in range(len(hay)))
+
+
+def test_a_neighbour_whose_text_begins_and_ends_alike_is_no_hit() -> None:
+    texts = [f"a remark of somebody, number {n:05d}, as people make them when they write".encode() for n in range(400)]
+    found = Needles(texts[:300]).count_chunks([b"\0".join(texts[290:])], Deadline("scan", 20))
+    assert found == {(number, "utf-8"): 1 for number in range(290, 300)}
+
+
 @given(st.text(min_size=1, max_size=400))
 def test_samples_of_a_text_are_pieces_of_it_and_long_enough_to_tell_apart(text: str) -> None:
     value = text.encode()
