@@ -14,11 +14,9 @@ in use, each row saying its own. A crash in 5 between file and row is healed by 
 date. Which keys must go, and whether they may, is decided elsewhere.
 """
 
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
 
 from sqlalchemy import Connection, RowMapping, Table
 from sqlmodel import Session
@@ -27,11 +25,9 @@ from vault import rows
 from vault.errors import KekDestroyed, KeyUnknown, VaultError
 from vault.keks import KekStore
 from vault.models import KeyState
-from vault.rows import PartId, binding_of
+from vault.rewrapping import rewrap
+from vault.rows import PartId
 from vault.transaction import pending
-from vault.wrapping import at_epoch, unwrap, wrap
-
-_SALT_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,24 +143,15 @@ def _next_epoch(keks: KekStore, tenant_id: int, group_no: int, epoch: int) -> in
 
 def _rewrap(db: Connection, keks: KekStore, table: Table, tenant_id: int, group_no: int, *, new: int) -> int:
     tenant = str(tenant_id)
-    found = rows.rows_to_rewrap(db, table, tenant_id, group_no, new)
-    olds = {epoch: keks.get(tenant, group_no, epoch) for epoch in {row["epoch"] for row in found}}
     kek = keks.get(tenant, group_no, new)
-    salts = os.urandom(_SALT_BYTES * len(found))
-    changes: list[dict[str, Any]] = []
-    for number, row in enumerate(found):
-        binding = binding_of(table, row)
-        plaintext = unwrap(olds[row["epoch"]], binding, row["wrapped"])
-        salt = salts[number * _SALT_BYTES : (number + 1) * _SALT_BYTES]
-        change = {"at_tenant": tenant_id, "at_epoch": row["epoch"], "new_epoch": new}
-        change["new_wrapped"] = wrap(kek, at_epoch(binding, new), plaintext, salt=salt)
-        if table is rows.KEYS:
-            change["at_key_id"] = row["key_id"]
-        else:
-            change["at_entry_id"], change["at_part"] = row["entry_id"], row["part"]
-        changes.append(change)
-    rows.write_rewrapped(db, table, changes)
-    return len(changes)
+    count = 0
+    # Nearly always one epoch; a crash in a rotation leaves two.
+    for old, found in rows.rows_to_rewrap(db, table, tenant_id, group_no, new).items():
+        made = rewrap(keks.get(tenant, group_no, old), kek, found.bindings, found.wrapped, new)
+        changes = [(*place, wrapped) for place, wrapped in zip(found.places, made, strict=True)]
+        rows.write_rewrapped(db, table, changes, tenant_id=tenant_id, old=old, new=new)
+        count += len(changes)
+    return count
 
 
 def due_keks(session: Session, tenant_id: int, now: datetime) -> list[RetiredEpoch]:

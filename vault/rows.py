@@ -7,11 +7,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
-from operator import itemgetter
 from secrets import randbelow
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, RowMapping, Table, and_, bindparam, func, insert, select, update
+from sqlalchemy import Connection, CursorResult, RowMapping, Table, and_, func, insert, select, update
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Session, SQLModel
 
@@ -25,8 +24,15 @@ GROUP_SIZE = 1_000
 
 _CHUNK = 500  # below the number of bound values every supported SQLite accepts
 _GROUP_NUMBERS = 2**31 - 1
-_PART_COLUMNS = ("tenant_id", "entry_id", "part", "group_no", "epoch", "wrapped")
-_KEY_COLUMNS = ("tenant_id", "key_id", "subject_id", "data_class", "month", "scope", "group_no", "epoch", "wrapped")
+_REWRAPPED = 1_000
+"""Rows of one statement of a rotation: as many as a group has keys, far below SQLite's 32,766 bound values."""
+_KEY_OF = {"vault_data_key": ("key_id",), "vault_part_key": ("entry_id", "part")}
+_BOUND_BY = {
+    "vault_data_key": ("key_id", "subject_id", "data_class", "month", "scope"),
+    "vault_part_key": ("entry_id", "part"),
+}
+"""Beside tenant, group and epoch."""
+_ARRAYS = {"key_id": "text", "entry_id": "text", "part": "int4", "wrapped": "bytea"}
 
 KEYS: Table = SQLModel.metadata.tables[str(models.DataKey.__tablename__)]
 PARTS: Table = SQLModel.metadata.tables[str(models.PartKey.__tablename__)]
@@ -219,11 +225,43 @@ def wrapped_rows(db: Connection, table: Table, tenant_id: int, group_no: int) ->
     return db.execute(select(table).where(here)).mappings().all()
 
 
-def rows_to_rewrap(db: Connection, table: Table, tenant_id: int, group_no: int, epoch: int) -> Sequence[RowMapping]:
-    """Return what a turn needs of the group's rows that have bytes of another epoch: binding, epoch and bytes."""
-    here = and_(table.c.tenant_id == tenant_id, table.c.group_no == group_no, table.c.wrapped.is_not(None))
-    columns = [table.c[name] for name in (_KEY_COLUMNS if table is KEYS else _PART_COLUMNS)]
-    return db.execute(select(*columns).where(here, table.c.epoch != epoch)).mappings().all()
+@dataclass(frozen=True, slots=True)
+class ToRewrap:
+    """What a turn needs of the rows of one epoch. A place finds its row again: a row id on SQLite, else the key."""
+
+    places: list[tuple[Any, ...]]
+    bindings: list[bytes]
+    wrapped: list[bytes]
+
+
+def rows_to_rewrap(db: Connection, table: Table, tenant_id: int, group_no: int, epoch: int) -> dict[int, ToRewrap]:
+    """Return the group's rows that have bytes of another epoch, by that epoch."""
+    key, bound = _KEY_OF[table.name], _BOUND_BY[table.name]
+    place = key if db.dialect.name == "postgresql" else ("rowid",)
+    query = (
+        f"SELECT epoch, wrapped, {', '.join((*bound, *place))} FROM {table.name} "  # noqa: S608 - names of ours
+        "WHERE tenant_id = ? AND group_no = ? AND wrapped IS NOT NULL AND epoch <> ?"
+    )
+    binding = _data_key_binding if table is KEYS else _part_key_binding
+    found: dict[int, ToRewrap] = {}
+    end = 2 + len(bound)
+    rows: Sequence[Any] = _driver(db, query, (tenant_id, group_no, epoch)).all()
+    for row in rows:
+        of_epoch = found.get(row[0])
+        if of_epoch is None:
+            of_epoch = found[row[0]] = ToRewrap([], [], [])
+        of_epoch.places.append(tuple(row[end:]))
+        of_epoch.bindings.append(binding(tenant_id, group_no, row))
+        of_epoch.wrapped.append(row[1])
+    return found
+
+
+def _data_key_binding(tenant_id: int, group_no: int, row: Any) -> bytes:
+    return bound_to(tenant_id, row[2], row[3], (row[4], row[5], row[6]), group_no, row[0])
+
+
+def _part_key_binding(tenant_id: int, group_no: int, row: Any) -> bytes:
+    return part_key_binding(tenant_id, row[2], row[3], group_no, row[0])
 
 
 def destroyed_at_epoch(db: Connection, tenant_id: int, group_no: int, epoch: int) -> bool:
@@ -242,29 +280,36 @@ def _at_epoch(db: Connection, table: Table, tenant_id: int, group_no: int, epoch
     return bool(db.execute(select(func.count()).select_from(table).where(here)).scalar_one())
 
 
-def write_rewrapped(db: Connection, table: Table, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write new bytes and epoch to rows that still have bytes of the epoch they were read with.
+def write_rewrapped(
+    db: Connection, table: Table, changes: Sequence[tuple[Any, ...]], *, tenant_id: int, old: int, new: int
+) -> None:
+    """Write new bytes (each behind the place of its row) to rows that still have bytes of the old epoch.
 
-    A row destroyed meanwhile is left destroyed: that is what the conditions are for.
+    A row destroyed meanwhile is left destroyed: that is what the conditions are for. One statement for many rows, since
+    a statement for each would take longer than the cipher does.
     """
-    if not rows:
-        return
-    names = [column.name for column in table.primary_key.columns if column.name != "tenant_id"]
-    here = and_(*(table.c[name] == bindparam(f"at_{name}") for name in names))
-    still = and_(
-        table.c.tenant_id == bindparam("at_tenant"),
-        table.c.epoch == bindparam("at_epoch"),
-        table.c.wrapped.is_not(None),
-    )
-    statement = update(table).where(here, still).values(wrapped=bindparam("new_wrapped"), epoch=bindparam("new_epoch"))
-    # A turn writes many rows, and every value is bytes, text or a number already: SQLAlchemy's own work for each value
-    # would take longer than the cipher does.
-    compiled = statement.compile(dialect=db.dialect)
-    values: list[Any] = list(rows)
-    if db.dialect.positional:
-        of_row = itemgetter(*(compiled.positiontup or ()))
-        values = [of_row(row) for row in rows]
-    db.exec_driver_sql(str(compiled), values)
+    name, key = table.name, _KEY_OF[table.name]
+    still = f"{name}.tenant_id = ? AND {name}.epoch = ? AND {name}.wrapped IS NOT NULL"
+    for start in range(0, len(changes), _REWRAPPED):
+        some = changes[start : start + _REWRAPPED]
+        values: tuple[Any, ...]
+        if db.dialect.name == "postgresql":
+            arrays = ", ".join(f"?::{_ARRAYS[column]}[]" for column in (*key, "wrapped"))
+            source = f"unnest({arrays}) AS given({', '.join((*key, 'bytes'))})"
+            same = " AND ".join(f"{name}.{column} = given.{column}" for column in key)
+            values = tuple(list(column) for column in zip(*some, strict=True))
+        else:
+            pairs = ", ".join(["(?, ?)"] * len(some))
+            source = f"(SELECT column1 AS place, column2 AS bytes FROM (VALUES {pairs})) AS given"  # noqa: S608
+            same = f"{name}.rowid = given.place"
+            values = tuple(value for change in some for value in change)
+        statement = f"UPDATE {name} SET wrapped = given.bytes, epoch = ? FROM {source} WHERE {same} AND {still}"  # noqa: S608 - names of ours
+        _driver(db, statement, (new, *values, tenant_id, old))
+
+
+def _driver(db: Connection, statement: str, values: tuple[Any, ...]) -> CursorResult[Any]:
+    """Run a statement with `?` for its values, none of which needs a conversion."""
+    return db.exec_driver_sql(statement.replace("?", "%s") if db.dialect.name == "postgresql" else statement, values)
 
 
 def retired_of(db: Connection, tenant_id: int, group_nos: Iterable[int]) -> list[RowMapping]:

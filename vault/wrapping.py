@@ -8,24 +8,23 @@ a row altered in any of those columns, does not open. Layout: format 1 | salt 16
 import hmac
 import os
 import struct
-from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from vault.errors import NotDecryptable
 
-_FORMAT = b"\x01"
-_SALT_BYTES = 16
-_SEALED = 1 + _SALT_BYTES
-_EPOCH_BYTES = 4
-_LABEL = b"muniment/wrap/v1\x00"
-_NONCE = bytes(12)  # Every wrap has its own key, so the nonce never repeats under one key.
+FORMAT = b"\x01"
+SALT_BYTES = 16
+SEALED = 1 + SALT_BYTES
+EPOCH_BYTES = 4
+LABEL = b"muniment/wrap/v1\x00"
+NONCE = bytes(12)  # Every wrap has its own key, so the nonce never repeats under one key.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class KeySpec:
+class KeySpec(NamedTuple):
     """What a data key is for. ``scope`` is a random id of ours or empty, ``month`` the month of receipt, YYYY-MM."""
 
     subject_id: int
@@ -34,12 +33,15 @@ class KeySpec:
     scope: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyHandle:
+class KeyHandle(NamedTuple):
     """An opened data key; its bytes never show in a log or a traceback."""
 
     key_id: str
-    key32: bytes = field(repr=False)
+    key32: bytes
+
+    def __repr__(self) -> str:
+        """Its id only."""
+        return f"KeyHandle(key_id={self.key_id!r})"
 
 
 def data_key_binding(tenant_id: int, key_id: str, spec: KeySpec, group_no: int, epoch: int) -> bytes:
@@ -53,39 +55,39 @@ def bound_to(  # noqa: PLR0917 - the columns of one row, in their order
 ) -> bytes:
     """Return the same from a row's columns; `named` are class, month and scope."""
     fixed = struct.pack(">QQQ16s", tenant_id, group_no, subject_id, bytes.fromhex(key_id))
-    return b"data\x00" + fixed + _texts(*named) + epoch.to_bytes(_EPOCH_BYTES, "big")
+    return b"data\x00" + fixed + _texts(*named) + epoch.to_bytes(EPOCH_BYTES, "big")
 
 
 def part_key_binding(tenant_id: int, entry_id: str, part: int, group_no: int, epoch: int) -> bytes:
     """Return the bytes that bind a wrapped part key to its row."""
     fixed = struct.pack(">QQI", tenant_id, group_no, part)
-    return b"part\x00" + fixed + _texts(entry_id) + epoch.to_bytes(_EPOCH_BYTES, "big")
+    return b"part\x00" + fixed + _texts(entry_id) + epoch.to_bytes(EPOCH_BYTES, "big")
 
 
 def at_epoch(binding: bytes, epoch: int) -> bytes:
     """Return the binding of the same row under another epoch."""
-    return binding[:-_EPOCH_BYTES] + epoch.to_bytes(_EPOCH_BYTES, "big")
+    return binding[:-EPOCH_BYTES] + epoch.to_bytes(EPOCH_BYTES, "big")
 
 
 def wrap(kek32: bytes, binding: bytes, plaintext: bytes, *, salt: bytes | None = None) -> bytes:
     """Return the wrapped key: 33 bytes longer. ``salt`` (16 random bytes) may be drawn by the caller for many."""
-    salt = os.urandom(_SALT_BYTES) if salt is None else salt
-    return _FORMAT + salt + AESGCM(_once(kek32, salt, binding)).encrypt(_NONCE, plaintext, None)
+    salt = os.urandom(SALT_BYTES) if salt is None else salt
+    return FORMAT + salt + AESGCM(_once(kek32, salt, binding)).encrypt(NONCE, plaintext, None)
 
 
 def unwrap(kek32: bytes, binding: bytes, wrapped: bytes) -> bytes:
     """Return the key. Raises NotDecryptable: another key-encryption key, another row, or altered bytes."""
-    if wrapped[:1] != _FORMAT:
+    if wrapped[:1] != FORMAT:
         raise NotDecryptable("a wrapped key has an unknown format")
     try:
-        return AESGCM(_once(kek32, wrapped[1:_SEALED], binding)).decrypt(_NONCE, wrapped[_SEALED:], None)
+        return AESGCM(_once(kek32, wrapped[1:SEALED], binding)).decrypt(NONCE, wrapped[SEALED:], None)
     except (InvalidTag, ValueError) as error:
         raise NotDecryptable("a wrapped key does not open under its key-encryption key and row") from error
 
 
 def _once(kek32: bytes, salt: bytes, binding: bytes) -> bytes:
     # HKDF-Expand-SHA256 of one block is this HMAC with the counter byte 1 (RFC 5869 §2.3); rotation does millions.
-    return hmac.digest(kek32, _LABEL + salt + binding + b"\x01", "sha256")
+    return hmac.digest(kek32, LABEL + salt + binding + b"\x01", "sha256")
 
 
 @lru_cache(maxsize=1024)

@@ -276,13 +276,13 @@ def test_a_key_destroyed_while_its_group_turns_stays_destroyed(any_world: Any, m
 
     write = rows.write_rewrapped
 
-    def destroyed_first(db: Any, table: Any, changes: Any) -> None:
+    def destroyed_first(db: Any, table: Any, changes: Any, **epochs: Any) -> None:
         if table is rows.KEYS:
             db.execute(
                 text("UPDATE vault_data_key SET wrapped = NULL, state = 'destroyed' WHERE key_id = :id"),
                 {"id": late.key_id},
             )
-        write(db, table, changes)
+        write(db, table, changes, **epochs)
 
     monkeypatch.setattr(rows, "write_rewrapped", destroyed_first)
     with any_world.transaction() as session:
