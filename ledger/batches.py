@@ -1,23 +1,32 @@
 """The batch object: the only place where the order of the log is written down.
 
-Guarantees: every byte of a batch object is covered: the envelope is written again and compared, and names the digest
-of the frame behind it, which is bounded before it is opened. A batch names the one before it by key, count and digest,
-so a batch cannot be exchanged, dropped or moved without the next one showing it, and it names the last checkpoint
-before it. The first index stands in the key, so two writers that want one index want one key, and create-only storage
-lets one of them win. It does not look into headers and stores nothing.
+Guarantees: every byte of a batch object is covered by the object itself: the envelope is written again and compared,
+and names its own digest and that of the frame behind it, which is bounded before it is opened. A batch names the one
+before it by key, count and digest, so a batch cannot be exchanged, dropped or moved without the next one showing it,
+and it names the last checkpoint before it. The first index stands in the key, so two writers that want one index want
+one key, and create-only storage lets one of them win. It does not look into headers and stores nothing.
 
 Layout: `envelope LF frame`. The frame is one zstd frame, without dictionary and with its content's size, over the
-headers joined by LF, which no header holds. The encoding is append-only. Version 2 of the envelope is RFC 8785 JSON
-with these keys, all always present (version 1, which held the headers as base64, is still read):
+headers joined by LF, which no header holds. The encoding is append-only. Version 3 of the envelope is RFC 8785 JSON
+with these keys, all always present, digests in base64 (version 1, which held the headers as base64, and version 2,
+without `envelope`, are still read):
 
-    bytes              length of the headers joined by LF, in bytes        checkpoint_digest  SHA-256 of the last note
-                                                                           before, base64, or null
-    checkpoint_size    its tree size, or 0                                 count              number of headers
-    fence              the writer's fencing number                         first              index of the first header
-    frame              SHA-256 of the frame, base64                        log                id of the log
-    previous_count     headers in the batch before                         previous_digest    SHA-256 of that object,
-                                                                           base64, or null
-    previous_key       its key, or null                                    v                  2
+    bytes              length of the headers joined by LF, in bytes
+    checkpoint_digest  SHA-256 of the last note before, or null
+    checkpoint_size    its tree size, or 0
+    count              number of headers
+    envelope           SHA-256 of the envelope without this member
+    fence              the writer's fencing number
+    first              index of the first header
+    frame              SHA-256 of the frame
+    log                id of the log
+    previous_count     headers in the batch before
+    previous_digest    SHA-256 of that object, or null
+    previous_key       its key, or null
+    v                  3
+
+`envelope` is for the newest batch, which no other one names yet: a changed byte of it is noticed at once. Who writes
+the whole object anew is noticed by the signed root, and by the batch and the checkpoint that come next.
 
 Source: RFC 8878 (zstd), RFC 8785 (canonical JSON), ADR 28.
 """
@@ -34,7 +43,8 @@ import zstandard
 from ledger import batches_v1
 from ledger.errors import LogForked, MalformedBatch
 
-VERSION = 2
+VERSION = 3
+_UNSEALED = 2
 DIGEST_SIZE = 32
 MAX_INT = (1 << 53) - 1
 MAX_HEADER_BYTES = 16 * 1024
@@ -87,11 +97,19 @@ class Envelope:
 
 
 # The fields stand in the order of their names, which is the order RFC 8785 asks for.
-class _Wire(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"log_id": "log", "size": "bytes"}):
+class _Wire(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    omit_defaults=True,
+    rename={"log_id": "log", "size": "bytes"},
+):
     size: int
     checkpoint_digest: bytes | None
     checkpoint_size: int
     count: int
+    envelope: bytes | None = None
     fence: int
     first: int
     frame: bytes
@@ -128,6 +146,9 @@ def batch_digest(data: bytes) -> bytes:
 def encode_batch(batch: Batch) -> bytes:
     """Return the bytes of a batch object. Raises: MalformedBatch naming what is wrong."""
     _check(batch)
+    if batch.version != VERSION:
+        reason = f"version {batch.version} is read, and written no more"
+        raise MalformedBatch(reason)
     if not batch.headers or batch.count != len(batch.headers):
         reason = f"expected {batch.count} headers and at least one, got {len(batch.headers)}"
         raise MalformedBatch(reason)
@@ -138,7 +159,7 @@ def encode_batch(batch: Batch) -> bytes:
         reason = f"{len(plain)} bytes of headers, at most {MAX_HEADERS_BYTES} are allowed"
         raise MalformedBatch(reason)
     frame = zstandard.ZstdCompressor(level=_LEVEL).compress(plain)
-    return _ENCODER.encode(_wire(batch, len(plain), sha256(frame).digest())) + _LINE + frame
+    return _text(batch, len(plain), sha256(frame).digest()) + _LINE + frame
 
 
 def open_envelope(data: bytes) -> Envelope:
@@ -167,8 +188,8 @@ def open_envelope(data: bytes) -> Envelope:
     )
     _check(batch)
     _digest(wire.frame, "frame")
-    if not found or _ENCODER.encode(_wire(batch, wire.size, wire.frame)) != text:
-        reason = "the envelope is not the canonical encoding"
+    if not found or _text(batch, wire.size, wire.frame) != text:
+        reason = "the envelope is not the canonical encoding, or not the one that its own digest names"
         raise MalformedBatch(reason)
     if not batch.count <= _count(wire.size, "bytes") <= MAX_HEADERS_BYTES:
         reason = f"{wire.size} bytes of headers, at most {MAX_HEADERS_BYTES} are allowed"
@@ -193,7 +214,7 @@ def open_frame(data: bytes) -> tuple[bytes, ...]:
 def salvage_headers(data: bytes) -> tuple[bytes | None, ...]:
     """Return the headers of a damaged batch of version 1, None in place of a damaged one; nothing for any other bytes.
 
-    Of a version 2 batch `open_frame` gives all headers or none.
+    Of a later one `open_frame` gives all headers or none.
     """
     found = batches_v1.salvage(data)
     return tuple(raw if raw and len(raw) <= MAX_HEADER_BYTES and _LINE not in raw else None for raw in found)
@@ -261,8 +282,9 @@ def verify_follows(batch: Batch, previous: Batch | None, previous_digest: bytes 
         raise LogForked(detail, size=batch.first)
 
 
-def _wire(batch: Batch, size: int, frame_digest: bytes) -> _Wire:
-    return _Wire(
+def _text(batch: Batch, size: int, frame_digest: bytes) -> bytes:
+    """Return the envelope; since version 3 with the digest of its other members among them."""
+    wire = _Wire(
         size=size,
         checkpoint_digest=batch.checkpoint_digest,
         checkpoint_size=batch.checkpoint_size,
@@ -274,12 +296,16 @@ def _wire(batch: Batch, size: int, frame_digest: bytes) -> _Wire:
         previous_count=batch.previous_count,
         previous_digest=batch.previous_digest,
         previous_key=batch.previous_key,
-        v=VERSION,
+        v=batch.version,
     )
+    text = _ENCODER.encode(wire)
+    if batch.version == _UNSEALED:
+        return text
+    return _ENCODER.encode(msgspec.structs.replace(wire, envelope=sha256(text).digest()))
 
 
 def _check(batch: Batch) -> None:
-    if isinstance(batch.version, bool) or batch.version != VERSION:
+    if isinstance(batch.version, bool) or batch.version not in (_UNSEALED, VERSION):
         reason = f"version {batch.version!r} is unknown, this program writes {VERSION}"
         raise MalformedBatch(reason)
     _log_id(batch.log_id)

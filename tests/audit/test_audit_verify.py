@@ -42,6 +42,7 @@ def audit(log: Copy, **options: Any) -> Report:
 # ── exact places ──
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.scenario("L1")
 def test_no_flipped_bit_in_any_batch_is_called_sound_and_the_place_is_named(
     small_log: Copy,
