@@ -255,7 +255,9 @@ def _files_of_today(folder: Path, objects: Objects, place: Place) -> set[bytes]:
 def _entries(data: bytes) -> Iterator[tuple[bool, bytes]]:
     at = 0
     while at < len(data):
-        end = data.index(b"\0", at)
+        end = data.find(b"\0", at)
+        if end < 0 or len(data) < end + 1 + _NAME:
+            raise Unreadable("a folder is damaged")
         mode = data[at:end].split(b" ", 1)[0]
         name = data[end + 1 : end + 1 + _NAME]
         if mode != b"160000":  # a submodule's commit lies elsewhere
