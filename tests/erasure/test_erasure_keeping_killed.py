@@ -15,7 +15,12 @@ from tests.erasure.conftest import World
 from tests.erasure.crashing import break_commit, count_commits
 from tests.erasure.test_erasure_keeping import assert_one_stays, prepared
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    # Another test of this process may have imported it; the forked child never uses it.
+    pytest.mark.filterwarnings("ignore:lance is not fork-safe:UserWarning"),
+]
 PORTS = ("event", "part_keys", "keep_part_rows")
 
 
