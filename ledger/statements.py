@@ -17,6 +17,7 @@ from sqlmodel import Session, SQLModel
 
 _MOST = 1_000
 """Values of one IN list on SQLite, which takes 32,766."""
+_STEP = 50
 _TYPES: tuple[tuple[type[sa.types.TypeEngine[Any]], str], ...] = (
     (sa.BigInteger, "int8"),
     (sa.Integer, "int4"),
@@ -58,7 +59,7 @@ def select(session: Session, query: str, values: Sequence[Any]) -> list[tuple[An
     session.flush()
     db = session.connection()
     text = query.replace("?", "%s") if db.dialect.name == "postgresql" else query
-    return list(db.exec_driver_sql(text, tuple(values)).fetchall())
+    return _rows(db, text, tuple(values))
 
 
 def select_in(
@@ -75,14 +76,25 @@ def select_in(
     if db.dialect.name == "postgresql":
         query = head.replace("?", "%s")
         if len(values) == 1:  # one value is planned once, a list anew each time
-            yield from db.exec_driver_sql(f"{query} = %s::{kind}", (*known, values[0])).fetchall()
+            yield from _rows(db, f"{query} = %s::{kind}", (*known, values[0]))
         else:
-            yield from db.exec_driver_sql(f"{query} = ANY(%s::{kind}[])", (*known, list(values))).fetchall()
+            yield from _rows(db, f"{query} = ANY(%s::{kind}[])", (*known, list(values)))
         return
     for start in range(0, len(values), _MOST):
         some = values[start : start + _MOST]
-        query = f"{head} IN ({','.join('?' * len(some))})"
-        yield from db.exec_driver_sql(query, (*known, *some)).fetchall()
+        # One text for many numbers of values, so that the driver has it prepared: the last one stands there again.
+        length = 1 if len(some) == 1 else -(-len(some) // _STEP) * _STEP
+        padding = (some[-1],) * (length - len(some))
+        yield from _rows(db, f"{head} IN ({','.join('?' * length)})", (*known, *some, *padding))
+
+
+def _rows(db: sa.Connection, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+    """The rows as the driver makes them: SQLAlchemy's own would cost more than many a look-up."""
+    result = db.exec_driver_sql(query, values)
+    try:
+        return list(result.cursor.fetchall())
+    finally:
+        result.close()
 
 
 @lru_cache(maxsize=64)

@@ -8,8 +8,8 @@ The caller commits.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlmodel import Session, col
@@ -35,8 +35,7 @@ REMOVABLE = ("live", "quarantined", "revoked")
 _PARENTS = "SELECT child, parent_kind, parent FROM derivation WHERE tenant_id = ? AND child"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Parent:
+class Parent(NamedTuple):
     """What something was made from: an artifact by id, an entry of the record by index."""
 
     kind: str

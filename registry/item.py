@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from registry import details
@@ -53,39 +53,41 @@ class ItemRejected(Exception):
         self.pointer = pointer
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """What an item was made from, as the caller names it: an artifact's id, a place, or an entry of the record."""
 
     kind: str
     key: str | bytes | tuple[str, bytes]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Item:
+class Item(NamedTuple):
     """One item as it will be registered. `details` is everything in free form (`registry.details`), to be sealed."""
 
     given_id: str | None
     data_class: DataClass
     store: str
     locator_hash: bytes
-    subjects: tuple[Identifier, ...] = field(repr=False)
-    sources: tuple[Source, ...] = field(repr=False)
-    details: bytes = field(repr=False)
-    scope: Mapping[str, str] = field(repr=False)
+    subjects: tuple[Identifier, ...]
+    sources: tuple[Source, ...]
+    details: bytes
+    scope: Mapping[str, str]
     activity: str | None
-    run: str | None = field(repr=False)
+    run: str | None
     """The run that made it."""
     source_type: str | None
     verification: str | None
     confidence: float | None
-    digest: bytes | None = field(repr=False)
+    digest: bytes | None
     observed_at: datetime | None
     expires_at: datetime | None
     anonymised: bool
     """Whether its making was declared to take the people of its sources out."""
     after_action: bytes | None = None
     """The look-up of the product write that must have succeeded before."""
+
+    def __repr__(self) -> str:
+        """Its class and store only: the rest may name somebody."""
+        return f"Item(data_class={self.data_class.name!r}, store={self.store!r})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +98,10 @@ class Context:
     classes: Mapping[str, DataClass]
     stores: Mapping[str, StoreRow]
     lookups: Lookups
+    open_classes: dict[str, DataClass] = field(default_factory=dict)
+    """Those that the token was found to be allowed."""
+    open_stores: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Name and kind of places of those that the token was found to be allowed."""
 
 
 def given_id_of(raw: object) -> str | None:
@@ -108,9 +114,9 @@ def parse_item(raw: object, context: Context) -> Item:
     """The item. Raises: ItemRejected."""
     faults = Faults("artifact")
     reader = Reader(raw, faults)
-    data_class, store = _class_of(reader, context), _store_of(reader, context)
+    data_class, (store, kind) = _class_of(reader, context), _store_of(reader, context)
     try:
-        locator = normal_locator(kind_of_places(store.kind, store.config), reader.raw("locator"))
+        locator = normal_locator(kind, reader.raw("locator"))
         place = canonical_locator(locator)
     except MalformedLocator as error:
         raise ItemRejected(error.problem, error.detail, "/locator") from error
@@ -136,8 +142,8 @@ def parse_item(raw: object, context: Context) -> Item:
     item = Item(
         given_id=reader.code("id", pattern=GIVEN_ID) if "id" in said else None,
         data_class=data_class,
-        store=store.name,
-        locator_hash=context.lookups.locator(store.name, place),
+        store=store,
+        locator_hash=context.lookups.locator(store, place),
         subjects=subjects,
         sources=sources,
         details=_encoded(told),
@@ -178,25 +184,31 @@ def read_sources(reader: Reader, context: Context) -> tuple[Source, ...]:
         return ()
     if not is_list(raw) or len(raw) > MAX_SOURCES:
         raise ItemRejected("invalid", f"expected a list of at most {MAX_SOURCES} sources", "/sources")
-    return tuple(dict.fromkeys(_source(one, number, context) for number, one in enumerate(raw)))
+    return tuple(dict.fromkeys([_source(one, number, context) for number, one in enumerate(raw)]))
 
 
 def _class_of(reader: Reader, context: Context) -> DataClass:
     name = reader.raw("data_class")
+    if isinstance(name, str) and (found := context.open_classes.get(name)) is not None:
+        return found
     if not isinstance(name, str) or name not in context.classes:
         raise ItemRejected("unknown-class", "no data class of that name is in force; register it first", "/data_class")
     if not context.acting.may_use_class(name):
         raise ItemRejected("outside-token-scope", "the token may not register items of this class", "/data_class")
-    return context.classes[name]
+    return context.open_classes.setdefault(name, context.classes[name])
 
 
-def _store_of(reader: Reader, context: Context) -> StoreRow:
+def _store_of(reader: Reader, context: Context) -> tuple[str, str]:
+    """Its name and the kind of its places."""
     name = reader.raw("store")
+    if isinstance(name, str) and (found := context.open_stores.get(name)) is not None:
+        return found
     if not isinstance(name, str) or name not in context.stores:
         raise ItemRejected("unknown-store", "no store of that name is in force; register it first", "/store")
     if not context.acting.may_use_store(name):
         raise ItemRejected("outside-token-scope", "the token may not register items in this store", "/store")
-    return context.stores[name]
+    store = context.stores[name]
+    return context.open_stores.setdefault(name, (store.name, kind_of_places(store.kind, store.config)))
 
 
 def _subjects(reader: Reader, data_class: DataClass) -> tuple[Identifier, ...]:
@@ -215,7 +227,7 @@ def _subjects(reader: Reader, data_class: DataClass) -> tuple[Identifier, ...]:
             listed = ", ".join(data_class.subject_types)
             raise ItemRejected("invalid", f"the class lists subject types {listed} only", f"/subjects/{number}")
         found.append(one)
-    return tuple(dict.fromkeys(found))
+    return tuple(found) if len(found) < 2 else tuple(dict.fromkeys(found))  # noqa: PLR2004 - one is distinct
 
 
 def _source(raw: object, number: int, context: Context) -> Source:

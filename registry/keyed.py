@@ -54,7 +54,7 @@ def hold_writer(session: Session, tenant_id: int) -> None:
 
 @lru_cache(maxsize=64)
 def _framed(text: str) -> bytes:
-    """A label with its length before it. Only labels: nothing of a person may stay in a cache."""
+    """A label or a store's name with its length before it. Only those: nothing of a person may stay in a cache."""
     data = text.encode()
     return len(data).to_bytes(4, "big") + data
 
@@ -81,7 +81,8 @@ class Lookups:
 
     def locator(self, store: str, canonical: bytes) -> bytes:
         """The natural key of an artifact: 128 bits, which nobody without the key can make two places share."""
-        return self.of("locator", store, canonical)[:_PLACE_BYTES]
+        message = _framed("locator") + _framed(store) + len(canonical).to_bytes(4, "big") + canonical
+        return hmac.digest(self._key, message, "sha256")[:_PLACE_BYTES]
 
     def scope(self, name: str, value: str) -> bytes:
         """The look-up of one `name=value` of a scope; the key of a named event is looked up alike."""
@@ -99,12 +100,13 @@ class Seals:
     out whom `subjects.fenced` names.
     """
 
-    __slots__ = ("_keys", "_session", "_tenant_id", "_vault")
+    __slots__ = ("_keys", "_session", "_tenant", "_tenant_id", "_vault")
 
     def __init__(self, session: Session, vault: Vault, tenant_id: int) -> None:
         self._session = session
         self._vault = vault
         self._tenant_id = tenant_id
+        self._tenant = str(tenant_id)
         self._keys: dict[int, bytes | None] = {}
 
     def load(self, subject_nos: Iterable[int]) -> None:
@@ -136,6 +138,10 @@ class Seals:
             return  # one of them is closed; each is then asked for alone
         self._keys.update({subject_no: handles[spec].key32 for subject_no, spec in specs.items()})
 
+    def can(self, subject_no: int) -> bool:
+        """Whether there is a key to seal with for this person, or for the tenant itself."""
+        return self._sealing_key(subject_no) is not None
+
     def holder(self, candidates: Iterable[int]) -> int:
         """The first person whose identity key can seal; the tenant itself when there is none."""
         for subject_no in candidates:
@@ -148,7 +154,7 @@ class Seals:
         key = self._sealing_key(holder_no)
         if key is None:
             raise SealRefused(holder_no)
-        return seal_value(key, plaintext, tenant=str(self._tenant_id), label=label, name=name)
+        return seal_value(key, plaintext, tenant=self._tenant, label=label, name=name)
 
     def open(self, holder_no: int, label: str, name: str, sealed: bytes | None) -> bytes | None:
         """The plaintext; None once it was removed or its key is gone. Raises: NotDecryptable when it was altered."""
@@ -157,7 +163,7 @@ class Seals:
         if holder_no not in self._keys:
             self.load((holder_no,))
         key = self._keys.get(holder_no)
-        return None if key is None else unseal_value(key, sealed, tenant=str(self._tenant_id), label=label, name=name)
+        return None if key is None else unseal_value(key, sealed, tenant=self._tenant, label=label, name=name)
 
     def _sealing_key(self, subject_no: int) -> bytes | None:
         if subject_no not in self._keys:

@@ -31,9 +31,9 @@ def normal_locator(kind: str, locator: object) -> dict[str, Any]:
     """The locator in its one written form. Raises: MalformedLocator."""
     if not isinstance(locator, Mapping) or not locator:
         raise MalformedLocator("expected an object that names one place")
-    plain = {str(name): value for name, value in locator.items()}
     if kind == "sql":
-        return _sql(plain)
+        return _sql(locator)
+    plain = {str(name): value for name, value in locator.items()}
     if kind == "files":
         return _files(plain)
     if kind == "redis":
@@ -93,7 +93,7 @@ def _scalar(name: str, value: object) -> str | int:
 
 
 def _sql(locator: Mapping[str, Any]) -> dict[str, Any]:
-    if set(locator) != {"table", "key"}:
+    if locator.keys() != {"table", "key"}:
         raise MalformedLocator("expected table and key")
     table, key = locator["table"], locator["key"]
     if not isinstance(table, str):

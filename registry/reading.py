@@ -51,11 +51,9 @@ class Reader:
     def __init__(self, value: object, faults: Faults, pointer: str = "") -> None:
         self.faults = faults
         self.pointer = pointer
-        self.fields: dict[str, Any] = {}
+        self.fields: Mapping[str, Any] = value if isinstance(value, Mapping) else {}
         self._read: set[str] = set()
-        if isinstance(value, Mapping):
-            self.fields = {str(name): member for name, member in value.items()}
-        else:
+        if not isinstance(value, Mapping):
             self.add("", "expected an object")
 
     def add(self, name: str, detail: str, number: int | None = None) -> None:
@@ -174,9 +172,11 @@ class Reader:
 
     def done(self) -> None:
         """Refuse every member that was not read."""
+        if self.fields.keys() <= self._read:
+            return
         for name in self.fields:
             if name not in self._read:
-                shown = name if NAME.fullmatch(name) else "?"
+                shown = name if NAME.fullmatch(str(name)) else "?"
                 self.faults.add(self.at(shown), "unknown field; unknown fields are refused so that no rule is ignored")
 
 

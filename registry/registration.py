@@ -205,6 +205,8 @@ class _Line:
     node: int = 0
     known: _Known | None = None
     first: bool = False
+    stops: bool = False
+    """Whether the people of its sources do not reach its artifact."""
     parents: set[Parent] = field(default_factory=set)
     requests: set[str] = field(default_factory=set)
     held: dict[str, Any] = field(default_factory=dict)
@@ -243,11 +245,13 @@ class _Registration:
         self.created = bulk.instant(now)
         self.ends_at = ends_at
         self.lookups = Lookups(vault, acting.tenant_id)
+        self.seals = Seals(session, vault, acting.tenant_id)
         self.lines: list[_Line] = []
         self.classes: Mapping[str, DataClass] = {}
         self.by_place: dict[tuple[str, bytes], _Known] = {}
         self.by_id: dict[int, _Known] = {}
-        self.by_given: dict[str, _Known] = {}
+        self.by_name: dict[str, int] = {}
+        """What a public id names, of artifacts that exist."""
         self.entries: dict[bytes, tuple[int, int]] = {}
         self.turns: set[int] = set()
         self.succeeded: set[bytes] = set()
@@ -260,7 +264,7 @@ class _Registration:
         self.taken: dict[int, str] = {}
         self.over: Mapping[str, datetime] = {}
         """Since when the runs of working items are over."""
-        self.plain_ends: dict[str, datetime | None] = {}
+        self.plain_ends: dict[str, int | None] = {}
         """Ends by class of items that bring no date of their own: the same for all of a batch."""
 
     def run(self, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -270,6 +274,7 @@ class _Registration:
         self._place()
         self._connect()
         self._refuse_dependants()
+        self._find_stops()
         self._own_subjects()
         full = self._full_subjects()
         requests = self._requests(full)
@@ -338,24 +343,21 @@ class _Registration:
             known = (self.tenant_id, store)
             for locator_hash, request_id in bulk.select_in(self.session, _TOMBS, known, wanted_places, "bytea"):
                 self.tombs[store, locator_hash] = request_id
-        wanted = sorted(set(names))
-        numbers = [int(match[1], 16) for name in wanted if (match := OWN_ID.fullmatch(name))]
-        self._keep(f"{_KNOWN} id", (), [number for number in numbers if number < 2**63], "int8")
+        own = {name: int(match[1], 16) for name in sorted(set(names)) if (match := OWN_ID.fullmatch(name))}
+        self._keep(f"{_KNOWN} id", (), [number for number in own.values() if number < 2**63], "int8")
+        for name, number in own.items():
+            found = self.by_id.get(number)
+            if found is not None and found.given_id is None:
+                self.by_name[name] = number
         # What has the form of an id of ours may still be one that a caller gave.
-        missing = [name for name in wanted if not self._is_own_name(name)]
-        self._keep(f"{_KNOWN} given_id", (), missing, "text")
-
-    def _is_own_name(self, name: str) -> bool:
-        match = OWN_ID.fullmatch(name)
-        known = None if match is None else self.by_id.get(int(match[1], 16))
-        return known is not None and known.given_id is None
+        self._keep(f"{_KNOWN} given_id", (), sorted(set(names) - self.by_name.keys()), "text")
 
     def _keep(self, head: str, more: tuple[Any, ...], values: Sequence[Any], kind: str) -> None:
         for row in bulk.select_in(self.session, head, (self.tenant_id, *more), values, kind):
             known = _Known._make(row)
             self.by_place[known.store, known.locator_hash] = self.by_id[known.id] = known
             if known.given_id is not None:
-                self.by_given[known.given_id] = known
+                self.by_name[known.given_id] = known.id
 
     def _load_entries(self, entries: Iterable[bytes]) -> None:
         rows = bulk.select_in(self.session, _ENTRIES, (self.tenant_id,), sorted(entries), "bytea")
@@ -403,14 +405,10 @@ class _Registration:
 
     def _named(self, name: str) -> int | None:
         """The artifact of a public id, existing or made by this batch."""
-        if name in self.by_given:
-            return self.by_given[name].id
-        if name in self.new_given:
-            return self.new_given[name].node
-        if match := OWN_ID.fullmatch(name):
-            known = self.by_id.get(int(match[1], 16))
-            return None if known is None or known.given_id is not None else known.id
-        return None
+        if (number := self.by_name.get(name)) is not None:
+            return number
+        line = self.new_given.get(name)
+        return None if line is None else line.node
 
     def _connect(self) -> None:
         """Resolve every source; refuse lines with an unknown one, or that derive from themselves."""
@@ -421,7 +419,7 @@ class _Registration:
                     self._refuse(line, "unknown-source", "no such source is registered or recorded here",
                                  f"/sources/{number}")  # fmt: skip
                     break
-                if parent == Parent(ARTIFACT, line.node):
+                if parent.number == line.node and parent.kind == ARTIFACT:
                     self._refuse(line, "invalid", "an artifact cannot be made from itself", f"/sources/{number}")
                     break
                 if parent.number != NOBODY or parent.kind == ENTRY:
@@ -487,15 +485,22 @@ class _Registration:
                 self.new_places[place].first = False
                 self.new_places[place], line.first = line, True
 
+    def _find_stops(self) -> None:
+        """Note at which lines the people of the sources do not go on."""
+        for line, item in self._open():
+            maker = line.item if line.first else None
+            if line.known is None and not line.first:
+                maker = self.new_places[item.store, item.locator_hash].item
+            line.stops = bool(line.known.anonymised) if line.known else maker is not None and maker.anonymised
+
     # ── 4. subjects ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _own_subjects(self) -> None:
-        named = {one for _, item in self._open() for one in item.subjects}
-        identifiers = list(named)
-        numbers = resolve(self.session, self.vault, self.acting, identifiers, self.now) if identifiers else []
-        number_of = dict(zip(identifiers, numbers, strict=True))
+        named = {(one.type, one.value): one for _, item in self._open() for one in item.subjects}
+        numbers = resolve(self.session, self.vault, self.acting, list(named.values()), self.now, seals=self.seals)
+        number_of = dict(zip(named, numbers, strict=True))
         for line, item in self._open():
-            line.subjects = frozenset(number_of[one] for one in item.subjects)
+            line.subjects = frozenset([number_of[one.type, one.value] for one in item.subjects])
             if line.known is None and not line.first:
                 # A second line about the same new item adds its people to the first.
                 first = self.new_places[item.store, item.locator_hash]
@@ -508,11 +513,11 @@ class _Registration:
         sets, entry_sets = self.sets, self.entry_sets
         own: dict[int, Members] = {}
         edges: dict[int, set[int]] = {}
-        for line, item in self._open():
+        for line, _ in self._open():
             start = own.get(line.node, frozenset()) | (sets[line.known.set_id] if line.known else frozenset())
             if line.known is None or self._is_own(line):
                 start |= line.subjects
-            for parent in () if self._stops(line, item) else line.parents:
+            for parent in () if line.stops else line.parents:
                 if parent.kind == ENTRY:
                     start |= sets[entry_sets[parent.number]]
                 else:
@@ -527,13 +532,6 @@ class _Registration:
                 detail = f"{len(full[line.node])} subjects behind one item, expected at most {most}"
                 self._refuse(line, "too-many-subjects", f"{detail}; an aggregate has a class that says so", "/sources")
         return full
-
-    def _stops(self, line: _Line, item: Item) -> bool:
-        """Whether the people of its sources do not reach the line's artifact."""
-        if line.known is not None:
-            return bool(line.known.anonymised)
-        maker = self.new_places[item.store, item.locator_hash].item
-        return maker is not None and maker.anonymised
 
     def _sets_behind(self) -> dict[int, Members]:
         wanted = {known.set_id for known in self.by_id.values()} | {known.own_set_id for known in self.by_id.values()}
@@ -573,9 +571,11 @@ class _Registration:
         self.closed = fenced(self.session, self.tenant_id, everyone) if everyone else {}
         self._mark_late(full, everyone)
         found = {known.id: known.request_id or "" for known in self.by_id.values() if known.status in GONE}
+        if not (found or self.closed or any(line.requests for line in self.lines)):
+            return found
         edges: dict[int, set[int]] = {}
-        for line, item in self._open():
-            if self._stops(line, item):
+        for line, _ in self._open():
+            if line.stops:
                 continue
             request = request_behind(full[line.node], self.closed) or min(line.requests, default=None)
             if request is not None and self._is_own(line):
@@ -598,8 +598,8 @@ class _Registration:
         A human decides about those. Who is behind the item already changes nothing: their request knows it.
         """
         found = False
-        for line, item in self._open():
-            if line.known is None or self._is_own(line) or line.known.status in GONE or self._stops(line, item):
+        for line, _ in self._open():
+            if line.known is None or self._is_own(line) or line.known.status in GONE or line.stops:
                 continue
             present = self.sets[line.known.set_id]
             held = {one for one in line.parents if self._ends_by(one, present, full, requests)}
@@ -638,14 +638,16 @@ class _Registration:
     def _write_new(self, full: Mapping[int, Members], requests: Mapping[int, str]) -> None:
         new = [(line, item) for line, item in self._open() if line.first]
         wanted = [full[line.node] for line, _ in new] + [line.subjects for line, _ in new]
-        numbers = intern_sets(self.session, self.tenant_id, wanted, self.now)
-        seals = Seals(self.session, self.vault, self.tenant_id)
-        candidates = {line.node: self._holders(line, full[line.node]) for line, _ in new}
-        seals.prepare(names[0] if names else NOBODY for names in candidates.values())
+        known = {people: number for number, people in self.sets.items()}
+        numbers = intern_sets(self.session, self.tenant_id, wanted, self.now, known=known, held=True)
+        firsts = [min(line.subjects or full[line.node], default=NOBODY) for line, _ in new]
+        self.seals.prepare(set(firsts) - self.closed.keys())
         rows, scope_rows = [], []
-        for line, item in new:
-            holder = seals.holder(candidates[line.node])
-            sealed = seals.seal(holder, LABEL, str(line.node), item.details)
+        for (line, item), first in zip(new, firsts, strict=True):
+            holder = first
+            if first in self.closed or not self.seals.can(first):
+                holder = self.seals.holder(self._holders(line, full[line.node]))
+            sealed = self.seals.seal(holder, LABEL, str(line.node), item.details)
             request = requests.get(line.node)
             status = "live" if request is None else "erasing"
             people = (holder, numbers[full[line.node]], numbers[line.subjects])
@@ -671,15 +673,13 @@ class _Registration:
         standing: tuple[str, str | None],
     ) -> tuple[Any, ...]:
         """The values of `_COLUMNS`; `people` are the holder, the set and the own set, `standing` status and request."""
-        expires = self._expires(item)
-        faith = None if item.data_class.decay is None else item.confidence
-        dates = Dates(created=self.now, observed=item.observed_at, expires=expires, confidence=faith)
+        expires = self._expires(item) if self.over else item.expires_at
         rules = item.data_class
         return (
             self.tenant_id, artifact_id, item.given_id, rules.name, rules.version, item.store, item.locator_hash,
             sealed, *people, *standing, item.anonymised, _activity(item.activity), item.source_type,
             item.verification, item.confidence, item.digest, self.created, bulk.instant(item.observed_at),
-            bulk.instant(expires), bulk.instant(self._end(item, dates)), self.acting.token_id,
+            bulk.instant(expires), self._end(item, expires), self.acting.token_id,
         )  # fmt: skip
 
     def _expires(self, item: Item) -> datetime | None:
@@ -687,13 +687,16 @@ class _Registration:
         over = self.over.get(item.run) if item.run is not None and item.data_class.state == working.WORKING else None
         return min((at for at in (item.expires_at, over) if at is not None), default=None)
 
-    def _end(self, item: Item, dates: Dates) -> datetime | None:
-        if dates.observed is not None or dates.expires is not None or dates.confidence is not None:
-            return self.ends_at(item.data_class, dates)
-        name = item.data_class.name
-        if name not in self.plain_ends:
-            self.plain_ends[name] = self.ends_at(item.data_class, dates)
-        return self.plain_ends[name]
+    def _end(self, item: Item, expires: datetime | None) -> int | None:
+        """As it stands in the column."""
+        rules = item.data_class
+        faith = None if rules.decay is None else item.confidence
+        if item.observed_at is not None or expires is not None or faith is not None:
+            dates = Dates(created=self.now, observed=item.observed_at, expires=expires, confidence=faith)
+            return bulk.instant(self.ends_at(rules, dates))
+        if rules.name not in self.plain_ends:
+            self.plain_ends[rules.name] = bulk.instant(self.ends_at(rules, Dates(created=self.now)))
+        return self.plain_ends[rules.name]
 
     def _scope_rows(self, artifact_id: int, item: Item) -> list[tuple[Any, ...]]:
         scope = set(item.scope.items())
@@ -817,10 +820,9 @@ class _Registration:
         """Another value at the place of a memory: what stood there before goes into its change log."""
         row = self.session.get_one(Artifact, (self.tenant_id, line.node))
         before = memory_log.facts_of(row)
-        seals = Seals(self.session, self.vault, self.tenant_id)
         row.digest, row.source_type, row.verification = item.digest, item.source_type, item.verification
         row.confidence, row.observed_at, row.confirmed_at = item.confidence, item.observed_at, None
-        row.sealed = seals.seal(row.holder_no, LABEL, str(row.id), item.details)
+        row.sealed = self.seals.seal(row.holder_no, LABEL, str(row.id), item.details)
         after = memory_log.facts_of(row)
         change = memory_log.overwritten(before, after, self.acting.principal)
         self.session.add(row)

@@ -7,8 +7,9 @@ finding a person's items costs what the person has, whatever the size of the reg
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
+from types import MappingProxyType
 
 from sqlmodel import Session
 
@@ -24,14 +25,27 @@ _SETS = "SELECT set_id FROM subject_set_member WHERE tenant_id = ? AND subject_n
 _BY_DIGEST = "SELECT digest, set_id FROM subject_set WHERE tenant_id = ? AND digest"
 
 
-def intern_sets(session: Session, tenant_id: int, sets: Iterable[Members], now: datetime) -> dict[Members, int]:
-    """The number of each set, made where it is new; one look-up for all."""
-    wanted = {_digest(members): members for members in set(sets) if members}
+def intern_sets(
+    session: Session,
+    tenant_id: int,
+    sets: Iterable[Members],
+    now: datetime,
+    *,
+    known: Mapping[Members, int] = MappingProxyType({}),
+    held: bool = False,
+) -> dict[Members, int]:
+    """The number of each set, made where it is new; one look-up for all but those that are `known`.
+
+    `held`: the caller has waited for other writers before, with `hold_writer`.
+    """
+    given = {members: known[members] for members in set(sets) if members in known}
+    wanted = {_digest(members): members for members in set(sets) if members and members not in known}
     numbers = _known(session, tenant_id, wanted)
     if missing := [digest for digest in wanted if digest not in numbers]:
-        hold_writer(session, tenant_id)
-        # Between the look-up and the lock another writer may have made them.
-        numbers |= _known(session, tenant_id, missing)
+        if not held:
+            hold_writer(session, tenant_id)
+            # Between the look-up and the lock another writer may have made them.
+            numbers |= _known(session, tenant_id, missing)
         made = {digest: new_id(now) for digest in missing if digest not in numbers}
         if made:
             rows = [(tenant_id, number, digest, len(wanted[digest])) for digest, number in made.items()]
@@ -47,7 +61,7 @@ def intern_sets(session: Session, tenant_id: int, sets: Iterable[Members], now: 
                 ],
             )
             numbers |= made
-    return {frozenset(): EMPTY_SET, **{members: numbers[digest] for digest, members in wanted.items()}}
+    return {frozenset(): EMPTY_SET, **given, **{members: numbers[digest] for digest, members in wanted.items()}}
 
 
 def intern_set(session: Session, tenant_id: int, members: Iterable[int], now: datetime) -> int:

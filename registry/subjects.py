@@ -100,25 +100,34 @@ def lookup_of(vault: Vault, tenant_id: int, identifier: Identifier) -> bytes:
 
 
 def resolve(
-    session: Session, vault: Vault, acting: Acting, identifiers: Sequence[Identifier], now: datetime
+    session: Session,
+    vault: Vault,
+    acting: Acting,
+    identifiers: Sequence[Identifier],
+    now: datetime,
+    *,
+    seals: Seals | None = None,
 ) -> list[int]:
     """The newest incarnation behind each name, in order; made where nobody has that name any more.
 
-    An erased person is returned as such: ask `fenced` before writing about anybody.
+    An erased person is returned as such: ask `fenced` before writing about anybody. `seals` are those of a batch that
+    has waited for other writers before, with `hold_writer`; they keep the keys of whom it makes.
     """
     lookups = Lookups(vault, acting.tenant_id)
     hashes = [lookups.subject(one.type, one.value) for one in identifiers]
     known = _newest(session, acting.tenant_id, hashes)
     if any(lookup not in known or known[lookup].ended for lookup in hashes):
-        hold_writer(session, acting.tenant_id)
-        known = _newest(session, acting.tenant_id, hashes)
+        if seals is None:
+            hold_writer(session, acting.tenant_id)
+            known = _newest(session, acting.tenant_id, hashes)
         new = {
             lookup: one
             for lookup, one in zip(hashes, identifiers, strict=True)
             if lookup not in known or known[lookup].ended
         }
         former = {lookup: known[lookup].incarnation for lookup in new if lookup in known}
-        made = _make(session, vault, acting.tenant_id, lookups, wanted=new, now=now, former=former)
+        seals = seals or Seals(session, vault, acting.tenant_id)
+        made = _make(session, acting.tenant_id, lookups, seals, wanted=new, now=now, former=former)
         return [made[lookup] if lookup in made else known[lookup].number for lookup in hashes]
     return [known[lookup].number for lookup in hashes]
 
@@ -336,9 +345,9 @@ def reopen(
         raise SubjectNotErased(former.state)
     made = _make(
         session,
-        vault,
         acting.tenant_id,
         lookups,
+        Seals(session, vault, acting.tenant_id),
         wanted={lookup: identifier},
         now=now,
         former={lookup: former.incarnation},
@@ -387,9 +396,9 @@ def _newest(session: Session, tenant_id: int, hashes: Sequence[bytes]) -> dict[b
 
 def _make(
     session: Session,
-    vault: Vault,
     tenant_id: int,
     lookups: Lookups,
+    seals: Seals,
     *,
     wanted: dict[bytes, Identifier],
     now: datetime,
@@ -410,7 +419,6 @@ def _make(
             for lookup, subject_no in made.items()
         ],
     )
-    seals = Seals(session, vault, tenant_id)
     seals.prepare(made.values())
     rows = []
     for lookup, one in wanted.items():

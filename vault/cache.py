@@ -37,6 +37,18 @@ class TimedCache(Generic[K, V]):
             self._drop_old()
             return None
 
+    def get_many(self, keys: Iterable[K]) -> dict[K, V]:
+        """Return those of the values that are there and not too old."""
+        found: dict[K, V] = {}
+        with self._lock:
+            oldest = self._monotonic() - self._seconds
+            for key in keys:
+                held = self._held.get(key)
+                if held is not None and held[0] > oldest:
+                    found[key] = held[1]
+            self._drop_old()
+        return found
+
     def put(self, key: K, value: V, generation: int) -> None:
         """Keep the value unless something was evicted since ``generation``; its age starts now."""
         with self._lock:
