@@ -64,7 +64,7 @@ from connectors.mem0_folder import (
 from connectors.qdrant import pickled_forms, remove_collection, write_collection
 from connectors.residue import Hits, Needles, samples
 from connectors.serialized import shown
-from connectors.sql import Answer
+from connectors.sql_answers import Answer
 from connectors.sqlite_file import rewrite
 from connectors.vector_store import Point, VectorConfig, owner_named, payload_texts, report, vector_config
 from connectors.vectors import forms

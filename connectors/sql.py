@@ -12,7 +12,6 @@ Details of each database are in `sql_sqlite` and `sql_postgres`; what they leave
 
 from __future__ import annotations
 
-import base64
 import json
 import secrets
 from collections import defaultdict
@@ -46,6 +45,19 @@ from connectors.base import (
 from connectors.checking import check_report, try_out
 from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector, Timeout
 from connectors.residue import samples
+from connectors.sql_answers import (
+    ABSENT,
+    ANOTHERS,
+    ERASED,
+    KEPT,
+    Answer,
+    finding_by_key,
+    finding_in_files,
+    json_value,
+    plain_key,
+    receipt_of,
+    texts_of,
+)
 from connectors.sql_catalog import Catalog, Key, Table, key_of, owner_column
 from connectors.sql_database import Database, Refused, options_of
 from connectors.sql_postgres import PostgresDatabase
@@ -58,13 +70,8 @@ if TYPE_CHECKING:
 
 BATCH = 500
 _PAGE = 1000
-Answer = tuple[Outcome, str]
 Candidate = tuple[bytes, tuple[bytes, ...]]
 """A byte string that no other row may show as text, and the canaries to keep when none does."""
-_ERASED: Answer = (Outcome.ERASED, "deleted by key and read again")
-_ABSENT: Answer = (Outcome.ALREADY_ABSENT, "read by key")
-_ANOTHERS: Answer = (Outcome.OWNER_MISMATCH, "the row names another owner, or none")
-_KEPT: Answer = (Outcome.FAILED, "still there after the delete: a trigger or rule keeps the row")
 
 
 @dataclass(slots=True)
@@ -202,7 +209,7 @@ class SqlConnector(Connector):
             with self._session(limit, read_only=True) as now_open:
                 page = now_open.rows.page(table, str(self._owner_field), forms, after, limit=1000)
             for key in page:
-                values = {name: _plain_key(value) for name, value in zip(table.primary, key, strict=True)}
+                values = {name: plain_key(value) for name, value in zip(table.primary, key, strict=True)}
                 yield {"table": table.label, "key": values}
             if len(page) < 1000:  # noqa: PLR2004 -- the page size above
                 return
@@ -225,7 +232,7 @@ class SqlConnector(Connector):
                 for row in page:
                     for key in sorted(sorted(key) for key in table.keys):
                         if not any(isinstance(row[name], bytes | memoryview | float | None) for name in key):
-                            values = {name: _plain_key(row[name]) for name in key}
+                            values = {name: plain_key(row[name]) for name in key}
                             yield from ({"table": name, "key": values} for name in names[table.label])
                 if len(page) < _PAGE:
                     break
@@ -277,7 +284,7 @@ class SqlConnector(Connector):
                 found = dict(now_open.rows.select(batch, names))
             for position, number in enumerate(numbers):
                 row = found.get(position)
-                content = None if row is None else json.dumps(dict(zip(names, row, strict=True)), default=_json_value)
+                content = None if row is None else json.dumps(dict(zip(names, row, strict=True)), default=json_value)
                 yield items[number].copy_id, None if content is None else content.encode()
 
     @override
@@ -331,7 +338,7 @@ class SqlConnector(Connector):
                 answers |= dict(zip(numbers, given, strict=True))
         answers |= {number: (Outcome.FAILED, detail) for number, detail in bad.items()}
         at = now + timedelta(seconds=limit.spent())
-        return [_receipt(item, answers[number], at) for number, item in enumerate(items)]
+        return [receipt_of(item, answers[number], at) for number, item in enumerate(items)]
 
     def correct(
         self, item: Item, values: Mapping[str, Any], *, owner_identifiers: Sequence[str], deadline: float
@@ -442,11 +449,11 @@ class SqlConnector(Connector):
             self._touch_changed(now_open)
         run("COMMIT")  # 4
         if not left and len(gone) == len(batch.keys):
-            return [_ERASED] * len(gone)
+            return [ERASED] * len(gone)
         return [
-            (_KEPT if owner is None or number in gone or is_one_of(left[number][0], forms) else _ANOTHERS)
+            (KEPT if owner is None or number in gone or is_one_of(left[number][0], forms) else ANOTHERS)
             if number in left
-            else (_ERASED if number in gone else _ABSENT)
+            else (ERASED if number in gone else ABSENT)
             for number in range(len(batch.keys))
         ]
 
@@ -469,9 +476,9 @@ class SqlConnector(Connector):
         wanted: list[int] = []
         for number in range(len(batch.keys)):
             if number not in found:
-                answers[number] = _ABSENT
+                answers[number] = ABSENT
             elif owner and not is_one_of(found[number][0], forms):  # 2
-                answers[number] = _ANOTHERS
+                answers[number] = ANOTHERS
             else:
                 wanted.append(number)
         self._touch(now_open, batch.table, with_children=len(found) < len(batch.keys))
@@ -493,8 +500,8 @@ class SqlConnector(Connector):
             if rows.delete(part) > len(set(part.keys)):  # 4
                 raise Refused("the delete hit more rows than were named")
             left = {number for number, _ in rows.select(part, [])}  # 5
-            gone: Answer = (Outcome.ERASED, f"{_ERASED[1]}{note}") if note else _ERASED
-            answers |= {number: _KEPT if place in left else gone for place, number in enumerate(going)}
+            gone: Answer = (Outcome.ERASED, f"{ERASED[1]}{note}") if note else ERASED
+            answers |= {number: KEPT if place in left else gone for place, number in enumerate(going)}
         return answers
 
     def _treat_children(self, now_open: _Open, batch: Batch, forms: frozenset[str]) -> tuple[dict[int, str], str]:
@@ -563,7 +570,7 @@ class SqlConnector(Connector):
                     self._database.arm(now_open.connection, limit)
                     here, hidden = self._present(now_open, batch)
                     for place, number in enumerate(numbers):
-                        findings[number] = _by_key(items[number], is_present=place in here, is_hidden=hidden)
+                        findings[number] = finding_by_key(items[number], is_present=place in here, is_hidden=hidden)
                     absent += [number for number in numbers if findings[number].present is False]
                 if level >= Level.L2 and absent:
                     tables = [group[0][1].table]
@@ -605,7 +612,9 @@ class SqlConnector(Connector):
             seen = self._database.look(now_open.connection, tables, [each for _, each in pairs], reclaimed, limit)
             dirty = {pairs[position][0] for position in seen.found}
             for number, item in group.items():
-                findings[number] = _in_files(item, level, seen.how, seen.could_not_check, is_dirty=number in dirty)
+                findings[number] = finding_in_files(
+                    item, level, seen.how, seen.could_not_check, is_dirty=number in dirty
+                )
         return findings
 
     @override
@@ -651,63 +660,3 @@ class SqlConnector(Connector):
     def close(self) -> None:
         self._drop(self._writer)
         self._drop(self._reader)
-
-
-def _receipt(item: Item, answer: Answer, at: datetime) -> Receipt:
-    outcome, detail = answer
-    reached = Level.L1 if outcome in {Outcome.ERASED, Outcome.ALREADY_ABSENT} else None
-    return Receipt(
-        copy_id=item.copy_id, outcome=outcome, level=reached, method="DELETE by unique key", detail=detail, at=at
-    )
-
-
-def _by_key(item: Item, *, is_present: bool, is_hidden: bool) -> Finding:
-    how = "read by unique key on a connection that cannot write"
-    if is_present:
-        return Finding(copy_id=item.copy_id, level=None, present=True, how=how)
-    if is_hidden:
-        why = "row security hides rows from this role"
-        return Finding(copy_id=item.copy_id, level=None, present=None, how=how, could_not_check=why)
-    return Finding(copy_id=item.copy_id, level=Level.L1, present=False, how=how)
-
-
-def _in_files(item: Item, level: Level, how: str, could_not_check: str | None, *, is_dirty: bool) -> Finding:
-    how = f"read by unique key; {how}"
-    if is_dirty:
-        return Finding(copy_id=item.copy_id, level=Level.L1, present=True, how=how)
-    if could_not_check is not None:
-        return Finding(copy_id=item.copy_id, level=Level.L1, present=None, how=how, could_not_check=could_not_check)
-    if level is Level.L3:
-        why = "logs, replicas and backups cannot be read here"
-        return Finding(copy_id=item.copy_id, level=Level.L2, present=None, how=how, could_not_check=why)
-    return Finding(copy_id=item.copy_id, level=Level.L2, present=False, how=how)
-
-
-def texts_of(value: object) -> Iterator[bytes]:
-    """Yield the texts and byte strings of a column's value, also from inside a JSON document."""
-    if isinstance(value, str):
-        yield value.encode(errors="surrogateescape")
-    elif isinstance(value, bytes | memoryview):
-        yield bytes(value)
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from texts_of(each)
-    elif isinstance(value, list | tuple):
-        for each in value:
-            yield from texts_of(each)
-
-
-def _json_value(value: object) -> object:
-    """Return what JSON can hold of a driver's value."""
-    if isinstance(value, bytes | memoryview):
-        return {"base64": base64.b64encode(bytes(value)).decode()}
-    return str(value)
-
-
-def _plain_key(value: object) -> str | int:
-    """Return a key value as a locator holds it. Raises: BadLocator."""
-    if isinstance(value, str | int):
-        return value
-    if isinstance(value, bytes | memoryview | float) or value is None:
-        raise BadLocator("a row of the owner has a key that no locator can hold")
-    return str(value)

@@ -37,7 +37,8 @@ from connectors.checking import check_report, try_out
 from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector
 from connectors.residue import MIN_CANARY, samples
 from connectors.serialized import plain, shown, texts
-from connectors.sql import Answer, SqlConnector, _Open
+from connectors.sql import SqlConnector, _Open
+from connectors.sql_answers import Answer
 from connectors.sql_database import Database, Refused
 from connectors.sql_fence import SqlFence
 from connectors.sql_rows import Batch

@@ -47,7 +47,7 @@ from connectors.checking import check_report, try_out
 from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector
 from connectors.residue import Hits, Needles, samples
 from connectors.serialized import shown, texts
-from connectors.sql import Answer
+from connectors.sql_answers import Answer
 from connectors.vectors import forms
 
 if TYPE_CHECKING:
