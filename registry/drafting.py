@@ -9,7 +9,7 @@ sequencing, answers (`registry.record`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -33,10 +33,12 @@ from registry.identifiers import parse_subject
 from registry.keyed import NOBODY, Lookups
 from registry.models import KindRow, Subject, SubjectIdentifier
 from registry.sealing import ALGORITHM, Keyring, skeleton_class
-from vault.envelope import context, joint_prk, seal
-from vault.packing import pack
+from vault.envelope import context, joint_prk, salts, seal
+from vault.packing import pack, pack_many
 from vault.vault import Vault
 
+_OWN_PARTS = 2
+"""Parts that the service itself may add to an entry: its skeleton, and an actor who is nobody of its people."""
 MAX_AHEAD = timedelta(days=731)
 """A claimed time further ahead is refused: locks count from it, and a locked object stays for good until its date."""
 
@@ -151,14 +153,18 @@ class Drafting:
         self._prks: dict[tuple[tuple[int, ...], str], tuple[bytes, tuple[str, ...]]] = {}
         self._ends: dict[str, datetime | None] = {}
         self._skeletons: dict[tuple[Any, ...], bytes] = {}
+        self._salts: Iterator[bytes] = iter(())
         self._known = self._look_up(items)
         self._ready = self._take(items, self._known)
 
     def drafts(self) -> list[Draft]:
         """Return the drafts of the items that are not refused, and note them in the items. Asks no database."""
+        # At once, because each part alone would let other threads go first, and its data is not needed any more.
+        bodies = iter(pack_many([one.part.data for ready in self._ready for one in ready.kept]))
+        self._salts = salts(sum(len(ready.kept) + _OWN_PARTS for ready in self._ready))
         made = []
         for ready in self._ready:
-            ready.item.draft = self._draft(ready, self._known)
+            ready.item.draft = self._draft(ready, [next(bodies) for _ in ready.kept], self._known)
             made.append(ready.item.draft)
         return made
 
@@ -322,11 +328,14 @@ class Drafting:
 
     # ── sealing ──
 
-    def _draft(self, ready: _Ready, known: _Known) -> Draft:
+    def _draft(self, ready: _Ready, packed: Sequence[bytes], known: _Known) -> Draft:
         parsed, kept, everyone = ready.parsed, ready.kept, ready.everyone
         sent = parsed.sent
         stream = known.stream_refs[sent.stream]
-        sealed = [self._seal(parsed, one.role, pack(one.part.data), one.fate.owners, one.fate.spec) for one in kept]
+        sealed = [
+            self._seal(parsed, one.role, data, one.fate.owners, one.fate.spec)
+            for one, data in zip(kept, packed, strict=True)
+        ]
         people = [one.fate.owners for one in kept]
         if ready.spoken is not None:
             owners = tuple(sorted(everyone))
@@ -362,7 +371,9 @@ class Drafting:
         return SealedPart(
             role=role,
             algorithm=ALGORITHM,
-            ciphertext=seal(prk, packed, context(self._tenant, self._acting.log_id, parsed.sent.id, role)),
+            ciphertext=seal(
+                prk, packed, context(self._tenant, self._acting.log_id, parsed.sent.id, role), salt=next(self._salts)
+            ),
             lock_until=self._lock_end(spec, parsed.at),
             key_ids=key_ids,
         )

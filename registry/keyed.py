@@ -8,7 +8,6 @@ may read.
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
@@ -19,6 +18,7 @@ from sqlmodel import Session, col
 
 from registry.errors import SealRefused
 from vault.errors import KeyDestroyed, KeyFenced
+from vault.mac import Mac
 from vault.models import DataKey
 from vault.small import seal_value, unseal_value
 from vault.vault import Vault
@@ -62,10 +62,11 @@ def _framed(text: str) -> bytes:
 class Lookups:
     """HMACs of one tenant under its newest look-up key, for one batch."""
 
-    __slots__ = ("_key", "version")
+    __slots__ = ("_mac", "version")
 
     def __init__(self, vault: Vault, tenant_id: int) -> None:
-        self.version, self._key = vault.keks.lookup_key(str(tenant_id))
+        self.version, key = vault.keks.lookup_key(str(tenant_id))
+        self._mac = Mac(key)
 
     def of(self, label: str, *parts: str | bytes) -> bytes:
         """The 32-byte look-up of length-framed parts under a label."""
@@ -73,7 +74,7 @@ class Lookups:
         for part in parts:
             data = part.encode() if isinstance(part, str) else part
             message += len(data).to_bytes(4, "big") + data
-        return hmac.digest(self._key, message, "sha256")
+        return self._mac.of(message)
 
     def subject(self, identifier_type: str, value: str) -> bytes:
         """The look-up of a normalised identifier."""
@@ -82,7 +83,7 @@ class Lookups:
     def locator(self, store: str, canonical: bytes) -> bytes:
         """The natural key of an artifact: 128 bits, which nobody without the key can make two places share."""
         message = _framed("locator") + _framed(store) + len(canonical).to_bytes(4, "big") + canonical
-        return hmac.digest(self._key, message, "sha256")[:_PLACE_BYTES]
+        return self._mac.of(message)[:_PLACE_BYTES]
 
     def scope(self, name: str, value: str) -> bytes:
         """The look-up of one `name=value` of a scope; the key of a named event is looked up alike."""

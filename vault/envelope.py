@@ -21,7 +21,7 @@ Example::
 
 import hmac
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from cryptography.exceptions import InvalidTag
@@ -78,7 +78,7 @@ def derive_part_key(prk32: bytes, salt24: bytes, context: bytes) -> bytes:
 def seal(prk: bytes, plaintext: bytes, context: bytes, *, salt: bytes | None = None) -> bytes:
     """Return the ciphertext of ``plaintext``, 72 bytes longer below 16 KiB and 16 more for each full chunk.
 
-    ``salt`` is for published vectors only; every real ciphertext draws its own.
+    ``salt`` is one of ``salts``, for a caller that seals many, or of a published vector; else a fresh one is drawn.
     """
     salt = os.urandom(SALT_BYTES) if salt is None else salt
     part_key = derive_part_key(prk, salt, context)
@@ -92,6 +92,13 @@ def seal(prk: bytes, plaintext: bytes, context: bytes, *, salt: bytes | None = N
         nonce = (base ^ number).to_bytes(NONCE_BYTES, "big")
         pieces.append(cipher.encrypt(nonce, plaintext[start : start + CHUNK_BYTES], None))
     return b"".join(pieces)
+
+
+def salts(count: int) -> Iterator[bytes]:
+    """Yield this many fresh salts, drawn at once: a call of the system for each part takes as long as its cipher."""
+    drawn = os.urandom(SALT_BYTES * count)
+    for start in range(0, len(drawn), SALT_BYTES):
+        yield drawn[start : start + SALT_BYTES]
 
 
 def unseal(prk: bytes, ciphertext: bytes, context: bytes) -> bytes:

@@ -13,12 +13,10 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from vault.errors import NotDecryptable
+from vault.mac import pads
 from vault.wrapping import EPOCH_BYTES, FORMAT, LABEL, NONCE, SALT_BYTES, SEALED
 
 _LAST = b"\x01"
-_BLOCK_BYTES = 64
-_INNER = bytes(byte ^ 0x36 for byte in range(256))
-_OUTER = bytes(byte ^ 0x5C for byte in range(256))
 
 
 def rewrap(
@@ -45,9 +43,5 @@ def rewrap(
 
 
 def _pads(kek32: bytes) -> tuple[bytes, bytes]:
-    """Return what HMAC-SHA-256 hashes before a message and before the inner digest (RFC 2104 §2), the label included.
-
-    `hmac.digest` does the same anew for every message, which takes twice as long.
-    """
-    block = kek32.ljust(_BLOCK_BYTES, b"\0")
-    return block.translate(_INNER) + LABEL, block.translate(_OUTER)
+    inner, outer = pads(kek32)
+    return inner + LABEL, outer

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vault import packing
 from vault.dictionaries import build
 from vault.errors import MalformedPlaintext, TooLarge
-from vault.packing import MAX_BODY_BYTES, digest_of, pack, padded_size, unpack
+from vault.packing import MAX_BODY_BYTES, digest_of, pack, pack_many, padded_size, unpack
 
 DICTIONARY = Path(packing.__file__).parent / "dictionaries" / "v1.zstd-dictionary"
 
@@ -22,6 +22,16 @@ def test_a_body_comes_back_byte_for_byte(body: bytes) -> None:
     packed = pack(body)
     assert unpack(packed) == body
     assert packed[1:33] == hashlib.sha256(body).digest() == digest_of(packed)
+
+
+@given(st.lists(st.binary(max_size=300), max_size=12))
+def test_many_bodies_are_packed_as_each_would_be_alone(bodies: list[bytes]) -> None:
+    assert pack_many(bodies) == [pack(body) for body in bodies]
+
+
+def test_one_body_over_the_limit_stops_the_many_before_any_is_packed() -> None:
+    with pytest.raises(TooLarge):
+        pack_many([b"x", bytes(MAX_BODY_BYTES + 1)])
 
 
 @given(st.integers(min_value=37, max_value=2**26))
