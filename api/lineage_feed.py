@@ -1,6 +1,7 @@
 """OpenLineage events out: one for each derivation and each erased copy, to a file or an HTTP endpoint. Off by default.
 
-Guarantees: `OPENLINEAGE` is the operator's setting, never a tenant's; the file is only appended to, each event a line;
+Guarantees: `OPENLINEAGE` is the operator's setting, never a tenant's; the file is only appended to, each event a line,
+but for half a line that a crash left at its end: it is cut off, and its event comes again;
 the endpoint is asked with a time limit, follows no redirect, and anything but 2xx leaves the watermark where it was, so
 that the events are sent again. Nothing waits for the sink: it is fed by a job. No place, name or id of a caller leaves.
 """
@@ -33,6 +34,7 @@ from vault.vault import Vault
 DERIVED, ERASED, LATE = "openlineage.derived", "openlineage.erased", "openlineage.late"
 BATCH = 500
 TIMEOUT_S = 10.0
+_BLOCK = 65_536
 _GONE = frozenset({"erased_logical", "erased_physical", "already_absent", "key_destroyed"})
 
 
@@ -56,16 +58,31 @@ class FileSink:
 
     def send(self, events: Sequence[dict[str, Any]]) -> None:
         """Append and sync."""
-        data = b"".join(json.dumps(event, sort_keys=True).encode() + b"\n" for event in events)
+        left = memoryview(b"".join(json.dumps(event, sort_keys=True).encode() + b"\n" for event in events))
         try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
             try:
-                os.write(fd, data)
+                _cut_half_line(fd)
+                while left:
+                    left = left[os.write(fd, left) :]
                 os.fsync(fd)
             finally:
                 os.close(fd)
         except OSError as error:
             raise SinkFailed(type(error).__name__) from error
+
+
+def _cut_half_line(fd: int) -> None:
+    """Cut off what stands behind the last whole line: the watermark did not move for it."""
+    end = size = os.fstat(fd).st_size
+    while end:
+        start = max(end - _BLOCK, 0)
+        newline = os.pread(fd, end - start, start).rfind(b"\n")
+        end = start + newline + 1 if newline >= 0 else start
+        if newline >= 0:
+            break
+    if end < size:
+        os.ftruncate(fd, end)
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

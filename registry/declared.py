@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -22,7 +22,7 @@ from registry.acting import Acting
 from registry.classes import in_force
 from registry.errors import MalformedSubject, UnknownClass, UnknownMachine
 from registry.identifiers import Identifier, parse_subject
-from registry.keyed import Lookups, Seals
+from registry.keyed import Lookups, Seals, hold_writer
 from registry.machines import parse_machine
 from registry.models import MachineRow, RunRow, ScopeKey, StreamRow
 from registry.reading import NAME, Faults, Reader
@@ -65,7 +65,7 @@ def put_stream(session: Session, vault: Vault, acting: Acting, spec: object, now
     owner, data_class, machine, scope, declared = _read_stream(reader)
     faults.raise_any()
     _require_class(session, acting, data_class)
-    known = bool(find_streams(session, vault, acting.tenant_id, (name,)))
+    known = _is_known(session, acting.tenant_id, lambda: find_streams(session, vault, acting.tenant_id, (name,)))
     people = resolve(session, vault, acting, [owner], now) if owner is not None else []
     ref = streams_for(session, vault, acting, {name: people}, now)[name]
     row = stream_by_id(session, acting.tenant_id, ref.stream_id)
@@ -117,7 +117,8 @@ def put_run(session: Session, vault: Vault, acting: Acting, spec: object, now: d
     declared = _read_run(reader)
     faults.raise_any()
     tenant_id = acting.tenant_id
-    known = bool(runs_at(session, tenant_id, {Lookups(vault, tenant_id).of(RUN, name): name}))
+    lookup = Lookups(vault, tenant_id).of(RUN, name)
+    known = _is_known(session, tenant_id, lambda: runs_at(session, tenant_id, {lookup: name}))
     people: tuple[int, ...] = ()
     if stream := declared.get("stream"):
         people = streams_for(session, vault, acting, {str(stream): ()}, now)[str(stream)].members
@@ -135,6 +136,14 @@ def patch_run(session: Session, vault: Vault, acting: Acting, run_id: str, spec:
     row = run_by_id(session, acting.tenant_id, run_id)
     _declare_run(session, vault, acting.tenant_id, row, {DECLARED: declared}, now=now)
     return row
+
+
+def _is_known(session: Session, tenant_id: int, look: Callable[[], Mapping[Any, Any]]) -> bool:
+    """Whether it is there; where it is not, nobody else makes it before this transaction ends."""
+    if look():
+        return True
+    hold_writer(session, tenant_id)
+    return bool(look())
 
 
 def _read_stream(

@@ -45,7 +45,7 @@ from registry.graph import (
     spread,
     write_sets,
 )
-from registry.ids import artifact_name, new_id
+from registry.ids import artifact_name, go_past, new_id
 from registry.item import (
     MAX_AGGREGATED,
     MAX_SUBJECTS,
@@ -269,6 +269,7 @@ class _Registration:
 
     def run(self, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         hold_writer(self.session, self.tenant_id)
+        self._go_past_others()
         self._parse(items)
         self._load()
         self._place()
@@ -284,6 +285,15 @@ class _Registration:
         self._write_new(full, requests)
         self._write_repeats(full, requests)
         return [line.result or self._rejected("internal", "the item was not looked at", "") for line in self.lines]
+
+    def _go_past_others(self) -> None:
+        """Have greater numbers than all that is committed, so that who reads on from a number misses nothing.
+
+        The writer's lock is held until the commit; on SQLite one process writes, whose numbers only grow.
+        """
+        if self.session.get_bind().dialect.name == "postgresql":
+            query = sa.select(sa.func.max(col(Artifact.id))).where(col(Artifact.tenant_id) == self.tenant_id)
+            go_past(self.session.scalar(query) or 0)
 
     # ── 1. parse ──────────────────────────────────────────────────────────────────────────────────────────────
 

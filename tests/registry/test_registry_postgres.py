@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy as sa
 
-from registry import artifacts, streams, subjects
+from registry import artifacts, declared, ids, streams, subjects
 from registry.identifiers import parse_subject
 from registry.inventory import inventory
 from registry.models import Artifact, Subject
@@ -64,3 +66,33 @@ def test_writers_that_meet_make_each_person_stream_and_item_once(house: Any) -> 
     with house.session() as session:
         assert session.execute(sa.select(sa.func.count()).select_from(Subject)).scalar() == 20
         assert session.execute(sa.select(sa.func.count()).select_from(Artifact)).scalar() == 20
+
+
+@pytest.mark.parametrize(("kind", "put"), [("stream", declared.put_stream), ("run", declared.put_run)])
+def test_of_two_who_declare_one_name_at_once_one_is_told_that_it_is_new(house: Any, kind: str, put: Any) -> None:
+    def later() -> bool:
+        with house.session() as session:
+            _, new = put(session, house.vault, house.alice, {kind: "c1"}, house.now)
+            session.commit()
+        return bool(new)
+
+    waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'advisory'")
+    with ThreadPoolExecutor(1) as pool, house.session() as session:
+        _, new = put(session, house.vault, house.alice, {kind: "c1"}, house.now)
+        second = pool.submit(later)
+        deadline = time.monotonic() + 20
+        with house.engine.connect() as other:
+            while not other.scalar(waiting) and time.monotonic() < deadline:
+                time.sleep(0.01)
+                other.rollback()
+        session.commit()
+        assert (new, second.result(timeout=20)) == (True, False)
+
+
+def test_a_process_whose_clock_is_behind_numbers_on_after_the_others(
+    house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [ahead] = house.register([house.item(1)], now=house.now + timedelta(hours=1))
+    monkeypatch.setattr(ids, "_last", 0)  # as another process has it
+    [behind] = house.register([house.item(2)])
+    assert behind["id"] > ahead["id"], "whoever reads on from a number has seen all before it"
