@@ -33,6 +33,7 @@ _PRAGMAS = (
     "foreign_keys = ON",
     "busy_timeout = 30000",
     "wal_autocheckpoint = 16000",
+    "cache_size = -32000",  # KiB; a batch of thousands touches a random page of an index for each row
     "temp_store = MEMORY",
 )
 _NO_TENANT = 0
