@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import signal
 import socket
+import sys
 import threading
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from api.commands.options import CannotRun
 from api.heads import BoundedHeads
 from api.telemetry import forward, quiet_libraries
 from api.wiring import Services
+
+SWITCH_SECONDS = 0.001
+"""After so long a thread that works lets one go on whose wait for disk, database or socket is over; Python's 0.005 is
+longer than most of these waits."""
 
 
 class _Server(uvicorn.Server):
@@ -55,6 +60,7 @@ def serve_folder(data: Path, *, host: str | None, port: int | None, roles: froze
             lifespan="on",
         )
         spare_collections()
+        sys.setswitchinterval(SWITCH_SECONDS)
         # Until this has ended a signal ends the process as ever: to apply a record to a restored database may take
         # long, and goes on at the next start.
         services.start(sole=True, roles=roles)
