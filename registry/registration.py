@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import lru_cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -102,6 +103,7 @@ _READ = (
     "source_type", "verification", "store", "locator_hash",
 )  # fmt: skip
 _KNOWN = f"SELECT {', '.join(_READ)} FROM artifact WHERE tenant_id = ? AND"  # noqa: S608 - names of ours
+_BEHIND = "SELECT id, given_id, set_id, status, request_id FROM artifact WHERE tenant_id = ? AND"
 _TOMBS = "SELECT locator_hash, request_id FROM tombstone WHERE tenant_id = ? AND store = ? AND locator_hash"
 _ENTRIES = "SELECT entry_id, idx, set_id, kind FROM entry WHERE tenant_id = ? AND entry_id"
 _COLUMNS = (
@@ -109,6 +111,10 @@ _COLUMNS = (
     "set_id", "own_set_id", "status", "request_id", "anonymised", "activity", "source_type", "verification",
     "confidence", "digest", "created_at", "observed_at", "expires_at", "ends_at", "registered_by",
 )  # fmt: skip
+
+_SPARSE = frozenset({"given_id", "request_id", "activity", "source_type", "verification", "confidence", "digest",
+                     "observed_at", "expires_at", "ends_at"})  # fmt: skip
+"""Columns that many batches leave empty."""
 
 CONSENT = "consent"
 """The clock whose end a registration does not know: an item that comes into its class is dated by the next pass."""
@@ -147,8 +153,18 @@ def fades_at(data_class: DataClass, dates: Dates) -> datetime | None:
     return faded_at(dates.confidence, since, decay.half_life.upper_bound(), decay.expire_below)
 
 
+class _Behind(NamedTuple):
+    """What a batch needs of an artifact that it names as a source, as `_BEHIND` brings it."""
+
+    id: int
+    given_id: str | None
+    set_id: int
+    status: str
+    request_id: str | None
+
+
 class _Known(NamedTuple):
-    """What a batch needs of an artifact that exists, as `_READ` brings it: a thousand a batch, most only for a set."""
+    """What a batch needs of an artifact that lies at a place it names, as `_READ` brings it."""
 
     id: int
     given_id: str | None
@@ -247,9 +263,11 @@ class _Registration:
         self.lookups = Lookups(vault, acting.tenant_id)
         self.seals = Seals(session, vault, acting.tenant_id)
         self.lines: list[_Line] = []
+        self.opened: list[tuple[_Line, Item]] | None = None
+        """What `_open` gave last, unless something was refused since."""
         self.classes: Mapping[str, DataClass] = {}
         self.by_place: dict[tuple[str, bytes], _Known] = {}
-        self.by_id: dict[int, _Known] = {}
+        self.by_id: dict[int, _Behind | _Known] = {}
         self.by_name: dict[str, int] = {}
         """What a public id names, of artifacts that exist."""
         self.entries: dict[bytes, tuple[int, int]] = {}
@@ -322,10 +340,13 @@ class _Registration:
     def _refuse(self, line: _Line, problem: str, detail: str, pointer: str) -> None:
         given = line.item.given_id if line.item is not None else None
         line.result = self._rejected(problem, detail, pointer, given)
+        self.opened = None
 
     def _open(self) -> list[tuple[_Line, Item]]:
         """The lines that nothing speaks against so far."""
-        return [(line, line.item) for line in self.lines if line.item is not None and line.result is None]
+        if self.opened is None:
+            self.opened = [(line, line.item) for line in self.lines if line.item is not None and line.result is None]
+        return self.opened
 
     # ── 2. load ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -349,25 +370,31 @@ class _Registration:
         """Load the artifacts at these places or of these ids."""
         for store, hashes in places.items():
             wanted_places = sorted(hashes)
-            self._keep(f"{_KNOWN} store = ? AND locator_hash", (store,), wanted_places, "bytea")
-            known = (self.tenant_id, store)
-            for locator_hash, request_id in bulk.select_in(self.session, _TOMBS, known, wanted_places, "bytea"):
-                self.tombs[store, locator_hash] = request_id
-        own = {name: int(match[1], 16) for name in sorted(set(names)) if (match := OWN_ID.fullmatch(name))}
-        self._keep(f"{_KNOWN} id", (), [number for number in own.values() if number < 2**63], "int8")
+            for row in bulk.select_in(
+                self.session, f"{_KNOWN} store = ? AND locator_hash", (self.tenant_id, store), wanted_places, "bytea"
+            ):
+                known = _Known._make(row)
+                self.by_place[known.store, known.locator_hash] = known
+                self._keep(known)
+            tombs = bulk.select_in(self.session, _TOMBS, (self.tenant_id, store), wanted_places, "bytea")
+            self.tombs.update(((store, locator_hash), request_id) for locator_hash, request_id in tombs)
+        own = {name: int(match[1], 16) for name in names if (match := OWN_ID.fullmatch(name))}
+        numbers = sorted({number for number in own.values() if number < 2**63} - self.by_id.keys())
+        for row in bulk.select_in(self.session, f"{_BEHIND} id", (self.tenant_id,), numbers, "int8"):
+            self._keep(_Behind._make(row))
         for name, number in own.items():
             found = self.by_id.get(number)
             if found is not None and found.given_id is None:
                 self.by_name[name] = number
         # What has the form of an id of ours may still be one that a caller gave.
-        self._keep(f"{_KNOWN} given_id", (), sorted(set(names) - self.by_name.keys()), "text")
+        missing = sorted(set(names) - self.by_name.keys())
+        for row in bulk.select_in(self.session, f"{_BEHIND} given_id", (self.tenant_id,), missing, "text"):
+            self._keep(_Behind._make(row))
 
-    def _keep(self, head: str, more: tuple[Any, ...], values: Sequence[Any], kind: str) -> None:
-        for row in bulk.select_in(self.session, head, (self.tenant_id, *more), values, kind):
-            known = _Known._make(row)
-            self.by_place[known.store, known.locator_hash] = self.by_id[known.id] = known
-            if known.given_id is not None:
-                self.by_name[known.given_id] = known.id
+    def _keep(self, known: _Behind | _Known) -> None:
+        self.by_id[known.id] = known
+        if known.given_id is not None:
+            self.by_name[known.given_id] = known.id
 
     def _load_entries(self, entries: Iterable[bytes]) -> None:
         rows = bulk.select_in(self.session, _ENTRIES, (self.tenant_id,), sorted(entries), "bytea")
@@ -544,7 +571,7 @@ class _Registration:
         return full
 
     def _sets_behind(self) -> dict[int, Members]:
-        wanted = {known.set_id for known in self.by_id.values()} | {known.own_set_id for known in self.by_id.values()}
+        wanted = {known.set_id for known in self.by_id.values()}
         return members(self.session, self.tenant_id, wanted | {set_id for _, set_id in self.entries.values()})
 
     def _is_own(self, line: _Line) -> bool:
@@ -666,7 +693,8 @@ class _Registration:
                 scope_rows += self._scope_rows(line.node, item)
             name = item.given_id or artifact_name(line.node)
             line.result = {"id": name, "status": "created"} if request is None else _erased(name, request)
-        bulk.insert(self.session, Artifact, _COLUMNS, rows)
+        self.opened = None
+        bulk.insert(self.session, Artifact, *_without_empty(_COLUMNS, rows))
         bulk.insert(self.session, ScopeKey, ("tenant_id", "lookup", "kind", "item"), scope_rows)
         self._insert_edges({line.node: line.parents for line, _ in new}, {})
 
@@ -890,6 +918,21 @@ def _is_weaker(new: DataClass, former: DataClass) -> bool:
 def _overwrites(known: _Known, item: Item) -> bool:
     """Whether the same place of a memory now holds another value than the one registered."""
     return item.data_class.state == "memory" and known.digest is not None and item.digest not in (None, known.digest)
+
+
+def _without_empty(
+    names: tuple[str, ...], rows: Sequence[tuple[Any, ...]]
+) -> tuple[tuple[str, ...], Sequence[tuple[Any, ...]]]:
+    """The same without columns that are NULL in all rows: a driver pays for each value."""
+    if not rows:
+        return names, rows
+    filled = [
+        number
+        for number, name in enumerate(names)
+        if name not in _SPARSE or any(row[number] is not None for row in rows)
+    ]
+    of_row = itemgetter(*filled)
+    return tuple(names[number] for number in filled), [of_row(row) for row in rows]
 
 
 @lru_cache(maxsize=256)
