@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from audit.findings import Findings, Verdict
 from audit.reader import Reader
 from ledger.errors import MalformedTilePath, ObjectHidden, ObjectMissing, StoreDenied, StoreUnavailable
-from ledger.merkle import root
 from ledger.tiles import TILE_HEIGHT, TILE_WIDTH, parse_tile_path, tile_bytes, tile_path
 
 _REBUILD = "tiles are made again from the batches: muniment rebuild"
@@ -30,23 +29,20 @@ class TileCheck:
     _made: list[int] = field(default_factory=lambda: [0])
     _pending: list[tuple[int, str, bytes]] = field(default_factory=list)
 
-    def grow(self, leaves: Sequence[bytes]) -> None:
-        """Take the next leaf hashes in order."""
-        self._tails[0].extend(leaves)
-        level = 0
-        while level < len(self._tails):
+    def grow(self, rows: Sequence[Sequence[bytes]]) -> None:
+        """Take the next complete subtrees of the tree, by level, as `Frontier.append_many` gives them."""
+        for level in range(-(-len(rows) // TILE_HEIGHT)):
+            if level == len(self._tails):
+                self._tails.append([])
+                self._made.append(0)
             tail = self._tails[level]
+            tail += rows[level * TILE_HEIGHT]
             while len(tail) >= TILE_WIDTH:
                 full, tail[:] = tail[:TILE_WIDTH], tail[TILE_WIDTH:]
                 number = self._made[level]
                 self._made[level] += 1
                 end = (number + 1) << (TILE_HEIGHT * (level + 1))
                 self._pending.append((end, tile_path(level, number), tile_bytes(full)))
-                if level + 1 == len(self._tails):
-                    self._tails.append([])
-                    self._made.append(0)
-                self._tails[level + 1].append(root(full))
-            level += 1
 
     def settle(self, size: int) -> None:
         """Compare the tiles that a good checkpoint of this size covers."""

@@ -501,9 +501,9 @@ class _Audit:
         at = held.first
         for size in [*self.heads.sizes(held.first, held.end), held.end]:
             part = leaves[at - held.first : size - held.first]
-            state.frontier.append_many(part)
+            rows = state.frontier.append_many(part)
             if self.tiles is not None:
-                self.tiles.grow(part)
+                self.tiles.grow(rows)
             at = size
             self.heads.compare(size, state.frontier.root())
             if self.tiles is not None and self.heads.good_size == size:

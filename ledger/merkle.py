@@ -77,23 +77,29 @@ class Frontier:
         """Add one leaf hash."""
         self.append_many((leaf,))
 
-    def append_many(self, leaves: Iterable[bytes]) -> None:
-        """Add leaf hashes in order.
+    def append_many(self, leaves: Iterable[bytes]) -> list[list[bytes]]:
+        """Add leaf hashes in order; returns the complete subtrees that are new, by level: the first are the leaves.
 
-        Raises: BadProof for a leaf that is not 32 bytes; leaves before it are already added.
+        Raises: BadProof for a leaf that is not 32 bytes; then nothing is added.
         """
-        for leaf in leaves:
-            if len(leaf) != HASH_SIZE:
-                reason = f"a leaf hash has {HASH_SIZE} bytes, got {len(leaf)}"
-                raise BadProof(reason)
-            node = leaf
-            carry = self._size
-            # Each set low bit of the old size is a complete subtree of the same height: merge it.
-            while carry & 1:
-                node = node_hash(self._nodes.pop(), node)
-                carry >>= 1
-            self._nodes.append(node)
-            self._size += 1
+        row = list(leaves)
+        _require_hashes(row)
+        levels = (level for level in range(self._size.bit_length()) if self._size >> level & 1)
+        alone = dict(zip(levels, reversed(self._nodes), strict=True))
+        self._size += len(row)
+        made: list[list[bytes]] = []
+        while row:
+            made.append(row)
+            level = len(made) - 1
+            # A set bit of the old size is a complete subtree that waits for its right neighbour.
+            pairs = [alone.pop(level), *row] if level in alone else row
+            if len(pairs) % 2:
+                alone[level] = pairs[-1]
+            row = [
+                sha256(b"\x01" + left + right).digest() for left, right in zip(pairs[::2], pairs[1::2], strict=False)
+            ]
+        self._nodes = [alone[level] for level in sorted(alone, reverse=True)]
+        return made
 
     def root(self) -> bytes:
         """Return the root of the tree."""

@@ -55,21 +55,22 @@ class Tree:
         self._frontier = Frontier.from_nodes(size, nodes)
 
     def append(self, leaves: Iterable[bytes]) -> None:
-        """Add leaf hashes and store every tile that becomes full. Raises: LogForked, and what the store raises."""
-        for leaf in leaves:
-            node, level = leaf, 0
-            while True:
-                if level == len(self._tails):
-                    self._tails.append([])
-                tail = self._tails[level]
-                tail.append(node)
-                if len(tail) < TILE_WIDTH:
-                    break
-                number = (self.size + 1 >> (_TILE_HEIGHT * (level + 1))) - 1
-                self._put(tile_path(level, number), tile_bytes(tail))
-                node, level = root(tail), level + 1
-                self._tails[level - 1] = []
-            self._frontier.append(leaf)
+        """Add leaf hashes and store every tile that becomes full. Raises: LogForked, and what the store raises.
+
+        After an error the tree is to be opened again.
+        """
+        before = self.size
+        rows = self._frontier.append_many(leaves)
+        for level in range(-(-len(rows) // _TILE_HEIGHT)):
+            if level == len(self._tails):
+                self._tails.append([])
+            tail = self._tails[level]
+            tail += rows[level * _TILE_HEIGHT]
+            number = before >> (_TILE_HEIGHT * (level + 1))
+            while len(tail) >= TILE_WIDTH:
+                full, tail[:] = tail[:TILE_WIDTH], tail[TILE_WIDTH:]
+                self._put(tile_path(level, number), tile_bytes(full))
+                number += 1
 
     def root(self) -> bytes:
         """Return the root over all leaves."""
