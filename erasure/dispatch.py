@@ -36,17 +36,17 @@ from erasure.work import (
     captures_of,
     end_of_try,
     failed,
+    goes_plainly,
     is_ready,
     joined,
     lines_now,
     load_work,
-    mark_staying,
     owners_of,
     report_fact,
-    those_going,
+    sort_out,
 )
 from ledger.entry import Kind
-from registry import stores
+from registry import bulk, stores
 from registry.models import StoreRow
 
 _ENDS = {
@@ -71,9 +71,6 @@ class _Going(NamedTuple):
     ref: str
     artifact_id: int | None
     key_id: str | None
-    action: str
-    collateral: dict[str, Any] | None
-    method: str | None
     sealed: bytes | None
 
 
@@ -269,7 +266,8 @@ class Dispatch:
         start = 0
         while start < len(numbers) and name not in self._down:
             begun = time.monotonic()
-            self._erase_some(connector, name, numbers[start : start + at_once], size)
+            with bulk.without_collector():
+                self._erase_some(connector, name, numbers[start : start + at_once], size)
             start += at_once
             # A decision is never older than a call to the store or this, whichever is longer.
             quick = time.monotonic() - begun < _QUICK_SECONDS
@@ -305,11 +303,12 @@ class Dispatch:
         waiting = sa.and_(self._among(session, numbers), col(CopyRow.state) == CopyState.PENDING.value)
         ready = copies.read(session, _Going, waiting)
         lines = lines_now(session, work, ready, self._now)
-        going = those_going(ready, lines)
+        going = [copy for copy in ready if goes_plainly(lines.get(copy.ref))]
         if len(going) < len(ready):
-            sent = {copy.copy_no for copy in going}
-            staying = self._locked(session, [copy.copy_no for copy in ready if copy.copy_no not in sent])
-            mark_staying(session, [copy for copy in staying if copy.state == CopyState.PENDING], lines)
+            plain = {copy.copy_no for copy in going}
+            asked = self._locked(session, [copy.copy_no for copy in ready if copy.copy_no not in plain])
+            may = {copy.copy_no for copy in sort_out(session, [copy for copy in asked if _waits(copy)], lines)}
+            going = [copy for copy in ready if copy.copy_no in plain or copy.copy_no in may]
         if not going:
             return {}, ()
         found = captures_of(session, self._parts, work, going)
@@ -449,6 +448,10 @@ class Dispatch:
             where = self._among(session, numbers[start : start + copies.CHUNK])
             found += session.exec(select(CopyRow).where(where).order_by(col(CopyRow.copy_no)).with_for_update())
         return found
+
+
+def _waits(copy: CopyRow) -> bool:
+    return copy.state == CopyState.PENDING
 
 
 def _method(before: str | None, receipt: Receipt) -> str:

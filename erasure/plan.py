@@ -354,10 +354,10 @@ def _lines(given: PlanInput) -> list[tuple[PlanCopy, Item]]:
     lines: list[tuple[PlanCopy, Item]] = []
     names = {fact.artifact_id: fact for fact in given.artifacts}
     for fact in sorted(given.artifacts, key=lambda fact: (depths[fact.artifact_id], fact.artifact_id)):
-        sources = tuple(
-            SourceEnd(source.status, source.ends_at, _ends_in_plan(source, ending)) for source in fact.sources
-        )
-        item = replace(fact.item, sources=sources)
+        item = fact.item
+        if fact.sources:
+            ends = (SourceEnd(one.status, one.ends_at, _ends_in_plan(one, ending)) for one in fact.sources)
+            item = replace(item, sources=tuple(ends))
         known = given.classes.get(item.data_class)
         decision = _decide(item, None if known is None else known.rules, given)
         if decision.action in DESTRUCTIVE:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from sqlmodel import Session
 
 from connectors.base import Item
@@ -83,7 +84,7 @@ class RequestSeal:
         """The value that was sealed under this name; empty where there is none."""
         if sealed is None:
             return {}
-        found: dict[str, Any] = json.loads(
+        found: dict[str, Any] = msgspec.json.decode(
             unseal_small(self._key, sealed, tenant=self._tenant, label=REQUEST_CLASS, name=f"{self._owner}/{name}")
         )
         return found

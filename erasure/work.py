@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 from sqlmodel import Session
 
@@ -84,10 +84,8 @@ def load_work(session: Session, tenant_id: int, owner: str, *, lock: bool = Fals
 
 
 class _Line(Protocol):
-    """A copy as far as the decision about it looks at it: a whole row, or what a step read of one."""
+    """A copy as far as it says of what it is a copy."""
 
-    @property
-    def copy_no(self) -> int: ...
     @property
     def kind(self) -> str: ...
     @property
@@ -96,12 +94,6 @@ class _Line(Protocol):
     def artifact_id(self) -> int | None: ...
     @property
     def key_id(self) -> str | None: ...
-    @property
-    def action(self) -> str: ...
-    @property
-    def collateral(self) -> dict[str, Any] | None: ...
-    @property
-    def method(self) -> str | None: ...
 
 
 class _Sealed(Protocol):
@@ -113,9 +105,6 @@ class _Sealed(Protocol):
     def ref(self) -> str: ...
     @property
     def sealed(self) -> bytes | None: ...
-
-
-_Some = TypeVar("_Some", bound=_Line)
 
 
 def facts_now(session: Session, work: Work, copies: Sequence[_Line], now: datetime) -> PlanInput:
@@ -149,24 +138,25 @@ def may_go(session: Session, work: Work, copies: Sequence[CopyRow], now: datetim
 
 def sort_out(session: Session, copies: Sequence[CopyRow], lines: Mapping[str, PlanCopy]) -> list[CopyRow]:
     """Those copies that may go by these lines; the others are marked as what the lines say."""
-    going = those_going(copies, lines)
-    numbers = {copy.copy_no for copy in going}
-    mark_staying(session, [copy for copy in copies if copy.copy_no not in numbers], lines)
-    return going
-
-
-def those_going(copies: Sequence[_Some], lines: Mapping[str, PlanCopy]) -> list[_Some]:
-    """Those copies that may go by these lines."""
-    going = []
+    going: list[CopyRow] = []
+    staying: list[CopyRow] = []
     for copy in copies:
         line = lines.get(copy.ref)
-        if line is None:
-            going.append(copy)  # its row is gone from the registry: nothing speaks for it any more
-        elif is_unseen(copy, line):
-            continue
-        elif line.action in DESTRUCTIVE or (line.action == "review" and copy.method == BY_HAND):
-            going.append(copy)
+        (going if line is None or goes(copy, line) else staying).append(copy)
+    mark_staying(session, staying, lines)
     return going
+
+
+def goes(copy: CopyRow, line: PlanCopy) -> bool:
+    """Whether a copy may go by its line of now; one without a line has no row in the registry that speaks for it."""
+    if is_unseen(copy, line):
+        return False
+    return line.action in DESTRUCTIVE or (line.action == "review" and copy.method == BY_HAND)
+
+
+def goes_plainly(line: PlanCopy | None) -> bool:
+    """Whether a copy goes whatever its own row says: by its class or request, and nobody else loses anything by it."""
+    return line is None or (line.action in DESTRUCTIVE and not line.collateral)
 
 
 def mark_staying(session: Session, copies: Sequence[CopyRow], lines: Mapping[str, PlanCopy]) -> None:
@@ -179,7 +169,7 @@ def mark_staying(session: Session, copies: Sequence[CopyRow], lines: Mapping[str
             keep(session, copy, line)
 
 
-def is_unseen(copy: _Line, line: PlanCopy) -> bool:
+def is_unseen(copy: CopyRow, line: PlanCopy) -> bool:
     """Whether erasing the copy would take from others what nobody approved: the plan kept it, or it grew since."""
     return line.action in DESTRUCTIVE and exceeds(line.collateral, was_shown(copy.action, copy.collateral))
 
