@@ -74,12 +74,13 @@ def rows_for_sealing(
             raise KeyFenced(spec.subject_id)
         if not _MONTH.fullmatch(spec.month):
             raise VaultError(f"a key's month is YYYY-MM, got {spec.month!r}")
-    found = rows.keys_by_spec(db, tenant_id, specs)
+    found: dict[KeySpec, rows.AnyRow] = {**rows.keys_by_spec(db, tenant_id, specs)}
     missing = [spec for spec in specs if spec not in found]
     if missing:
-        pending(session).keys.update(_make(db, keks, tenant_id, missing, now=now))
+        made = _make(db, keks, tenant_id, missing, now=now)
+        pending(session).keys.update(row["key_id"] for row in made.values())
         # What another process inserted first is read here: its key is used, ours was never given out.
-        found |= rows.keys_by_spec(db, tenant_id, missing)
+        found |= made | rows.keys_by_spec(db, tenant_id, [spec for spec in missing if spec not in made])
     for spec, row in found.items():
         if row["wrapped"] is None:
             raise KeyDestroyed(row["key_id"], row["destroyed_at"], row["request"])
@@ -88,8 +89,11 @@ def rows_for_sealing(
     return {spec: found[spec] for spec in specs}
 
 
-def _make(db: Connection, keks: KekStore, tenant_id: int, specs: Sequence[KeySpec], *, now: datetime) -> set[str]:
-    made = set()
+def _make(
+    db: Connection, keks: KekStore, tenant_id: int, specs: Sequence[KeySpec], *, now: datetime
+) -> dict[KeySpec, rows.AnyRow]:
+    """Insert a row for each spec; those that nobody else inserted first."""
+    made: dict[KeySpec, rows.AnyRow] = {}
     left = iter(specs)
     for slots in rows.take_slots(db, tenant_id, len(specs)):
         kek = slot_kek(keks, tenant_id, slots)
@@ -97,7 +101,7 @@ def _make(db: Connection, keks: KekStore, tenant_id: int, specs: Sequence[KeySpe
         inserted = {str(row["key_id"]) for row in rows.insert_missing(db, rows.KEYS, batch)}
         if len(inserted) < len(batch):
             rows.give_back(db, tenant_id, slots.group_no, len(batch) - len(inserted))
-        made |= inserted
+        made.update((rows.spec_of(row), row) for row in batch if row["key_id"] in inserted)
     return made
 
 
