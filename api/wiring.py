@@ -41,9 +41,9 @@ from api.verification import CERTIFICATE_NAME
 from connectors.base import Connector, open_connector
 from erasure.certificate_store import CertificateStore
 from erasure.errors import LogMissing
-from erasure.exporting import STORE as EXPORTS
 from erasure.footprint import end_footprints
 from erasure.leases import free_all
+from erasure.packages import STORE as EXPORTS
 from erasure.parts import Parts as ErasureParts
 from erasure.parts import Tenant as ErasureTenant
 from erasure.payload_expiry import parts_gone

@@ -36,6 +36,7 @@ from erasure.errors import NotBuilt
 from erasure.export import EXPORT_CLASS, REQUESTS, Contents, Tally, manifest
 from erasure.handout import contents_of, json_bytes, request_view
 from erasure.models import CopyRow, RequestRow
+from erasure.packages import STORE
 from erasure.parts import Parts, Tenant
 from erasure.plan import IDENTITY, addendum, instant_text
 from erasure.request import CopyState, State
@@ -54,8 +55,6 @@ from registry.playback import ReadEntry
 from retention.parts import part_ref
 from vault.models import DataKey, KeyState
 
-STORE = "muniment.exports"
-"""The store of exports: the service's own folder, registered like any other so that exports are found and erased."""
 KEPT = timedelta(days=30)
 READ_CHUNK = 200
 STREAM_BYTES = 256 * 1024

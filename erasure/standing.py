@@ -12,6 +12,7 @@ from sqlmodel import Session, col, select
 
 from connectors.base import why_not_built
 from erasure.models import RequestRow
+from erasure.packages import with_packages
 from erasure.plan import ClassFact, StoreFact
 from erasure.request import OPEN, Right
 from registry import classes as registered
@@ -40,7 +41,7 @@ def standing(session: Session, tenant_id: int) -> Standing:
     return Standing(
         classes={name: class_fact(spec) for name, spec in registered.in_force(session, tenant_id).items()},
         stores={name: store_fact(row) for name, row in stores.in_force(session, tenant_id).items()},
-        holds=holds_in_force(session, tenant_id),
+        holds=with_packages(session, tenant_id, holds_in_force(session, tenant_id)),
         restrictions=_restrictions(session, tenant_id),
         claims=_claims(session, tenant_id),
     )

@@ -45,7 +45,7 @@ from retention.events import ARTIFACT_KIND, CONVERSATION
 from retention.items import Candidate, load_artifacts
 from retention.models import HoldRow, StoreHoldRow
 from retention.parts import places_of, split_ref, streams_of
-from retention.stops import Desk, EventRecord, Resumed, hold_of, with_copies
+from retention.stops import Desk, EventRecord, Resumed
 from retention.sweep import decided, is_due
 from vault.models import OPENING, DataKey
 from vault.vault import Vault
@@ -128,7 +128,7 @@ class Holds:
             )
             session.add(row)
             session.flush()
-            hold = with_copies(session, acting.tenant_id, hold)
+            hold = self._known(session, acting.tenant_id)[hold_id]
             sent = self._sent(session, acting.tenant_id, hold)
             return {**view_of(row), **counts_of(session, acting.tenant_id, hold), "too_late": sent}
 
@@ -139,7 +139,7 @@ class Holds:
         """
         with self._transactions(acting.tenant_id, write=False) as session:
             row = self._open(session, acting.tenant_id, hold_id)
-            found = self._becomes_due(session, acting.tenant_id, hold_of(session, row), now)
+            found = self._becomes_due(session, acting.tenant_id, self._known(session, acting.tenant_id)[hold_id], now)
             if preview:
                 return {**view_of(row), **found, "released": False, "next": _next_of(hold_id)}
             if self._approval != "single" and acting.principal == row.created_by:
@@ -162,21 +162,19 @@ class Holds:
             query = query.where(ended.is_not(None) if released else ended.is_(None))
         with self._transactions(acting.tenant_id, write=False) as session:
             seals = Seals(session, self._vault, acting.tenant_id)
+            known = self._known(session, acting.tenant_id)
             return [
                 {
                     **view_of(row),
                     **self._said(seals, row),
-                    **(self._now(session, acting.tenant_id, row) if row.released_at is None else {}),
+                    **(_now(session, acting.tenant_id, known[row.hold_id]) if row.released_at is None else {}),
                 }
                 for row in session.exec(query.order_by(col(HoldRow.hold_id)).limit(limit))
             ]
 
-    def _now(self, session: Session, tenant_id: int, row: HoldRow) -> dict[str, Any]:
-        hold = hold_of(session, row)
-        return {
-            **counts_of(session, tenant_id, hold),
-            "at_stores": at_stores(session, tenant_id, hold),
-        }
+    def _known(self, session: Session, tenant_id: int) -> dict[str, Hold]:
+        """Every hold in force by its id, as decisions see it: with what was made from what it names."""
+        return {hold.hold_id: hold for hold in self._desk.stops(session, tenant_id).holds}
 
     def _said(self, seals: Seals, row: HoldRow) -> dict[str, Any]:
         opened = seals.open(NOBODY, LABEL, row.hold_id, row.sealed)
@@ -260,6 +258,13 @@ class Holds:
             "becomes_due": listed,
             "requests": [_resumes(name, copies) for name, copies in sorted(resumed.items())],
         }
+
+
+def _now(session: Session, tenant_id: int, hold: Hold) -> dict[str, Any]:
+    return {
+        **counts_of(session, tenant_id, hold),
+        "at_stores": at_stores(session, tenant_id, hold),
+    }
 
 
 def _next_of(hold_id: str) -> str:

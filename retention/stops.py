@@ -15,7 +15,7 @@ from sqlmodel import Session, col, select
 
 from ledger.entry import Kind
 from registry.graph import children_of, made_from_entries
-from registry.people import expand, groups
+from registry.people import groups
 from retention.decide import Claim, Hold, Restriction
 from retention.models import HoldRow
 
@@ -91,11 +91,6 @@ def holds_in_force(session: Session, tenant_id: int, *, copies: bool = True) -> 
     one_person = groups(session, tenant_id, {number for row in rows for number in row.subjects})
     named = [_hold(row, frozenset[int]().union(*(one_person[number] for number in row.subjects))) for row in rows]
     return tuple(with_copies(session, tenant_id, hold) if copies else hold for hold in named)
-
-
-def hold_of(session: Session, row: HoldRow) -> Hold:
-    """A hold as decisions see it."""
-    return with_copies(session, row.tenant_id, _hold(row, expand(session, row.tenant_id, row.subjects)))
 
 
 def with_copies(session: Session, tenant_id: int, hold: Hold) -> Hold:

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from erasure.errors import ExportNotReady, IllegalMove, InvalidRequest
-from erasure.exporting import STORE
 from erasure.footprint import end_footprints
 from erasure.handout import EXPIRED, open_export
+from erasure.packages import STORE
 from erasure.request_desk import RequestDesk
 from erasure.sweep_copies import Sweeps
 from registry import subjects
@@ -246,6 +246,54 @@ def test_a_hold_on_a_person_keeps_the_package_of_their_data_past_its_date(world:
     assert len(list(world.services.exports_folder.rglob("*.zip"))) == 1
     holds.release(world.acting(), placed["id"], preview=False, now=world.now)
     world.now += timedelta(hours=1)
+    sweep_now(world)
+    assert list(world.services.exports_folder.rglob("*.zip")) == []
+
+
+@pytest.mark.scenario("E9")
+@pytest.mark.parametrize("by", ["artifacts", "entries", "data_classes", "scope"])
+def test_a_hold_on_what_lies_in_a_package_keeps_the_package(world: World, by: str) -> None:
+    """One on the person did; one on a single copy let the package go, which may be the last place of it."""
+    note = world.note("n1", "the canary of ada")
+    said = world.say_as("what ada said", stream="conv_1")
+    answered(world)
+    world.note("n2", "came after the package")
+    selectors: dict[str, dict[str, Any]] = {
+        "artifacts": {"artifacts": [note]},
+        "entries": {"entries": [said]},
+        "data_classes": {"data_classes": ["note"]},
+        "scope": {"scope": {"conversation": "conv_1"}},
+    }
+    holds = Holds(
+        vault=world.services.vault, record=world.services.record, transactions=world.parts.transactions,
+        desk=RequestDesk(), approval="single",
+    )  # fmt: skip
+    placed = holds.place(
+        world.acting(), {"name": "n", "matter": "m", "reason": "r", "selector": selectors[by]}, world.now
+    )
+    assert placed["items"] == {"artifacts": 2, "entries": 1, "data_classes": 3, "scope": 1}[by], "the package as well"
+    world.now += timedelta(days=31)
+    sweep_now(world)
+    assert len(list(world.services.exports_folder.rglob("*.zip"))) == 1
+    preview = holds.release(world.acting(), placed["id"], preview=True, now=world.now)
+    assert ("export", True) in {(one["data_class"], one["due"]) for one in preview["becomes_due"]}
+    holds.release(world.acting(), placed["id"], preview=False, now=world.now)
+    world.now += timedelta(hours=1)
+    sweep_now(world)
+    assert list(world.services.exports_folder.rglob("*.zip")) == []
+
+
+def test_a_hold_on_something_else_lets_a_package_go(world: World) -> None:
+    world.note("n1", "the canary of ada")
+    answered(world)
+    later = world.note("n2", "came after the package")
+    holds = Holds(
+        vault=world.services.vault, record=world.services.record, transactions=world.parts.transactions,
+        desk=RequestDesk(), approval="single",
+    )  # fmt: skip
+    spec = {"name": "n", "matter": "m", "reason": "r", "selector": {"artifacts": [later]}}
+    assert holds.place(world.acting(), spec, world.now)["items"] == 1
+    world.now += timedelta(days=31)
     sweep_now(world)
     assert list(world.services.exports_folder.rglob("*.zip")) == []
 

@@ -1,0 +1,96 @@
+"""Packages of exports that hold something a hold names: they are copies of it, and stay as long as it does.
+
+A package names no source, since it ends by its own date and not with what is in it; what went into it stands in the
+copies of its request. Guarantees: reads in the caller's transaction, by index, and nothing at all while there is no
+package; a hold keeps the package of anything it names, whether by person, class, scope, artifact or entry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import sqlalchemy as sa
+from sqlmodel import Session, col
+
+from erasure.models import CopyRow, RequestRow
+from erasure.request import CopyState, Right
+from ledger.models import EntryRow, Instant, PartRef
+from registry.ids import artifact_name
+from registry.keyed import chunks
+from registry.models import Artifact
+from retention.decide import Hold
+from retention.holds import conditions_of
+from retention.parts import streams_of
+
+STORE = "muniment.exports"
+"""The store of exports: the service's own folder, registered like any other so that exports are found and erased."""
+
+
+def with_packages(session: Session, tenant_id: int, holds: Sequence[Hold]) -> tuple[Hold, ...]:
+    """The holds with every package that contains something they name."""
+    packages = _packages(session, tenant_id) if holds else {}
+    if not packages:
+        return tuple(holds)
+    return tuple(_with_packages(session, tenant_id, hold, packages) for hold in holds)
+
+
+def _with_packages(session: Session, tenant_id: int, hold: Hold, packages: dict[str, int]) -> Hold:
+    found = {
+        packages[owner]
+        for condition in _conditions(session, tenant_id, hold)
+        for owner in session.scalars(
+            sa.select(col(CopyRow.owner))
+            .where(
+                col(CopyRow.tenant_id) == tenant_id,
+                col(CopyRow.owner).in_(sorted(packages)),
+                col(CopyRow.state) == CopyState.EXPORTED.value,
+                condition,
+            )
+            .distinct()
+        )
+    }
+    return hold if found <= hold.artifacts else hold._replace(artifacts=hold.artifacts | found)
+
+
+def _conditions(session: Session, tenant_id: int, hold: Hold) -> Iterator[sa.ColumnElement[bool]]:
+    """Conditions on exported copies, any of which one that the hold names meets."""
+    for condition in conditions_of(session, tenant_id, hold):
+        yield col(CopyRow.artifact_id).in_(
+            sa.select(col(Artifact.id)).where(col(Artifact.tenant_id) == tenant_id, condition)
+        )
+    if hold.data_classes:
+        yield col(CopyRow.data_class).in_(sorted(hold.data_classes))
+    parts = sa.select(col(PartRef.key_id)).where(col(PartRef.tenant_id) == tenant_id)
+    for places in chunks(sorted(hold.entries)):
+        yield col(CopyRow.key_id).in_(parts.where(col(PartRef.idx).in_(places)))
+    for streams in chunks(sorted(streams_of(session, tenant_id, hold.scopes)) if hold.scopes else []):
+        within = sa.select(col(EntryRow.idx)).where(
+            col(EntryRow.tenant_id) == tenant_id, col(EntryRow.stream_no).in_(streams)
+        )
+        yield col(CopyRow.key_id).in_(parts.where(col(PartRef.idx).in_(within)))
+
+
+def _packages(session: Session, tenant_id: int) -> dict[str, int]:
+    """The packages that are there, by the request that they answer."""
+    rows = session.execute(
+        sa.select(col(Artifact.id), col(Artifact.given_id), col(Artifact.created_at)).where(
+            col(Artifact.tenant_id) == tenant_id, col(Artifact.store) == STORE, col(Artifact.status) != "erased"
+        )
+    ).all()
+    if not rows:
+        return {}
+    numbers = {row.given_id or artifact_name(row.id): row.id for row in rows}
+    oldest = min(row.created_at for row in rows)
+    requests = session.execute(
+        sa.select(col(RequestRow.request_id), col(RequestRow.details)).where(
+            col(RequestRow.tenant_id) == tenant_id,
+            col(RequestRow.right).in_((Right.ACCESS, Right.PORTABILITY)),
+            # A package is registered no later than its request ends.
+            sa.or_(
+                col(RequestRow.completed_at).is_(None),
+                col(RequestRow.completed_at) >= sa.literal(oldest, Instant()),
+            ),
+        )
+    )
+    named = {request: (details.get("export") or {}).get("artifact") for request, details in requests}
+    return {request: numbers[name] for request, name in named.items() if name in numbers}
