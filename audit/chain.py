@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from audit.findings import Findings, Verdict
-from audit.headers import ReadHeader, read_header
+from audit.headers import ReadHeader, read_header, read_headers
 from ledger.batches import Batch, batch_digest, decode_batch, open_envelope, open_frame, salvage_headers
 from ledger.entry import NO_PREVIOUS, Kind, header_hash
 from ledger.errors import MalformedBatch, MalformedHeader
@@ -122,6 +122,13 @@ def heal(taken: Taken, after: bytes | None) -> None:
 
 
 def _decode(taken: Taken, findings: Findings) -> None:
+    """Read the headers: all at once where nothing is wrong with any, else each for itself."""
+    raws = [raw for raw in taken.raws if raw is not None]
+    headers = read_headers(raws) if len(raws) == len(taken.raws) else None
+    if headers is not None and all(header.kind != Kind.SYSTEM_GENESIS for header in headers[not taken.first :]):
+        taken.headers += headers
+        taken.leaves += [header_hash(raw) for raw in raws]
+        return
     for offset, raw in enumerate(taken.raws):
         header: ReadHeader | None = None
         if raw is not None:

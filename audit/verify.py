@@ -54,6 +54,7 @@ from ledger.merkle import Frontier
 UNANCHORED = "unanchored: trusts the operator"
 MADE = (Kind.CERTIFICATE_ISSUED, Kind.KEY_ROTATED)
 """Kinds of entries that tell of an object beside the record: counted, for who knows where these lie."""
+_TELLING = frozenset({*MADE, Kind.RECORDER_HEARTBEAT})
 _STREAM_HEX = 32
 _SILENCES_TOLD = 20
 
@@ -420,14 +421,16 @@ class _Audit:
         state.before, state.held = held.leaves[-1], None
         self._grow(held)  # d
         state.blamed += len(held.spoiled)
-        chosen = []
-        for index, header in held.entries():
-            self._position(held, index, header)  # c
-            self._listen(header)
-            if self._is_chosen(index, header):
-                chosen.append((index, header))
-        if chosen:
-            self._compare(held, chosen)  # e
+        entries = list(held.entries())
+        self._positions(held, entries)  # c
+        told = {header.kind for _, header in entries}
+        if not told.isdisjoint(_TELLING):
+            for _, header in entries:
+                self._listen(header)
+        if self.options.stream is not None or self.chosen is not None:
+            entries = [(index, header) for index, header in entries if self._is_chosen(index, header)]
+        if entries:
+            self._compare(held, entries)  # e
 
     def _compare(self, held: Taken, chosen: Sequence[tuple[int, ReadHeader]]) -> None:
         if self.helpers is None or held.envelope is None:
@@ -472,18 +475,28 @@ class _Audit:
             if len(self.silences) < _SILENCES_TOLD:
                 self.silences.append(silence)
 
-    def _position(self, taken: Taken, index: int, header: ReadHeader) -> None:
+    def _positions(self, taken: Taken, entries: Sequence[tuple[int, ReadHeader]]) -> None:
+        """Follow the streams: nearly always each entry stands where its stream goes on."""
         state = self.state
-        stream = bytes.fromhex(header.stream)
-        expected = state.positions.get(stream, 0 if state.positions_hold else header.position)
+        names: dict[str, bytes] = {}
+        for index, header in entries:
+            stream = names.get(header.stream)
+            if stream is None:
+                stream = names[header.stream] = bytes.fromhex(header.stream)
+            expected = state.positions.get(stream, 0 if state.positions_hold else header.position)
+            if header.position != expected:
+                self._position(taken, index, header, expected)
+            state.positions[stream] = header.position + 1
+
+    def _position(self, taken: Taken, index: int, header: ReadHeader, expected: int) -> None:
+        state = self.state
         if expected < header.position <= expected + state.blamed:
             # Each blamed entry stood at a position of some stream, which cannot be read from it any more.
             state.blamed -= header.position - expected
-        elif header.position != expected:
-            verdict = Verdict.MISSING if header.position > expected else Verdict.ALTERED
-            detail = f"the stream goes on at position {header.position}, expected {expected}"
-            self.findings.add(verdict, detail, object=taken.key, entry=header.id, index=index)
-        state.positions[stream] = header.position + 1
+            return
+        verdict = Verdict.MISSING if header.position > expected else Verdict.ALTERED
+        detail = f"the stream goes on at position {header.position}, expected {expected}"
+        self.findings.add(verdict, detail, object=taken.key, entry=header.id, index=index)
 
     def _is_chosen(self, index: int, header: ReadHeader) -> bool:
         if self.options.stream is not None:

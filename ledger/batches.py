@@ -235,8 +235,9 @@ def decode_batch(data: bytes) -> Batch:
     if len(headers) != envelope.count or sum(map(len, headers)) + len(headers) - 1 != envelope.size:
         reason = f"expected {envelope.count} headers of {envelope.size} bytes, got {len(headers)}"
         raise MalformedBatch(reason)
-    for header in headers:
-        _header(header)
+    if not all(headers) or max(map(len, headers)) > MAX_HEADER_BYTES:
+        reason = f"a header has 1 to {MAX_HEADER_BYTES} bytes"
+        raise MalformedBatch(reason)
     return replace(envelope.batch, headers=headers)
 
 

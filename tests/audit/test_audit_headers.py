@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from audit.corruptions import Copy
-from audit.headers import read_header
+from audit.headers import read_header, read_headers
 from ledger.entry import decode_header, encode_header
 from ledger.errors import MalformedHeader
 
@@ -29,6 +29,63 @@ def accepted_by_the_ledger(raw: bytes) -> bool:
     except MalformedHeader:
         return False
     return True
+
+
+def changed(raw: bytes, data: st.DataObject) -> bytes:
+    made = bytearray(raw)
+    at = data.draw(st.integers(0, len(made) - 1))
+    made[at : at + data.draw(st.integers(0, 2))] = data.draw(
+        st.sampled_from([b"", b"0", b"-", b" ", b'"', b",", b"}", b"\xff", b"A", b"null", b"1e2"])
+    )
+    return bytes(made)
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_many_headers_are_read_at_once_just_when_each_could_be_read_alone(small_log: Copy, data: st.DataObject) -> None:
+    raws = [encode_header(header) for header in small_log.history.headers[:6]]
+    assert read_headers(raws) == [read_header(raw) for raw in raws]
+    at = data.draw(st.integers(0, 5))
+    raws[at] = changed(raws[at], data)
+    if raws[at] and b"\n" not in raws[at]:
+        assert (read_headers(raws) is not None) == all(map(accepted, raws))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("v", b"2"),
+        ("position", b"-1"),
+        ("position", b"9007199254740992"),
+        ("sources", b"1"),
+        ("at", b'"2026-02-30T12:00:00.000000Z"'),
+        ("received", b'"2026-03-01T24:00:00.000000Z"'),
+        ("previous", b'"' + b"A" * 64 + b'"'),
+        ("previous", b'"' + b"0" * 63 + b'"'),
+        ("id", b'"019cacb9-9b00-4000-8000-000000000000"'),
+        ("stream", b'"' + b"0" * 31 + b'"'),
+        ("kind", b'"Turn.user"'),
+        ("class", b'"tran script"'),
+    ],
+)
+def test_one_wrong_value_among_many_headers_is_seen(small_log: Copy, field: str, value: bytes) -> None:
+    raws = [encode_header(header) for header in small_log.history.headers[:4]]
+    pattern = rb'(?<="' + field.encode() + rb'":)("[^"]*"|[0-9]+)'
+    raws[2], count = re.subn(pattern, lambda _match: value, raws[2], count=1)
+    assert count == 1
+    assert not accepted(raws[2])
+    assert read_headers(raws) is None
+
+
+def test_a_value_may_not_reach_into_its_neighbour(small_log: Copy) -> None:
+    # Two columns that are right together only: one id too short, the next one longer by what it lacks.
+    first, second = (encode_header(header) for header in small_log.history.headers[:2])
+    ids = [header.id for header in small_log.history.headers[:2]]
+    shifted = [
+        first.replace(ids[0].encode(), ids[0][:-1].encode()),
+        second.replace(ids[1].encode(), (ids[0][-1] + ids[1]).encode()),
+    ]
+    assert read_headers(shifted) is None
 
 
 @given(st.data())
