@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -155,19 +155,41 @@ def commitment(salt: bytes, identifier: str) -> str:
     return hashlib.sha256(_COMMITMENT + salt + identifier.encode()).hexdigest()
 
 
-def build(
-    facts: Mapping[str, Any], copies: Sequence[Mapping[str, Any]], evidence: LogEvidence, *, version: str
-) -> dict[str, Any]:
-    """The certificate's value. `facts` are its other members, as JSON. Raises: NotVerified."""
-    unverified = [int(copy["copy"]) for copy in copies if copy["state"] in GONE and copy["verified_at"] is None]
-    if unverified:
-        raise NotVerified(unverified)
+class Lines:
+    """The copies of a certificate, taken in page by page and kept in canonical form alone."""
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+        self._evidence: dict[str, None] = {}
+        self._unverified: list[int] = []
+
+    def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Take in some lines, in their order."""
+        for line in lines:
+            if line["state"] in GONE and line["verified_at"] is None:
+                self._unverified.append(int(line["copy"]))
+            self._evidence.update(dict.fromkeys(line["evidence"]))
+        if lines:
+            self._pieces.append(canonical.dumps(list(lines))[1:-1])
+
+    def canonical(self) -> bytes:
+        """The list in canonical form. Raises: NotVerified where a copy counts as gone that nobody saw gone."""
+        if self._unverified:
+            raise NotVerified(self._unverified)
+        return b"[" + b",".join(self._pieces) + b"]"
+
+    def evidence_ids(self, *others: str | None) -> list[str]:
+        """Every event that a certificate leans on, once, in a stable order."""
+        return list(dict.fromkeys([*(entry for entry in others if entry), *self._evidence]))
+
+
+def build(facts: Mapping[str, Any], evidence: LogEvidence, *, version: str) -> dict[str, Any]:
+    """The certificate's value but for its copies. `facts` are its other members, as JSON."""
     return {
         **facts,
         "schema": SCHEMA,
         "version": version,
         "claim": CLAIM,
-        "copies": [dict(copy) for copy in copies],
         "marks": {"proven": list(PROVEN), "stated": list(STATED)},
         "log": {
             "checkpoint": evidence.checkpoint,
@@ -177,14 +199,26 @@ def build(
     }
 
 
-def sign(certificate: Mapping[str, Any], signer: Signing) -> bytes:
-    """The file: certificate and signature, canonical."""
-    signed = canonical.dumps(dict(certificate))
-    signature = signer.sign(PREFIX + signed)
+def sign(certificate: Mapping[str, Any], signer: Signing, lines: Lines | None = None) -> bytes:
+    """The file: certificate and signature, canonical. `lines` are its copies where it holds none.
+
+    Raises: NotVerified.
+    """
+    pieces = [PREFIX, b"{"]
+    for name in sorted(certificate if lines is None else [*certificate, "copies"]):
+        pieces += [canonical.dumps(name), b":"]
+        pieces.append(
+            lines.canonical() if lines is not None and name == "copies" else canonical.dumps(certificate[name])
+        )
+        pieces.append(b",")
+    pieces[-1] = b"}"
+    message = b"".join(pieces)
+    pieces.clear()  # as large as the message
+    signature = signer.sign(message)
     key = f"{signer.name}+{signer.key_id.hex()}"
     beside = canonical.dumps({"key": key, "ed25519": _base64(signature)})
     # The canonical form of the file holds that of the certificate as it was signed.
-    return b'{"certificate":' + signed + b',"signature":' + beside + b"}"
+    return b"".join([b'{"certificate":', memoryview(message)[len(PREFIX) :], b',"signature":', beside, b"}"])
 
 
 def mark_of(path: Sequence[str], certificate: Mapping[str, Any]) -> str:
@@ -203,14 +237,6 @@ def mark_of(path: Sequence[str], certificate: Mapping[str, Any]) -> str:
     if marks & set(STATED):
         return "stated"
     raise KeyError("/".join(path))
-
-
-def evidence_ids(copies: Iterable[Mapping[str, Any]], *others: str | None) -> list[str]:
-    """Every event that a certificate leans on, once, in a stable order."""
-    found = [entry for entry in others if entry]
-    for copy in copies:
-        found.extend(copy["evidence"])
-    return list(dict.fromkeys(found))
 
 
 def _proof(proof: Proof) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure import certificate, copies, history
-from erasure.certificate import LogEvidence, Proof
+from erasure.certificate import Lines, LogEvidence, Proof
 from erasure.certificate_store import CertificateDiffers
 from erasure.confirm import INDEPENDENCE
 from erasure.footprint import ENDED
@@ -49,7 +49,7 @@ class Draft:
     """What a certificate will say, with what has to be unchanged when it is written."""
 
     facts: dict[str, Any]
-    copies: list[dict[str, Any]]
+    lines: Lines
     entries: list[str]
     number: int
     stand: str
@@ -82,6 +82,28 @@ class _Stated(NamedTuple):
     residual_until: str | None
     evidence: str | None
     verify_evidence: str | None
+
+
+class _Summary:
+    """What the rest of a certificate needs of its copies; keys and failures are few."""
+
+    def __init__(self) -> None:
+        self.stores: set[str] = set()
+        self.keys: list[str] = []
+        self.gone_keys: list[str] = []
+        self.broken: dict[int, _Stated] = {}
+
+    def add(self, page: Iterable[_Stated]) -> None:
+        """Take in some copies."""
+        for copy in page:
+            if copy.kind == "artifact":
+                self.stores.add(copy.store)
+            if copy.key_id is not None:
+                self.keys.append(copy.key_id)
+                if copy.state in GONE:
+                    self.gone_keys.append(copy.key_id)
+            if copy.state in BROKEN:
+                self.broken[copy.copy_no] = copy
 
 
 class _Kept(NamedTuple):
@@ -131,9 +153,8 @@ def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, versi
             for one in evidence.entries
         ),
     )
-    body = certificate.sign(
-        certificate.build(draft.facts, draft.copies, shown, version=version), parts.signer(tenant.log_id)
-    )
+    said = certificate.build(draft.facts, shown, version=version)
+    body = certificate.sign(said, parts.signer(tenant.log_id), draft.lines)
     with parts.transactions(tenant.tenant_id) as session:
         row = history.load(session, tenant.tenant_id, request_id, lock=True)
         if _stand(session, row) != draft.stand:
@@ -176,10 +197,12 @@ def _commit_to_names(session: Session, parts: Parts, row: RequestRow) -> None:
 
 def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, now: datetime, state: State) -> Draft:
     stand = _stand(session, row)
-    rows = copies.read(session, _Stated, copies.of(row.tenant_id, row.request_id))
+    lines, rows = Lines(), _Summary()
+    for page in copies.pages(session, _Stated, copies.of(row.tenant_id, row.request_id)):
+        lines.add([_line(copy) for copy in page])
+        rows.add(page)
     kept = copies.read(session, _Kept, copies.of(row.tenant_id, row.request_id, CopyState.RETAINED))
     known = stores.in_force(session, row.tenant_id)
-    lines = [_line(copy) for copy in rows]
     earlier = _newest(session, row)
     received = next(
         line.entry_id for line in history.events_of(session, row.tenant_id, row.request_id) if line.event == "received"
@@ -209,18 +232,20 @@ def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, n
         "coverage": details.get("plan", {}).get("coverage", []),
         "not_covered": details.get("plan", {}).get("not_covered", []),
         "retained": [_retained(copy) for copy in kept],
-        "skeleton": _skeleton(session, row.tenant_id, rows),
+        "skeleton": _skeleton(session, row.tenant_id, rows.keys),
         "recipients": certificate_lines(session, row),
-        "residuals": [*_residuals(rows, known, details, now), *_sealed_bytes(session, row.tenant_id, rows)],
-        "exceptions": _exceptions(rows, details),
+        "residuals": [
+            *_residuals(rows.stores, known, details, now),
+            *_sealed_bytes(session, row.tenant_id, rows.gone_keys),
+        ],
+        "exceptions": _exceptions(rows.broken, details),
         "verifier": {
             "independence": INDEPENDENCE,
             "key_store": parts.vault.keks.root.kind,
             "anchor": parts.anchored(tenant.log_id),
         },
     }
-    entries = certificate.evidence_ids(
-        lines,
+    entries = lines.evidence_ids(
         received,
         details.get("planned_entry"),
         details.get("fence_entry"),
@@ -228,7 +253,7 @@ def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, n
         *details.get("addenda", []),
     )
     number = 1 if earlier is None else earlier.number + 1
-    return Draft(facts=facts, copies=lines, entries=entries, number=number, stand=stand)
+    return Draft(facts=facts, lines=lines, entries=entries, number=number, stand=stand)
 
 
 def _keep(
@@ -346,9 +371,8 @@ def _retained(copy: _Kept) -> dict[str, Any]:
     return {"copy": copy.copy_no, "rule": copy.rule, "ground": grounds, "until": _text(copy.until)}
 
 
-def _skeleton(session: Session, tenant_id: int, rows: Sequence[_Stated]) -> dict[str, Any]:
+def _skeleton(session: Session, tenant_id: int, ids: Sequence[str]) -> dict[str, Any]:
     """How many headers stay: of entries that a key of the plan sealed."""
-    ids = [copy.key_id for copy in rows if copy.key_id is not None]
     headers = 0
     for start in range(0, len(ids), copies.CHUNK // 2):
         chunk = ids[start : start + copies.CHUNK // 2]
@@ -368,12 +392,11 @@ def _skeleton(session: Session, tenant_id: int, rows: Sequence[_Stated]) -> dict
 
 
 def _residuals(
-    rows: Sequence[_Stated], known: dict[str, StoreRow], details: dict[str, Any], now: datetime
+    names: Collection[str], known: dict[str, StoreRow], details: dict[str, Any], now: datetime
 ) -> list[dict[str, Any]]:
     """Where bytes may remain, and until when; `unknown` is printed, never left out."""
     found: list[dict[str, Any]] = []
-    names = sorted({copy.store for copy in rows if copy.kind == "artifact"})
-    for name in names:
+    for name in sorted(names):
         about = known[name].about if name in known else {}
         for what in ("backup_retention", "log_retention", "cache_ttl", "provider_retention"):
             value = about.get(what)
@@ -385,9 +408,8 @@ def _residuals(
     return found
 
 
-def _sealed_bytes(session: Session, tenant_id: int, rows: Sequence[_Stated]) -> list[dict[str, Any]]:
+def _sealed_bytes(session: Session, tenant_id: int, ids: Sequence[str]) -> list[dict[str, Any]]:
     """Until when bytes of the record lie in the object store that no key opens any more."""
-    ids = [copy.key_id for copy in rows if copy.key_id is not None and copy.state in GONE]
     end = sealed_until(session, tenant_id, ids, lag=2 * SWEEP_EVERY)
     if end is None:
         return []
@@ -399,11 +421,10 @@ def _later(duration: str, now: datetime) -> str:
     return instant_text(Duration.parse(duration).add_to(now))
 
 
-def _exceptions(rows: Sequence[_Stated], details: dict[str, Any]) -> list[dict[str, Any]]:
+def _exceptions(broken: Mapping[int, _Stated], details: dict[str, Any]) -> list[dict[str, Any]]:
     accepted = details.get("exceptions")
     if accepted is None:
         return []
-    broken = {copy.copy_no: copy for copy in rows if copy.state in BROKEN}
     return [
         {
             "copy": number,

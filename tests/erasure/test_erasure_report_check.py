@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import rfc8785
 
-from erasure.certificate import LogEvidence, build, commitment, sign
+from erasure.certificate import Lines, LogEvidence, build, commitment, sign
 from erasure.errors import NotVerified, ReportError
 from erasure.report_check import check
 from ledger.signing import Ed25519Signer
@@ -217,11 +217,30 @@ def test_no_name_place_or_content_is_inside_and_the_letter_opens_the_commitment(
     assert issued.document["certificate"]["subject_commitments"] == [shown]
 
 
+class Asked(Exception):
+    """A signature was asked for."""
+
+
+class Unasked:
+    """A signer that never signs."""
+
+    name, key_id = "nobody", b"\x00\x00\x00\x00"
+
+    def sign(self, message: bytes) -> bytes:
+        raise Asked(message)
+
+
 def test_it_is_never_built_from_anything_but_verification_records() -> None:
     line = {"copy": 1, "state": "erased_physical", "verified_at": None, "evidence": []}
-    evidence = LogEvidence(checkpoint="", key="", proofs=())
+    said = build({}, LogEvidence(checkpoint="", key="", proofs=()), version="interim")
+    lines = Lines()
+    lines.add([line])
     with pytest.raises(NotVerified):
-        build({}, [line], evidence, version="interim")
+        sign(said, Unasked(), lines)
+    seen = Lines()
+    seen.add([{**line, "verified_at": "2026-01-01T00:00:00.000000Z"}])
+    with pytest.raises(Asked):
+        sign(said, Unasked(), seen)
 
 
 def test_the_check_needs_no_database_and_no_network() -> None:
