@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import struct
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from bench.forget import __main__ as program
 from bench.forget.bed import DIMENSIONS, people, vector_of
 from bench.forget.erasers import Claim, Lying, Native, Nothing, by_name
 from bench.forget.oracle import HEAD, judge
+from bench.forget.peers import Lethe, Peer, PeerMissing, VectorForget
+from bench.forget.places import Ground
+from bench.forget.places_rows import Postgres
 from bench.forget.run import PLACES, BedIsEmpty, empty_bed, one
 from bench.forget.score import CAP, Seen, judged, total
 from infra.services import redis as redis_service
@@ -168,6 +172,31 @@ def test_an_eraser_of_somebody_else_is_named_by_its_module() -> None:
     assert isinstance(by_name("bench.forget.erasers:Native"), Native)
     with pytest.raises(LookupError, match="module:Class"):
         by_name("best")
+
+
+def test_a_product_whose_interpreter_nobody_named_is_an_error_and_no_score(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(Lethe.python, raising=False)
+    ground = Ground(
+        folder=tmp_path, seed=7, postgres=lambda name: f"postgresql:///{name}", redis=lambda: ("", tmp_path)
+    )
+    place, person = Postgres(ground), people(7, "postgres")[0]
+    with pytest.raises(PeerMissing, match="lethe-delete"):
+        Lethe().erase([place], person, "greenfield", tmp_path)
+    # It knows only what was tagged when it was written, so nobody asks it here.
+    assert Lethe().erase([place], person, "brownfield", tmp_path) == {"postgres": Claim(outcome="not_covered")}
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+@pytest.mark.parametrize("peer", [VectorForget, Lethe])
+def test_another_product_is_driven_in_its_own_interpreter_and_judged_alike(peer: type[Peer]) -> None:
+    if not os.environ.get(peer.python):
+        pytest.skip(f"{peer.python} names no interpreter with {peer.name}")
+    [result] = one(peer(), "greenfield", seed=7, names=("pgvector",)).results
+    assert (result.verdict, result.seen.by_interface, result.seen.harmed) == ("erased, L1", 0, 0)
+    assert 0 < result.seen.own_hits < result.seen.before
 
 
 @pytest.mark.slow
