@@ -1,15 +1,16 @@
 """What taking entries into the record costs over HTTP, beside a server that only inserts the same JSON into a table.
 
-In one run, in turn, the same bodies of about 1 KB in calls of 1,000:
+In one run, in turn, the same bodies of about 1 KB in calls of 1,000, over four connections, built beforehand:
 
 - muniment      `muniment serve` on embedded stores with everything on: token, fences, sealing, dictionary compression,
                 skeleton, Object Lock files, signed receipts, fsync
-- plain-http    the same web stack: JSON in, one multi-row INSERT into a PostgreSQL table, committed
+- plain-http    the same web stack: JSON in, one multi-row INSERT into a PostgreSQL table, committed; the aim is ≥ 1.0 ×
 - postgres      `executemany` of the same rows from this process, no HTTP
 - sqlite        the same into SQLite with WAL and synchronous=FULL
 
 Prints medians over the rounds, and the ratio to `plain-http` within each round: absolute figures do not carry over to
-another machine. Run: `python bench/ingest.py [--entries N] [--call N] [--rounds N]`.
+another machine. With `--before N` both servers hold N entries already; the aim after 400,000 is ≥ 0.8 ×.
+Run: `python -m bench.ingest [--entries N] [--call N] [--rounds N] [--connections N] [--before N]`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from http.client import HTTPConnection
 from pathlib import Path
@@ -65,24 +68,43 @@ def entries_of(count: int, generator: random.Random) -> list[dict[str, Any]]:
     return made
 
 
-class Poster:
-    """One connection that posts calls and insists on success."""
+Take = Callable[[Sequence[Sequence[dict[str, Any]]]], float]
+"""Takes calls of entries and returns the seconds that it took."""
 
-    def __init__(self, port: int, path: str, token: str | None = None) -> None:
-        self._connection = HTTPConnection("127.0.0.1", port, timeout=300)
+
+class Poster:
+    """A few connections that post calls at the same time and insist on success."""
+
+    def __init__(self, port: int, path: str, token: str | None = None, *, connections: int) -> None:
+        self._connections = [HTTPConnection("127.0.0.1", port, timeout=300) for _ in range(connections)]
         self._path = path
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
 
-    def __call__(self, entries: Sequence[dict[str, Any]]) -> None:
-        """Post one call."""
-        self._connection.request("POST", self._path, msgspec.json.encode({"entries": entries}), self._headers)
-        answer = self._connection.getresponse()
-        body = answer.read()
-        if answer.status != 200 or b'"rejected"' in body:
-            message = f"{self._path} answered {answer.status}: {body[:300]!r}"
-            raise SystemExit(message)
+    def __call__(self, calls: Sequence[Sequence[dict[str, Any]]]) -> float:
+        """Post calls and return the seconds that it took."""
+        waiting = iter([msgspec.json.encode({"entries": entries}) for entries in calls])
+        taking = threading.Lock()
+
+        def post(connection: HTTPConnection) -> None:
+            while True:
+                with taking:
+                    body = next(waiting, None)
+                if body is None:
+                    return
+                connection.request("POST", self._path, body, self._headers)
+                answer = connection.getresponse()
+                said = answer.read()
+                if answer.status != 200 or b'"rejected"' in said:
+                    message = f"{self._path} answered {answer.status}: {said[:300]!r}"
+                    raise SystemExit(message)
+
+        begun = time.perf_counter()
+        with ThreadPoolExecutor(len(self._connections)) as pool:
+            for done in [pool.submit(post, connection) for connection in self._connections]:
+                done.result()
+        return time.perf_counter() - begun
 
 
 def rows_of(entries: Sequence[dict[str, Any]]) -> list[tuple[str, str, str, str]]:
@@ -99,12 +121,14 @@ def insert_into_postgres(connection: psycopg.Connection[Any], rows: Sequence[tup
 
 def plain_server(url: str, port: int) -> None:
     """Serve the yardstick: the same web stack, which inserts what it gets."""
-    connection = psycopg.connect(url)
+    mine = threading.local()
     app = FastAPI()
 
     def store(body: bytes) -> bytes:
         entries = msgspec.json.decode(body)["entries"]
-        insert_into_postgres(connection, rows_of(entries))
+        if not hasattr(mine, "connection"):
+            mine.connection = psycopg.connect(url)
+        insert_into_postgres(mine.connection, rows_of(entries))
         return msgspec.json.encode({"results": [{"id": one["id"], "status": "stored"} for one in entries]})
 
     @app.post("/plain")
@@ -141,8 +165,8 @@ def process(command: Sequence[str], port: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def contenders(folder: Path) -> Iterator[dict[str, Callable[[Sequence[dict[str, Any]]], None]]]:
-    """Yield what takes a call of entries, by name."""
+def contenders(folder: Path, connections: int) -> Iterator[dict[str, Take]]:
+    """Yield what takes calls of entries, by name."""
     program = str(Path(sys.executable).with_name("muniment"))
     data, mine, plain = str(folder / "data"), free_port(), free_port()
     made = subprocess.run(
@@ -163,47 +187,56 @@ def contenders(folder: Path) -> Iterator[dict[str, Callable[[Sequence[dict[str, 
         lite.execute("PRAGMA synchronous=FULL")
         lite.execute(TABLE)
 
-        def into_postgres(entries: Sequence[dict[str, Any]]) -> None:
-            with direct.cursor() as cursor:
-                cursor.executemany("INSERT INTO direct VALUES (%s,%s,%s,%s)", rows_of(entries))
-            direct.commit()
+        def into_postgres(calls: Sequence[Sequence[dict[str, Any]]]) -> float:
+            begun = time.perf_counter()
+            for entries in calls:
+                with direct.cursor() as cursor:
+                    cursor.executemany("INSERT INTO direct VALUES (%s,%s,%s,%s)", rows_of(entries))
+                direct.commit()
+            return time.perf_counter() - begun
 
-        def into_sqlite(entries: Sequence[dict[str, Any]]) -> None:
-            lite.executemany("INSERT INTO plain VALUES (?,?,?,?)", rows_of(entries))
-            lite.commit()
+        def into_sqlite(calls: Sequence[Sequence[dict[str, Any]]]) -> float:
+            begun = time.perf_counter()
+            for entries in calls:
+                lite.executemany("INSERT INTO plain VALUES (?,?,?,?)", rows_of(entries))
+                lite.commit()
+            return time.perf_counter() - begun
 
         stack.enter_context(process([program, "serve", "--data", data, "--port", str(mine)], mine))
         stack.enter_context(process([sys.executable, __file__, "--plain-server", url, str(plain)], plain))
         yield {
-            "muniment": Poster(mine, "/v1/record/entries", token),
-            "plain-http": Poster(plain, "/plain"),
+            "muniment": Poster(mine, "/v1/record/entries", token, connections=connections),
+            "plain-http": Poster(plain, "/plain", connections=connections),
             "postgres": into_postgres,
             "sqlite": into_sqlite,
         }
 
 
-def measure(folder: Path, *, entries: int, call: int, rounds: int) -> None:
+def measure(folder: Path, *, entries: int, call: int, rounds: int, connections: int, before: int) -> None:
     """Run the rounds and print the table."""
     generator = random.Random(1)
     rates: dict[str, list[float]] = {}
     ratios: dict[str, list[float]] = {}
-    with contenders(folder) as taking:
+    with contenders(folder, connections) as taking:
         for take in taking.values():
-            take(entries_of(call, generator))
+            take([entries_of(call, generator)])
+        for _ in range(0, before, 20 * call):
+            calls = [entries_of(call, generator) for _ in range(20)]
+            for name in ("muniment", "plain-http"):
+                taking[name](calls)
         for number in range(rounds):
             calls = [entries_of(call, generator) for _ in range(max(1, entries // call // rounds))]
             order = list(taking.items())
             order = order[number % len(order) :] + order[: number % len(order)]
-            seconds = {}
-            for name, take in order:
-                begun = time.perf_counter()
-                for one in calls:
-                    take(one)
-                seconds[name] = time.perf_counter() - begun
+            seconds = {name: take(calls) for name, take in order}
             for name, took in seconds.items():
                 rates.setdefault(name, []).append(len(calls) * call / took)
                 ratios.setdefault(name, []).append(seconds["plain-http"] / took)
-    print(f"{entries} entries of 1 KB in calls of {call}, {rounds} rounds, load {os.getloadavg()[0]:.1f}")
+    behind = f" behind {before}" if before else ""
+    print(
+        f"{entries} entries of 1 KB{behind} in calls of {call} over {connections} connections, {rounds} rounds, "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
     for name, found in rates.items():
         middle, ratio = statistics.median(found), statistics.median(ratios[name])
         print(f"{name:<11} {middle:>9,.0f} entries/s   {ratio:.2f} × plain-http")
@@ -217,13 +250,15 @@ def main() -> None:
         plain_server(sys.argv[2], int(sys.argv[3]))
         return
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--entries", type=int, default=20_000)
+    parser.add_argument("--entries", type=int, default=40_000)
     parser.add_argument("--call", type=int, default=1_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--connections", type=int, default=4)
+    parser.add_argument("--before", type=int, default=0, metavar="N", help="entries that are there already")
     chosen = parser.parse_args()
     # PostgreSQL refuses folders that only root may enter, and a RAM disk would spare both sides the fsync.
     with tempfile.TemporaryDirectory(prefix="muniment-bench-") as folder:
-        measure(Path(folder), entries=chosen.entries, call=chosen.call, rounds=chosen.rounds)
+        measure(Path(folder), **vars(chosen))
 
 
 if __name__ == "__main__":
