@@ -1,7 +1,7 @@
 """Erasers of other products, each in a Python of its own: none of them is a dependency of ours.
 
 `--eraser bench.forget.peers:VectorForget` and `:Lethe`. Make an environment with the product and `psycopg[binary]`, and
-name its interpreter: `MUNIMENT_FORGET_VECTOR_FORGET=…/bin/python`, `MUNIMENT_FORGET_LETHE=…/bin/python`. A product is
+name its interpreter: `FORGET_VECTOR_FORGET_PYTHON=…/bin/python`, `FORGET_LETHE_PYTHON=…/bin/python`. A product is
 given what its documents ask for (greenfield: the ids or the column that names the person; brownfield: the column alone,
 where it can do with that) and its report is taken at its word, a limit that the report states counted in its favour.
 
@@ -83,7 +83,7 @@ class Peer(ABC):
 class VectorForget(Peer):
     """Deletes by the person's column, rebuilds vector indexes and vacuums."""
 
-    name, python, drives = "vector-forget", "MUNIMENT_FORGET_VECTOR_FORGET", ("pgvector",)
+    name, python, drives = "vector-forget", "FORGET_VECTOR_FORGET_PYTHON", ("pgvector",)
     program = """
 import json, sys, psycopg
 from vector_forget import forget
@@ -112,7 +112,7 @@ with psycopg.connect(told["address"]) as db:
 class Lethe(Peer):
     """Deletes by ids that were tagged when they were written, and asks again."""
 
-    name, python, drives = "lethe-delete", "MUNIMENT_FORGET_LETHE", ("pgvector", "postgres")
+    name, python, drives = "lethe-delete", "FORGET_LETHE_PYTHON", ("pgvector", "postgres")
     program = """
 import json, sys, psycopg
 from lethe import Lethe
