@@ -167,7 +167,7 @@ class Services:
             read=self._read_entries,
             append=self.record.append,
             payload=Expiry(self.locked, self.timeline.transaction, parts_gone),
-            holding=Holding(self.locked, self.timeline.transaction),
+            holding=Holding(self.locked, self.timeline.transaction, self.hot),
             certificates=self.certificates,
             exports=self.exports_folder,
         )

@@ -13,8 +13,8 @@ One look, in order, each step bounded and run again from where it ended:
  4. Locks of held objects that would end soon are prolonged, whatever became of the steps before; behind them, since a
     lock that was prolonged for a hold that is over would keep the object for nothing.
 
-Guarantees: somebody else's hold in a registered store is never lifted. In the record's own store every hold counts as
-ours, since a rebuilt database cannot tell. A store that refuses is noted with its answer and asked again a day later.
+Guarantees: somebody else's hold in a registered store is never lifted, nor one that was on an object of the record
+before ours (`ledger.holding`). A store that refuses is noted with its answer and asked again a day later.
 Not here: whether anything may be erased (`retention.decide`).
 """
 

@@ -441,6 +441,8 @@ class Expiry:
             info = self._locked.head(key)
             if info.held:
                 self._look_at_holds(tenant_id, name)
+                if len(done.reasons) < REASONS:
+                    done.reasons[name] = "a legal hold in the store keeps it"
             if info.locked_until is not None and info.locked_until > now:
                 self._wait(tenant_id, name, done, info.locked_until)
                 return

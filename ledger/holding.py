@@ -4,6 +4,10 @@ Guarantees: the store is told first and the row written after it, both again aft
 held is held. One object that the store refuses does not keep the others from being held: it is told. Of a batch that
 cannot be read all objects count as concerned: a hold keeps too much then, never too little. Which parts concern whom is
 not known here.
+
+Whose a legal hold is stands in the unlocked store, in a mark for each object, written before its hold is set: `own`, or
+`shared` where somebody had held the object before. Only an `own` one is lifted, also by a service whose database was
+rebuilt. Somebody's hold that is set while ours is on cannot be told from it, because a store keeps one flag.
 """
 
 from __future__ import annotations
@@ -22,10 +26,12 @@ from ledger.expiry import AWAY, parts_of
 from ledger.head import Transactions
 from ledger.index import chunks
 from ledger.models import Instant, LogState, PayloadRow
-from ledger.objects import HoldingStore, ObjectStore
+from ledger.objects import HoldingStore, HotStore, ObjectStore
 
 AHEAD = timedelta(days=31)
 """A lock that ends within this time is prolonged by as much, so that it never ends under a hold."""
+MARKS = "held/"
+OWN, SHARED = b"own", b"shared"
 
 
 @dataclass(slots=True)
@@ -39,9 +45,11 @@ class Told:
 class Holding:
     """Holds payload objects of every log of one deployment."""
 
-    def __init__(self, locked: ObjectStore, transactions: Transactions) -> None:
+    def __init__(self, locked: ObjectStore, transactions: Transactions, hot: HotStore) -> None:
+        """`hot` keeps whose each hold is."""
         self._locked = locked
         self._transactions = transactions
+        self._hot = hot
 
     @property
     def can_hold(self) -> bool:
@@ -99,7 +107,8 @@ class Holding:
     def set(self, tenant_id: int, names: Collection[str], *, on: bool) -> Told:
         """Hold these objects or let them go. One that is gone counts as told: nothing is left to hold.
 
-        Raises: StoreUnavailable for a store that is away, after what it took before is noted.
+        One that somebody held before is let go of by us and stays held. Raises: StoreUnavailable for a store that is
+        away, after what it took before is noted.
         """
         store, log_id, done = self._locked, self._log_id(tenant_id), Told()
         if not isinstance(store, HoldingStore):
@@ -108,7 +117,7 @@ class Holding:
         for name in sorted(names):
             try:
                 with contextlib.suppress(ObjectMissing):
-                    store.hold(f"{log_id}/{name}", on=on)
+                    (self._hold if on else self._lift)(store, log_id, name)
             except LedgerError as error:
                 done.refused[name] = str(error)
                 away = [*away, error] if isinstance(error, StoreUnavailable) else []
@@ -127,6 +136,24 @@ class Holding:
         if len(away) == AWAY:
             raise away[-1]
         return done
+
+    def _hold(self, store: HoldingStore, log_id: str, name: str) -> None:
+        if self._mark(log_id, name) is None:
+            shared = self._locked.head(f"{log_id}/{name}").held
+            self._hot.replace(f"{log_id}/{MARKS}{name}", SHARED if shared else OWN)
+        store.hold(f"{log_id}/{name}", on=True)
+
+    def _lift(self, store: HoldingStore, log_id: str, name: str) -> None:
+        if self._mark(log_id, name) == OWN:
+            store.hold(f"{log_id}/{name}", on=False)
+        self._hot.delete(f"{log_id}/{MARKS}{name}")
+
+    def _mark(self, log_id: str, name: str) -> bytes | None:
+        """Whose the hold on an object is; None where we set none."""
+        try:
+            return self._hot.get(f"{log_id}/{MARKS}{name}")
+        except ObjectMissing:
+            return None
 
     def prolong(self, tenant_id: int, now: datetime, *, limit: int = 1_000) -> int:
         """Prolong the locks of held objects that would end soon; how many. One that cannot be comes again."""

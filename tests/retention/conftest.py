@@ -75,7 +75,7 @@ class House:
             kek_grace=timedelta(0),
             truncate_log=self.services.database.truncate_wal,
             payload=Expiry(self.services.locked, self.services.database.transaction, parts_gone),
-            holding=Holding(self.services.locked, self.services.database.transaction),
+            holding=Holding(self.services.locked, self.services.database.transaction, self.services.hot),
         )
         self.sweeps = Sweeps(self.parts, brakes=Brakes(jump=timedelta(days=10_000)))
         self.holds = Holds(

@@ -174,7 +174,7 @@ def test_an_object_that_cannot_be_held_is_told_and_tried_again_and_keeps_no_othe
     monkeypatch.setattr("erasure.legal_holds.SPAN", 1)
     [first], [second] = said(house, "chat", "one", "spoken"), said(house, "chat", "two", "spoken")
     stubborn = Stubborn(house.services.locked, first, error)
-    house.parts = replace(house.parts, holding=Holding(stubborn, house.parts.transactions))
+    house.parts = replace(house.parts, holding=Holding(stubborn, house.parts.transactions, house.services.hot))
     hold(house, subjects=[ADA])
     for _ in range(2):
         with pytest.raises(HoldNotCarried, match=first) as told:
@@ -370,12 +370,23 @@ def test_a_bucket_without_object_lock_is_said_to_refuse_and_the_hold_holds_all_t
     blobs.s3.close()
 
 
+def forgotten(house: Any) -> None:
+    """The database is as after a rebuild: it does not know which objects are held."""
+    with house.transaction() as session:
+        for row in session.exec(select(PayloadRow).where(col(PayloadRow.held).is_(True))):
+            row.held = False
+            session.add(row)
+
+
 def test_a_hold_that_no_row_knows_of_is_found_by_the_pass_that_meets_it_and_lifted(locked: Any) -> None:
     """After a rebuild nothing says which objects were held: one whose hold had ended would have stayed for ever."""
     house = locked
-    [name] = said(house, "chat", "I live in Lima", "spoken")
+    said(house, "chat", "I live in Lima", "spoken")
+    placed = hold(house, subjects=[ADA])
     settle(house)
-    house.services.locked.hold(f"{house.log_id}/{name}", on=True)
+    release(house, placed)
+    forgotten(house)
+    settle(house)
     move(house, 2040, 9, 2)
     house.sweep()
     house.now += timedelta(hours=1)
@@ -385,3 +396,57 @@ def test_a_hold_that_no_row_knows_of_is_found_by_the_pass_that_meets_it_and_lift
     assert held(house) == set()
     house.now += timedelta(days=1, hours=1)
     assert house.sweep()["payload_objects"]["deleted"] == 1
+
+
+@pytest.mark.parametrize("house", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("rebuilt", [False, True])
+def test_somebody_elses_hold_on_an_object_of_the_record_stays_when_ours_ends(locked: Any, rebuilt: bool) -> None:
+    """Every hold in the record's own bucket counted as ours, and was lifted with it."""
+    house = locked
+    [theirs], [ours] = said(house, "chat", "one", "spoken"), said(house, "chat", "two", "spoken")
+    house.services.locked.hold(f"{house.log_id}/{theirs}", on=True)
+    placed = hold(house, subjects=[ADA])
+    settle(house)
+    assert {theirs, ours} <= held(house)
+    if rebuilt:
+        forgotten(house)
+        again = hold(house, data_classes=["spoken"])
+        settle(house)
+        release(house, again)
+    release(house, placed)
+    settle(house)
+    store = house.services.locked
+    assert [store.head(f"{house.log_id}/{name}").held for name in (theirs, ours)] == [True, False]
+    move(house, 2040, 9, 2)
+    run = house.sweep()
+    for _ in range(2):
+        settle(house)
+        house.now += timedelta(days=1, hours=1)
+        run = house.sweep()
+    assert store.head(f"{house.log_id}/{theirs}").held, "no pass lifts or deletes it"
+    assert "could not be deleted" in run["alarm"]
+    assert theirs in run["alarm"]
+    store.hold(f"{house.log_id}/{theirs}", on=False)
+    settle(house)
+    house.now += timedelta(days=1, hours=1)
+    assert house.sweep()["payload_objects"]["deleted"] == 1
+
+
+@pytest.mark.parametrize("house", ["sqlite"], indirect=True)
+def test_a_hold_whose_mark_was_written_before_a_crash_is_ours(locked: Any) -> None:
+    house = locked
+    [name] = said(house, "chat", "one", "spoken")
+    house.parts = replace(house.parts, holding=Holding(Stubborn(house.services.locked, name, StoreDenied),
+                                                       house.parts.transactions, house.services.hot))  # fmt: skip
+    placed = hold(house, subjects=[ADA])
+    with pytest.raises(HoldNotCarried):
+        settle(house)
+    house.parts = replace(
+        house.parts, holding=Holding(house.services.locked, house.parts.transactions, house.services.hot)
+    )
+    settle(house)
+    assert name in held(house)
+    release(house, placed)
+    settle(house)
+    assert held(house) == set()
+    assert not list(house.services.hot.list(f"{house.log_id}/held/")), "and no mark is left"
