@@ -104,7 +104,7 @@ def not_ready(parts: Services) -> dict[str, str]:
         migrate.check(parts.database)
     except DatabaseUnavailable as error:
         return {"database": str(error)}
-    except (migrate.NewerSchema, migrate.OlderSchema) as error:
+    except (migrate.NewerSchema, migrate.OlderSchema, migrate.UnknownSchema) as error:
         return {"schema": str(error)}
     try:
         next(iter(parts.locked.list("")), None)

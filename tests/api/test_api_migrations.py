@@ -13,6 +13,9 @@ from alembic.migration import MigrationContext
 
 from api import migrate
 from api.database import APP_ROLE, AUTH_ROLE, Database, NestedTransaction
+from api.routes.operations import not_ready
+from api.settings import load
+from api.wiring import build
 from infra.migrations.schema import METADATA, SHARED
 from infra.migrations.write_next import VERSIONS, source, tenant_columns
 from registry.models import KindRow, Tenant, Token
@@ -94,6 +97,30 @@ def test_tables_of_ours_without_a_revision_are_left_alone_and_those_of_others_ar
     for act in (migrate.current, migrate.check, migrate.upgrade):
         with pytest.raises(migrate.UnknownSchema, match="does not say of which version"):
             act(empty)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("DELETE FROM alembic_version", "does not say of which version"),
+        ("UPDATE alembic_version SET version_num = '0001'", "brings it up"),
+        ("UPDATE alembic_version SET version_num = '9999'", "9999"),
+    ],
+)
+def test_readiness_names_a_schema_that_is_not_ours(tmp_path: Path, change: str, said: str) -> None:
+    """A database that says nothing of its version made the call itself fail."""
+    services = build(load(tmp_path / "data"))
+    try:
+        migrate.upgrade(services.database)
+        assert "schema" not in not_ready(services)
+        with services.database.engine.begin() as connection:
+            connection.execute(sa.text(change))
+        reasons = not_ready(services)
+        assert set(reasons) == {"schema"}
+        assert said in reasons["schema"]
+    finally:
+        services.database.close()
+        services.telemetry.close()
 
 
 REVISIONS = {
