@@ -27,7 +27,7 @@ from ledger.entry import USER_KINDS, sources_root
 from registry import classes, limited, streams, subjects
 from registry.acting import Acting
 from registry.declaration import DataClass
-from registry.entries import MalformedEntry, Parsed, ParsedPart, parse_entry, unique
+from registry.entries import BODY, JSON, MalformedEntry, Parsed, ParsedPart, parse_entry, unique
 from registry.errors import MalformedSubject
 from registry.identifiers import parse_subject
 from registry.keyed import NOBODY, Lookups
@@ -392,11 +392,19 @@ class Drafting:
         return self._ends[spec.name]
 
     def _skeleton_of(self, parsed: Parsed, kept: Sequence[_Kept], actor: str | None, run_id: str | None) -> bytes:
-        """Return the packed facts of an entry; most entries of a call share theirs with others."""
+        """Return the packed facts of an entry; most entries of a call share theirs with others.
+
+        A part of which nothing is said is `body`, JSON, not pinned, of the entry's own class: nearly every part.
+        """
         sent = parsed.sent
         parts = tuple(
-            (one.role, one.part.name, one.part.form, one.part.pinned, one.fate.spec.name) for one in kept
-        )  # fmt: skip
+            (one.role, one.part.name, one.part.form, one.part.pinned, one.fate.spec.name)
+            for one in kept
+            if one.part.name != BODY
+            or one.part.form != JSON
+            or one.part.pinned
+            or one.fate.spec.name != sent.data_class
+        )
         facts = (sent.agent, sent.model, sent.prompt_version, sent.policy, actor, run_id, tuple(sent.sources), parts)
         packed = self._skeletons.get(facts)
         if packed is None:
@@ -460,10 +468,11 @@ def _skeleton_json(  # noqa: PLR0917 - what is remembered of a skeleton, in its 
         "sources": sources,
     }
     kept: dict[str, Any] = {name: value for name, value in facts.items() if value}
-    kept["parts"] = [
-        {"role": role, "name": name, "form": form, "pinned": pinned, "class": data_class}
-        for role, name, form, pinned, data_class in parts
-    ]
+    if parts:
+        kept["parts"] = [
+            {"role": role, "name": name, "form": form, "pinned": pinned, "class": data_class}
+            for role, name, form, pinned, data_class in parts
+        ]
     return msgspec.json.encode(kept)
 
 

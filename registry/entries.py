@@ -24,6 +24,8 @@ from ledger.errors import MalformedHeader
 from registry.lenient import Unsplittable, elements, has_unique_keys, members
 from registry.reading import RFC3339
 
+BODY, JSON, BLOB = "body", "json", "blob"
+"""The name of an entry's only part, where it has one; the forms of a part."""
 MAX_DEPTH = 200
 MAX_SOURCES = 10_000
 MAX_PARTS = 64
@@ -358,7 +360,7 @@ def _parts(sent: EntryIn) -> tuple[ParsedPart, ...]:
     if body and sent.parts is not None:
         raise MalformedEntry("an entry has body or parts, not both", pointer="/parts")
     if body:
-        return (_json_part("body", body, "/body"),)
+        return (_json_part(BODY, body, "/body"),)
     if not sent.parts:
         raise MalformedEntry("an entry needs body or parts", pointer="/body")
     if len(sent.parts) > MAX_PARTS:
@@ -382,13 +384,13 @@ def _part(part: PartIn, pointer: str) -> ParsedPart:
             raise MalformedEntry("blob is not base64", pointer=pointer) from error
     else:
         return _json_part(part.name, body, pointer, part)
-    return _whole_part(part.name, "blob", data, part, noncanonical=False)
+    return _whole_part(part.name, BLOB, data, part, noncanonical=False)
 
 
 def _json_part(name: str, body: bytes, pointer: str, part: PartIn | None = None) -> ParsedPart:
     if depth_of(body) > MAX_DEPTH:
         raise MalformedEntry(f"the body is nested deeper than {MAX_DEPTH}", pointer=pointer)
-    return _whole_part(name, "json", body, part, noncanonical=is_noncanonical(body))
+    return _whole_part(name, JSON, body, part, noncanonical=is_noncanonical(body))
 
 
 def _whole_part(name: str, form: str, data: bytes, part: PartIn | None, *, noncanonical: bool) -> ParsedPart:

@@ -24,6 +24,7 @@ from ledger.errors import ObjectHidden, ObjectMissing
 from ledger.log import Log
 from ledger.models import EntryRow
 from ledger.payloads import Payloads
+from registry.entries import BODY, JSON
 from registry.models import SubjectSetMember
 from registry.sealing import Keyring, Opened
 from vault.errors import KeyDestroyed
@@ -195,11 +196,13 @@ def _entry(
     if skeleton.data is not None:
         facts = msgspec.json.decode(skeleton.data)
     named = {part["role"]: part for part in facts.get("parts", [])}
+    # Where the skeleton opens and says nothing of a part, it is the only one; where it does not, nothing is known.
+    usual: dict[str, Any] = {} if skeleton.data is None else {"name": BODY}
     parts = []
     for part in header.parts:
         if part.role in (SKELETON_ROLE, ACTOR_ROLE):
             continue
-        about = named.get(part.role, {})
+        about = named.get(part.role, usual)
         state, result = opened[part.role]
         data_class = about.get("class", header.data_class)
         data = result.data
@@ -214,7 +217,7 @@ def _entry(
             ReadPart(
                 role=part.role,
                 name=about.get("name", part.role),
-                form=about.get("form", "json"),
+                form=about.get("form", JSON),
                 data_class=data_class,
                 state=state,
                 data=data,
