@@ -8,10 +8,12 @@ are erased. Called outside transactions, since stores may be slow.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from connectors.base import Connector
 from erasure.parts import Parts
 from erasure.sealed import Capture
 from registry import artifacts, stores, subjects
@@ -58,41 +60,61 @@ def places_of(parts: Parts, tenant_id: int, wanted: Sequence[Wanted]) -> dict[st
 
 def capture(parts: Parts, tenant_id: int, wanted: Sequence[Wanted]) -> dict[str, Capture]:
     """The capture of each copy by its public id; copies whose place is unknown are left out."""
-    with parts.transactions(tenant_id, write=False) as session:
-        items = artifacts.by_numbers(session, tenant_id, [copy.artifact_id for copy in wanted])
-        details = artifacts.open_details(session, parts.vault, tenant_id, list(items.values()))
-        rows = stores.in_force(session, tenant_id)
     found: dict[str, Capture] = {}
-    by_store: dict[tuple[str, bool], list[Wanted]] = defaultdict(list)
-    places: dict[str, Mapping[str, Any]] = {}
-    for copy in wanted:
-        known = details.get(copy.artifact_id)
-        if known is None:
-            continue
-        places[copy.ref] = known.locator
-        found[copy.ref] = Capture(known.locator)
-        if copy.built:
-            by_store[copy.store, copy.goes].append(copy)
-    for (name, _), copies in sorted(by_store.items()):
-        if name in rows:
-            found |= _canaries(parts, rows[name], copies, places)
+    for some in capture_in_pieces(parts, tenant_id, wanted):
+        found |= some
     return found
+
+
+def capture_in_pieces(parts: Parts, tenant_id: int, wanted: Sequence[Wanted]) -> Iterator[dict[str, Capture]]:
+    """`capture`, as many copies at a time as one store is asked for at once."""
+    with parts.transactions(tenant_id, write=False) as session:
+        rows = stores.in_force(session, tenant_id)
+    groups: dict[tuple[str, bool], list[Wanted]] = defaultdict(list)
+    for copy in wanted:
+        groups[copy.store, copy.goes].append(copy)
+    for (name, _), members in sorted(groups.items()):
+        with ExitStack() as stack:
+            connector = _opened(parts, stack, rows.get(name), members)
+            for start in range(0, len(members), CAPTURE_CHUNK):
+                chunk = members[start : start + CAPTURE_CHUNK]
+                places = places_of(parts, tenant_id, chunk)
+                found = {ref: Capture(place) for ref, place in places.items()}
+                if connector is not None:
+                    here = [copy for copy in chunk if copy.built and copy.ref in places]
+                    held = _canaries(parts, connector, here, places)
+                    # What was not read now is read before the erase; a store that stays silent cannot be erased either.
+                    connector = None if held is None else connector
+                    found |= held or {}
+                yield found
+
+
+def _opened(parts: Parts, stack: ExitStack, store: StoreRow | None, copies: Sequence[Wanted]) -> Connector | None:
+    if store is None or not any(copy.built for copy in copies):
+        return None
+    try:
+        connector = parts.connect(store, True)
+    except Exception:  # noqa: BLE001 - whatever a driver raises costs its own store's canaries only
+        return None
+    stack.callback(_close, connector)
+    return connector
+
+
+def _close(connector: Connector) -> None:
+    with suppress(Exception):  # what it read is read
+        connector.close()
 
 
 def _canaries(
-    parts: Parts, store: StoreRow, copies: Sequence[Wanted], places: Mapping[str, Mapping[str, Any]]
-) -> dict[str, Capture]:
-    found: dict[str, Capture] = {}
+    parts: Parts, connector: Connector, copies: Sequence[Wanted], places: Mapping[str, Mapping[str, Any]]
+) -> dict[str, Capture] | None:
+    """What the store holds of these copies; None where it does not answer."""
+    items = [Capture(places[copy.ref]).item(number) for number, copy in enumerate(copies)]
     try:
-        with parts.connect(store, True) as connector:
-            for start in range(0, len(copies), CAPTURE_CHUNK):
-                chunk = copies[start : start + CAPTURE_CHUNK]
-                items = [Capture(places[copy.ref]).item(number) for number, copy in enumerate(chunk)]
-                held = connector.capture(items, deadline=parts.store_seconds)
-                for number, copy in enumerate(chunk):
-                    canaries = tuple(held.get(str(number), ()))
-                    found[copy.ref] = Capture(places[copy.ref], canaries, captured=True)
-    except Exception:  # noqa: BLE001 - whatever a driver raises costs its own store's canaries only
-        # What was not read now is read before the erase; a store that stays silent cannot be erased either.
-        return found
-    return found
+        held = connector.capture(items, deadline=parts.store_seconds) if items else {}
+    except Exception:  # noqa: BLE001 - as above
+        return None
+    return {
+        copy.ref: Capture(places[copy.ref], tuple(held.get(str(number), ())), captured=True)
+        for number, copy in enumerate(copies)
+    }

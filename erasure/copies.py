@@ -96,6 +96,12 @@ def pages(
             return
 
 
+def states_of(session: Session, where: sa.ColumnElement[bool]) -> frozenset[str]:
+    """The states in which copies of a condition stand."""
+    session.flush()
+    return frozenset(session.execute(sa.select(col(CopyRow.state)).where(where).distinct()).scalars())
+
+
 def update(session: Session, where: sa.ColumnElement[bool], **values: Any) -> int:
     """Write the same to all copies of a condition; how many.
 

@@ -17,14 +17,16 @@ between the event of 3 or 6 and its transaction leaves an event without effect, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlmodel import Session
+import sqlalchemy as sa
+from sqlmodel import Session, col
 
-from erasure import departed, history
+from erasure import copies, departed, history
+from erasure.copies import Outline
 from erasure.desk import facts_of
 from erasure.dispatch import Dispatch
 from erasure.fences import is_limited
@@ -81,6 +83,11 @@ def execute(parts: Parts, tenant_id: int, owner: str, now: datetime) -> Outcome:
     return Outcome(ready_to_confirm=run.hand_over())  # 8
 
 
+class _Numbered(NamedTuple):
+    copy_no: int
+    artifact_id: int | None
+
+
 class _Execution:
     def __init__(self, parts: Parts, tenant_id: int, owner: str, now: datetime) -> None:
         self._parts = parts
@@ -106,10 +113,15 @@ class _Execution:
             kept = [copy for copy in retained if copy.method != BY_HAND]
             self._decide_retained(session, work, kept)
             session.flush()
-            waiting = history.outlines_of(session, self._tenant_id, self._owner, CopyState.PENDING, kind="artifact")
-            live = [copy.artifact_id for copy in waiting if copy.artifact_id is not None]
-            artifacts.mark_status(session, self._tenant_id, live, "erasing", request_id=self._owner)
+            for live in self._artifacts(session, CopyState.PENDING):
+                artifacts.mark_status(session, self._tenant_id, live, "erasing", request_id=self._owner)
             return True
+
+    def _artifacts(self, session: Session, *states: str) -> Iterator[list[int]]:
+        """The artifacts behind the copies in these states, page by page."""
+        where = copies.of(self._tenant_id, self._owner, *states, kind="artifact")
+        for page in copies.pages(session, _Numbered, where):
+            yield [copy.artifact_id for copy in page if copy.artifact_id is not None]
 
     def _decide_retained(self, session: Session, work: Work, copies: Sequence[CopyRow]) -> None:
         """A hold that was released, a floor that ended: the copy is pending again, under the same request.
@@ -267,13 +279,10 @@ class _Execution:
     def bury(self) -> None:
         """Step 5. Rows of what is gone lose their sealed places; a tombstone finds a revived copy."""
         with self._parts.transactions(self._tenant_id) as session:
-            rows = history.outlines_of(session, self._tenant_id, self._owner, kind="artifact")
-            gone = [copy.artifact_id for copy in rows if copy.artifact_id is not None and copy.state in GONE]
-            kept = [
-                copy.artifact_id for copy in rows if copy.artifact_id is not None and copy.state == CopyState.RETAINED
-            ]
-            artifacts.bury(session, self._tenant_id, gone, self._owner, self._now)
-            artifacts.mark_status(session, self._tenant_id, kept, "retained", request_id=self._owner)
+            for gone in self._artifacts(session, *sorted(GONE)):
+                artifacts.bury(session, self._tenant_id, gone, self._owner, self._now)
+            for kept in self._artifacts(session, CopyState.RETAINED):
+                artifacts.mark_status(session, self._tenant_id, kept, "retained", request_id=self._owner)
 
     def destroy_identity(self) -> None:
         """Step 6. Last of all: while anything waits or failed, the identity key still opens where it lies.
@@ -290,8 +299,8 @@ class _Execution:
             return
         with self._parts.transactions(self._tenant_id) as session:
             load_work(session, self._tenant_id, self._owner, lock=True)
-            rows = history.outlines_of(session, self._tenant_id, self._owner)
-            others = [copy for copy in rows if copy.data_class != IDENTITY]
+            mine = copies.of(self._tenant_id, self._owner)
+            others = copies.states_of(session, sa.and_(mine, col(CopyRow.data_class) != IDENTITY))
             keys = history.copies_of(session, self._tenant_id, self._owner, data_class=IDENTITY)
             open_keys = [copy for copy in keys if copy.state in (*WAITING, *BROKEN)]
             state = _identity_state(others)
@@ -299,7 +308,7 @@ class _Execution:
                 copy.state = state
                 copy.detail = None if state == CopyState.PENDING else "needed by copies that are not gone"
                 session.add(copy)
-            may = state == CopyState.PENDING and not any(copy.state in WAITING for copy in others)
+            may = state == CopyState.PENDING and others.isdisjoint(WAITING)
             wanted = [copy.key_id for copy in open_keys if copy.key_id is not None] if may else []
         for start in range(0, len(wanted), _EVENT_CHUNK):
             self._destroy(wanted[start : start + _EVENT_CHUNK])
@@ -340,9 +349,9 @@ class _Execution:
             return False
         with self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner, lock=True)
-            rows = history.outlines_of(session, self._tenant_id, self._owner, CopyState.PENDING, CopyState.RUNNING)
-            open_rows = [copy for copy in rows if copy.data_class != IDENTITY]
-            if any(copy.attempts < self._parts.max_attempts for copy in open_rows):
+            still = copies.of(self._tenant_id, self._owner, CopyState.PENDING, CopyState.RUNNING)
+            tried_less = col(CopyRow.attempts) < self._parts.max_attempts
+            if copies.states_of(session, sa.and_(still, col(CopyRow.data_class) != IDENTITY, tried_less)):
                 return False
             if isinstance(work.row, RequestRow) and work.row.state == State.EXECUTING:
                 work.row.state = move(State(work.row.state), Move.CONFIRM, facts_of(work.row, _WORKER, self._now))
@@ -375,13 +384,13 @@ class _Execution:
         )
 
 
-def _identity_state(others: Sequence[history.Outline]) -> CopyState:
-    """What becomes of the identity key: pending while it may still go, else as far as what needs it."""
-    if any(copy.state in WAITING for copy in others):
+def _identity_state(others: frozenset[str]) -> CopyState:
+    """What becomes of the identity key: pending while it may still go, else as far as the states of what needs it."""
+    if not others.isdisjoint(WAITING):
         return CopyState.PENDING
-    if any(copy.state in BROKEN for copy in others):
+    if not others.isdisjoint(BROKEN):
         return CopyState.FAILED
-    if any(copy.state == CopyState.RETAINED for copy in others):
+    if CopyState.RETAINED in others:
         return CopyState.RETAINED
     return CopyState.PENDING
 
@@ -416,5 +425,5 @@ def let_go(
 
 def pending_work(session: Session, tenant_id: int, owner: str, now: datetime) -> bool:
     """Whether an execution would find something to do now."""
-    rows = history.outlines_of(session, tenant_id, owner, CopyState.PENDING, CopyState.RUNNING)
-    return any(copy.state == CopyState.RUNNING or is_ready(copy, now) for copy in rows)
+    pages = copies.pages(session, Outline, copies.of(tenant_id, owner, CopyState.PENDING, CopyState.RUNNING))
+    return any(copy.state == CopyState.RUNNING or is_ready(copy, now) for page in pages for copy in page)

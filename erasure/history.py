@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from erasure import copies
 from erasure.copies import Outline, put_copies
 from erasure.errors import UnknownRequest
 from erasure.models import CopyRow, RequestEvent, RequestRow
@@ -100,11 +99,6 @@ def copies_of(
     if data_class is not None:
         query = query.where(CopyRow.data_class == data_class)
     return list(session.exec(query.order_by(col(CopyRow.copy_no))))
-
-
-def outlines_of(session: Session, tenant_id: int, owner: str, *states: str, kind: str | None = None) -> list[Outline]:
-    """The copies of a request or sweep in their order, in outline: a tenth of the cost of the rows."""
-    return copies.read(session, Outline, copies.of(tenant_id, owner, *states, kind=kind))
 
 
 def counts_of(session: Session, tenant_id: int, owner: str) -> dict[str, int]:

@@ -23,6 +23,7 @@ from erasure import certificate, copies, history
 from erasure.certificate import Lines, LogEvidence, Proof
 from erasure.certificate_store import CertificateDiffers
 from erasure.confirm import INDEPENDENCE
+from erasure.copies import Outline
 from erasure.footprint import ENDED
 from erasure.history import fact_of
 from erasure.models import CertificateRow, CopyRow, RequestRow
@@ -303,13 +304,12 @@ def _keep(
 
 def state_of(session: Session, row: RequestRow) -> State | None:
     """The state that a request's copies allow now; None while something waits or is unverified."""
-    copies = history.outlines_of(session, row.tenant_id, row.request_id)
-    found = completion(fact_of(copy) for copy in copies).state
-    if found is State.PARTIALLY_FAILED and "exceptions" in row.details:
-        accepted = set(row.details["exceptions"]["copies"])
-        if {copy.copy_no for copy in copies if copy.state in BROKEN} <= accepted:
-            return State.COMPLETED_WITH_EXCEPTIONS
-    return found
+    pages = copies.pages(session, Outline, copies.of(row.tenant_id, row.request_id))
+    found = completion(fact_of(copy) for page in pages for copy in page)
+    accepted = row.details.get("exceptions")
+    if found.state is State.PARTIALLY_FAILED and accepted and set(found.broken) <= set(accepted["copies"]):
+        return State.COMPLETED_WITH_EXCEPTIONS
+    return found.state
 
 
 def _newest(session: Session, row: RequestRow) -> CertificateRow | None:

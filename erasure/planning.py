@@ -34,7 +34,7 @@ from erasure.overlaps import warnings_of
 from erasure.parts import Parts
 from erasure.plan import Approved, Plan, PlanCopy, PlanInput, addendum, build, instant_text
 from erasure.request import CopyState, Facts, Move, Right, State, move
-from erasure.sealed import Capture, RequestSeal
+from erasure.sealed import RequestSeal
 from erasure.selector import select_subjects
 from erasure.standing import claim_of
 from ledger.entry import Kind
@@ -67,20 +67,23 @@ class Planner:
             return self._desk_view(acting, request_id)
         if selected.nobody:
             return self._end_without_match(acting, request_id, selected.given, now)
+        verified, people = selected.row.subjects, selected.given.subjects
         if selected.row.right == Right.ERASURE:
             plan = build(selected.given)
-            found = captures.capture(self._parts, acting.tenant_id, wanted_of(plan.copies))
+            restricts = False
+            del selected  # as large as the plan
+            sealed = self._capture(acting.tenant_id, request_id, plan)
         else:
             # What destroys nothing finds its places again when it is carried out.
-            plan, found = answer_plans.plan_of(self._parts, selected.row, selected.given, now), {}
+            plan, sealed = answer_plans.plan_of(self._parts, selected.row, selected.given, now), {}
+            restricts = selected.row.right == Right.OBJECTION
         plan_hash = plan.hash
-        names = captures.names_of(self._parts, acting.tenant_id, selected.given.subjects)
+        names = captures.names_of(self._parts, acting.tenant_id, people)
         states: dict[str, int] = {}
         for copy in plan.copies:
             states[copy.state] = states.get(copy.state, 0) + 1
         body = {"request": request_id, "plan_hash": plan_hash, "copies": len(plan.copies), "states": states}
         entry_id = self._parts.record.event(acting.tenant_id, Kind.REQUEST_PLANNED, body, now)
-        restricts = selected.row.right == Right.OBJECTION
         if restricts:
             # Until it is decided whose reasons weigh more (GDPR Art. 18(1)(d)).
             with self._parts.transactions(acting.tenant_id, write=False) as session:
@@ -88,10 +91,10 @@ class Planner:
             self._parts.record.event(acting.tenant_id, Kind.RESTRICTION_SET, told, now)
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
-            if row.subjects != selected.row.subjects:
+            if row.subjects != verified:
                 raise IllegalMove(row.state, Move.PLAN, "an identifier was verified meanwhile")
             row.state = move(State(row.state), Move.PLAN, facts_of(row, acting.principal, now))
-            self._store(session, row, plan, found, names)
+            self._store(session, row, plan, sealed, names)
             row.plan_hash = plan_hash
             row.details = {**row.details, "planned_entry": entry_id}
             session.add(row)
@@ -197,13 +200,21 @@ class Planner:
                 return None
             return _Selected(row=row, given=given, nobody=nobody)
 
+    def _capture(self, tenant_id: int, request_id: str, plan: Plan) -> dict[str, bytes]:
+        """What later steps need of each copy, sealed as soon as it is read."""
+        sealed: dict[str, bytes] = {}
+        for found in captures.capture_in_pieces(self._parts, tenant_id, wanted_of(plan.copies)):
+            with self._parts.transactions(tenant_id) as session:
+                seal = request_seal(session, self._parts, history.load(session, tenant_id, request_id))
+                sealed.update({ref: seal.seal_capture(capture, ref) for ref, capture in found.items()})
+        return sealed
+
     def _store(
-        self, session: Session, row: RequestRow, plan: Plan, found: dict[str, Capture], names: captures.Names
+        self, session: Session, row: RequestRow, plan: Plan, sealed: Mapping[str, bytes], names: captures.Names
     ) -> None:
         seal = request_seal(session, self._parts, row)
         said = seal.open("said", row.sealed)
         row.sealed = seal.seal("said", {**said, "names": list(names.identifiers)})
-        sealed = {ref: seal.seal_capture(capture, ref) for ref, capture in found.items()}
         history.drop_copies(session, row.tenant_id, row.request_id)
         history.put_copies(session, row.tenant_id, row.request_id, plan.copies, sealed)
         row.details = {

@@ -302,17 +302,29 @@ def completion(copies: Iterable[CopyFact]) -> Completion:
 
     A copy that is gone but not verified, or below its level, is unverified: it never counts as done.
     """
-    seen = list(copies)
-    waiting = Counter(copy.state for copy in seen if copy.state in WAITING)
-    broken = tuple(copy.copy_no for copy in seen if copy.state in BROKEN)
-    unverified = tuple(copy.copy_no for copy in seen if copy.state in GONE and not is_settled(copy))
-    known = WAITING | BROKEN | GONE | {CopyState.RETAINED}
-    unknown = tuple(copy.copy_no for copy in seen if copy.state not in known)
-    if waiting or unverified or unknown or not seen:
-        return Completion(state=None, waiting_for=dict(waiting), unverified=(*unverified, *unknown), broken=broken)
+    waiting: Counter[str] = Counter()
+    broken: list[int] = []
+    unverified: list[int] = []
+    unknown: list[int] = []
+    states: set[str] = set()
+    for copy in copies:
+        states.add(copy.state)
+        if copy.state in WAITING:
+            waiting[copy.state] += 1
+        elif copy.state in BROKEN:
+            broken.append(copy.copy_no)
+        elif copy.state in GONE:
+            if not is_settled(copy):
+                unverified.append(copy.copy_no)
+        elif copy.state != CopyState.RETAINED:
+            unknown.append(copy.copy_no)
+    if waiting or unverified or unknown or not states:
+        return Completion(
+            state=None, waiting_for=dict(waiting), unverified=(*unverified, *unknown), broken=tuple(broken)
+        )
     if broken:
-        return Completion(state=State.PARTIALLY_FAILED, broken=broken)
-    if any(copy.state == CopyState.RETAINED for copy in seen):
+        return Completion(state=State.PARTIALLY_FAILED, broken=tuple(broken))
+    if CopyState.RETAINED in states:
         return Completion(state=State.COMPLETED_WITH_RETAINED)
     return Completion(state=State.COMPLETED)
 

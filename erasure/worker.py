@@ -7,7 +7,7 @@ failure does not stop the others: the first error is raised after all had their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -188,7 +188,7 @@ def _complete(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> b
         row = history.load(session, tenant.tenant_id, request_id, lock=True)
         if pending_about(session, tenant.tenant_id, row.subjects):
             return False  # a late source's people have not reached everything below it: copies may still join
-        if _needs_execution(history.outlines_of(session, tenant.tenant_id, request_id)):
+        if _needs_execution(session, tenant.tenant_id, request_id):
             _reopen(session, parts, row, now, why="copies are not shown to be gone")
             return True
         state = state_of(session, row)
@@ -208,13 +208,13 @@ def _complete(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> b
     return False
 
 
-def _needs_execution(copies: Sequence[history.Outline]) -> bool:
+def _needs_execution(session: Session, tenant_id: int, request_id: str) -> bool:
     """Whether something is to be erased; the identity key alone waits until nothing else waits for a person."""
-    others = [copy for copy in copies if copy.data_class != IDENTITY]
-    if any(copy.state in (CopyState.PENDING, CopyState.RUNNING) for copy in others):
+    mine, identity = copies.of(tenant_id, request_id), col(CopyRow.data_class) == IDENTITY
+    others = copies.states_of(session, sa.and_(mine, ~identity))
+    if not others.isdisjoint((CopyState.PENDING, CopyState.RUNNING)):
         return True
-    waits = any(copy.state in WAITING for copy in others)
-    return not waits and any(copy.state == CopyState.PENDING for copy in copies)
+    return others.isdisjoint(WAITING) and CopyState.PENDING in copies.states_of(session, sa.and_(mine, identity))
 
 
 def _reopen(session: Session, parts: Parts, row: RequestRow, now: datetime, *, why: str) -> None:
@@ -259,7 +259,8 @@ def _may_move(session: Session, row: RequestRow, now: datetime) -> bool:
     """A request that is being executed is left alone while its next attempt is not due."""
     if row.state != State.EXECUTING or pending_work(session, row.tenant_id, row.request_id, now):
         return True
-    return not history.outlines_of(session, row.tenant_id, row.request_id, CopyState.PENDING, CopyState.RUNNING)
+    still = copies.of(row.tenant_id, row.request_id, CopyState.PENDING, CopyState.RUNNING)
+    return not copies.states_of(session, still)
 
 
 def _final_due(parts: Parts, tenant: Tenant, now: datetime) -> list[str]:
