@@ -105,6 +105,7 @@ class Bench:
             self.register(self.items(BATCH))
         if artifacts > MOST_REGISTERED:
             self.copied = grow(self.database.engine, self.acting.tenant_id, artifacts) - self.made
+            self.settle()
 
     @contextmanager
     def session(self) -> Iterator[Session]:
