@@ -1,22 +1,27 @@
 """What the service says of itself without being asked: dates that come near, and whether the record is still sound.
 
 Guarantees: opaque ids, dates and verdicts only. A deadline is named at each look until it is met; a record that is not
-sound is an error at each look. A patrol hashes the whole chain and reads the sealed bytes of a sample that cannot be
-foreseen; `muniment verify` reads all of them. Nothing is changed.
+sound is an error at each look. A patrol hashes the whole chain, judges every certificate and key change, and reads the
+sealed bytes of a sample that cannot be foreseen; `muniment verify` reads all of them. Nothing is changed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
 from typing import Any
 
+from sqlmodel import Session
+
 from api.database import Database
+from api.kept_check import check_kept, known_certificates
 from api.telemetry import Telemetry
 from api.verification import KnownLog, part_states
 from audit.findings import Report
 from audit.verify import Options, verify
 from erasure.deadlines import near, todo_of
+from ledger.keyring import KeyWindow
 from ledger.log import Log
 from ledger.models import LogState
 from ledger.objects import HotStore, ObjectStore
@@ -56,9 +61,23 @@ def deadline_alarms(database: Database, telemetry: Telemetry) -> Callable[[int, 
 
 
 def patrol(
-    database: Database, telemetry: Telemetry, log: Log, *, locked: ObjectStore, hot: HotStore, seed: int | None = None
+    database: Database,
+    telemetry: Telemetry,
+    log: Log,
+    *,
+    locked: ObjectStore,
+    hot: HotStore,
+    certificate_keys: Callable[[str], Sequence[KeyWindow]],
+    seed: int | None = None,
 ) -> Callable[[Acting], Report | None]:
-    """Returns what verifies one tenant's record; None of a log that has nothing signed yet. `seed` is for tests."""
+    """Returns what verifies one tenant's record and certificates; None of a log that has nothing signed yet.
+
+    `certificate_keys` gives the keys that ever signed those of a log. `seed` is for tests.
+    """
+
+    def sessions(tenant_id: int) -> AbstractContextManager[Session]:
+        return database.transaction(tenant_id, write=False)
+
     verdicts = telemetry.meter.create_counter("muniment.patrol.verdicts", description="Verdicts of patrols")
 
     def look(acting: Acting) -> Report | None:
@@ -69,13 +88,22 @@ def patrol(
             known = KnownLog(
                 tenant_id=acting.tenant_id, tenant=acting.tenant, log_id=acting.log_id, size=state.checkpoint_size
             )
+        keys = [window.pin for window in log.keys(acting.tenant_id)]
         report = verify(
             locked,
             log_id=known.log_id,
-            keys=[window.pin for window in log.keys(acting.tenant_id)],
+            keys=keys,
             options=Options(sample=PATROL_SAMPLE, known_size=known.size, seed=seed),
             hot=hot,
-            part_states=part_states(lambda number: database.transaction(number, write=False), acting.tenant_id),
+            part_states=part_states(sessions, acting.tenant_id),
+        )
+        report = check_kept(
+            report,
+            bucket=locked,
+            hot=hot,
+            keys=keys,
+            certificate_keys=[window.pin for window in certificate_keys(known.log_id)],
+            known=known_certificates(sessions, acting.tenant_id),
         )
         verdicts.add(1, {"verdict": report.verdict.value})
         if report.verdict.value != SOUND:

@@ -516,7 +516,14 @@ def _register_jobs(services: Services) -> None:
     jobs.add(Job(name="answers", every=HOUR, run=for_each(partial(expire, services.database)), may=leads))
     look = deadline_alarms(services.database, services.telemetry)
     jobs.add(Job(name="deadlines", every=DEADLINES_EVERY, run=for_each(look), may=leads))
-    walk = patrol(services.database, services.telemetry, services.log, locked=services.locked, hot=services.hot)
+    walk = patrol(
+        services.database,
+        services.telemetry,
+        services.log,
+        locked=services.locked,
+        hot=services.hot,
+        certificate_keys=services.certificate_keys,
+    )
     seen = for_each(lambda tenant_id, _now: walk(services.tenant(tenant_id)))
     jobs.add(Job(name="patrol", every=PATROL_EVERY, run=seen, may=leads))
     ends = for_each(lambda tenant_id, now: end_footprints(services.erasure, tenant_id, now))

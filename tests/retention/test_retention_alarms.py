@@ -130,7 +130,10 @@ def walk(house: Any) -> Callable[[], tuple[Any, str]]:
         log = StringIO()
         told = telemetry.build(stream=log)
         services = house.services
-        look = patrol(services.database, told, services.log, locked=services.locked, hot=services.hot, seed=1)
+        look = patrol(
+            services.database, told, services.log, locked=services.locked, hot=services.hot,
+            certificate_keys=services.certificate_keys, seed=1,
+        )  # fmt: skip
         report = look(house.acting())
         told.close()
         return report, log.getvalue()
@@ -164,6 +167,21 @@ def test_a_patrol_names_a_record_that_was_altered_and_what_to_do(
     line = json.loads(said.splitlines()[0])
     assert (line["event"], line["level"]) == ("the record is not sound", "error")
     assert "muniment verify" in line["todo"]
+
+
+def test_a_patrol_names_a_certificate_that_its_key_did_not_sign(
+    house: Any, walk: Callable[[], tuple[Any, str]]
+) -> None:
+    house.say("chat", "something")
+    house.services.log.publish(house.tenant_id, house.now)
+    assert walk()[0].verdict is Verdict.SOUND
+    name = "certificate/req_1/0001-final-" + "0" * 16 + ".json"
+    forged = house.services.settings.data / "objects" / house.log_id / name
+    forged.parent.mkdir(parents=True)
+    forged.write_bytes(b"{}")
+    report, said = walk()
+    assert [(one.verdict, one.object) for one in report.findings] == [(Verdict.ALTERED, f"{house.log_id}/{name}")]
+    assert json.loads(said.splitlines()[0])["findings"][0]["object"].endswith(name)
 
 
 def test_the_service_has_the_jobs_that_its_promises_need(house: Any) -> None:
