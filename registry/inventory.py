@@ -24,7 +24,7 @@ from registry import classes, stores
 from registry.classes import UNASSIGNED
 from registry.declaration import DataClass
 from registry.duration import Duration
-from registry.inspection import BARE_HASH, BODY_IN_CHECKPOINT, DELIBERATION, LARGE_PROMPT
+from registry.gaps import GAPS
 from registry.item import MAX_SUBJECTS
 from registry.models import Artifact, ContentFinding, Derivation, ScopeKey, StoreRow, StreamRow, SubjectSet
 
@@ -32,10 +32,6 @@ LevelOf = Callable[[StoreRow], str | None]
 """Up to which level a store's connector can erase, None where there is none."""
 
 _ERASED_IN_PROCESS = "agent"
-_ORDER = ("no_owner", "no_retention", "no_eraser", "quarantined", "over_retained", BARE_HASH, BODY_IN_CHECKPOINT,
-          DELIBERATION, "aggregate_undeclared", "memory_without_source", "summary_without_source", "unscoped_thread",
-          LARGE_PROMPT, "provider_keeps_longer", "stream_not_recorded", "no_verifier")  # fmt: skip
-"""Gaps from worst to least."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -86,7 +82,7 @@ def inventory(
 
 
 def _rank(gaps: list[str]) -> int:
-    return min((_ORDER.index(gap) for gap in gaps), default=len(_ORDER))
+    return min((GAPS.index(gap) for gap in gaps), default=len(GAPS))
 
 
 def _count_artifacts(session: Session, tenant_id: int, seen: Mapping[str, _Seen]) -> None:
@@ -204,7 +200,7 @@ def _add_inspected(session: Session, tenant_id: int, seen: Mapping[str, _Seen]) 
     newest: datetime | None = None
     for row in session.exec(select(ContentFinding).where(ContentFinding.tenant_id == tenant_id)):
         newest = row.at if newest is None else max(newest, row.at)
-        if row.found and row.data_class in seen and row.gap in _ORDER:
+        if row.found and row.data_class in seen and row.gap in GAPS:
             seen[row.data_class].gaps[row.gap] += row.found
     return newest
 
@@ -236,7 +232,7 @@ def _keeps_longer(store: StoreRow, data_class: DataClass) -> bool:
 
 
 def _class_view(data_class: DataClass, found: _Seen) -> dict[str, Any]:
-    gaps = sorted((gap for gap, count in found.gaps.items() if count), key=_ORDER.index)
+    gaps = sorted((gap for gap, count in found.gaps.items() if count), key=GAPS.index)
     return {
         "name": data_class.name,
         "version": data_class.version,

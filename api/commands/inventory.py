@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from api.commands.options import client_of, remote, show
+from registry.gaps import REMEDIES
 
 
 @click.command()
@@ -31,6 +32,8 @@ def inventory(
     if looked is not None:
         lines += [f"not looked at: {one['store']} ({one['because']})" for one in looked["not_looked_at"]]
     lines.append(f"{found['gaps']} gaps; content inspected: {found.get('content_inspected_at') or 'never (--inspect)'}")
+    seen = {gap for one in (*found["classes"], *found["stores"]) for gap in one["gaps"]}
+    lines += [f"  {gap}: {remedy}" for gap, remedy in REMEDIES.items() if gap in seen]
     show(found if looked is None else {**found, "inspection": looked}, as_json=as_json, lines=lines)
     return 1 if found["gaps"] else 0
 

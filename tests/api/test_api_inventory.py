@@ -191,5 +191,8 @@ def test_the_command_prints_a_table_and_exits_1_while_there_is_a_gap(service: An
     assert done.return_value == 1
     assert "team-agents" in done.output
     assert "keeps_deliberation (" in done.output
+    remedies = [line.split(":")[0].strip() for line in done.output.splitlines() if line.startswith("  ")]
+    assert {"no_owner", "keeps_deliberation"} <= set(remedies)
+    assert remedies[0] == "no_owner", "worst first"
     as_json = CliRunner().invoke(inventory, [*arguments, "--json"], standalone_mode=False)
     assert json.loads(as_json.output)["gaps"] > 0

@@ -7,6 +7,8 @@ from typing import Any
 
 from registry import declared
 from registry.classes import STARTER_CLASSES, put_class
+from registry.gaps import GAPS
+from registry.inspection import BARE_HASH, BODY_IN_CHECKPOINT, DELIBERATION, LARGE_PROMPT
 from registry.inventory import inventory
 from registry.stores import put_store
 
@@ -78,3 +80,7 @@ def test_one_tenants_gaps_are_not_anothers(house: Any) -> None:
     bob = house.tenant("bob")
     house.register([house.item(1)], bob)
     assert look(house)["gaps"] == 0
+
+
+def test_every_gap_that_an_inspection_finds_has_a_rank_and_a_remedy() -> None:
+    assert {BARE_HASH, BODY_IN_CHECKPOINT, DELIBERATION, LARGE_PROMPT} <= set(GAPS)
