@@ -400,11 +400,11 @@ _NOT_BUILT = {
     "qdrant": ("url", "'path', or kind http with recipe qdrant, which erases on a server to L1"),
 }
 """Kind → setting with which it cannot be driven, a server that could not be tested against, and what to use instead."""
-MEM0_VECTORS = "qdrant"
-"""The one vector store behind mem0 that is driven."""
+MEM0_VECTORS = ("qdrant", "pgvector")
+"""The vector stores behind mem0 that are driven."""
 MEM0_ELSEWHERE = (
-    "mem0 is driven over Qdrant's local mode alone: register the vectors of another store by themselves (pgvector,"
-    " chroma); mem0's history, entities and raw turns are not covered then"
+    "mem0 is driven over Qdrant's local mode and over pgvector: register the vectors of another store by themselves"
+    " (chroma); mem0's history, entities and raw turns are not covered then"
 )
 
 
@@ -417,8 +417,15 @@ def why_not_built(kind: str, config: Mapping[str, Any]) -> str | None:
     """Return why this version cannot drive a store of this configuration, None where it can."""
     if kind not in _BUILT:
         return f"stores of kind {kind} are not built in this version"
+    setting = _setting_not_built(kind, config)
+    return f"stores of kind {kind} with {setting} are not built in this version" if setting else None
+
+
+def _setting_not_built(kind: str, config: Mapping[str, Any]) -> str | None:
     setting, _ = _NOT_BUILT.get(kind, ("", ""))
-    return f"stores of kind {kind} with {setting} are not built in this version" if setting in config else None
+    # The address of mem0's own database, beside the folder of its history.
+    is_database = kind == "mem0" and config.get("vector_store") == "pgvector"
+    return setting if setting in config and not is_database else None
 
 
 def require_driver(kind: str) -> None:
@@ -445,7 +452,7 @@ def open_connector(kind: str, config: Mapping[str, Any], *, secrets: Secrets, re
         raise KindUnknown(kind, KINDS)
     if kind not in _BUILT:
         raise KindNotBuilt(kind, _BUILT)
-    if kind in _NOT_BUILT and _NOT_BUILT[kind][0] in config:
+    if _setting_not_built(kind, config):
         raise ModeNotBuilt(kind, *_NOT_BUILT[kind])
     opened: Connector = _module(kind).open_store(resolve_secrets(config, secrets), read_only=read_only)
     return opened

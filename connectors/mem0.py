@@ -1,15 +1,16 @@
 """Kind `mem0`: memories of mem0's open-source library, with their history, entities and raw turns.
 
 Config: `{"path": absolute folder, "owner_field"?: member of the memory's payload, as user_id, "vector_store"?:
-"qdrant"}`. The folder holds `history.db` and, in itself or directly below, the folder of Qdrant's local mode, mem0's
-default. Locator:
-`{"memory_id"}`; `messages/` and a scope names the raw turns of a scope alone.
+"qdrant" | "pgvector"}`. The folder holds `history.db` and, in itself or directly below, the folder of Qdrant's local
+mode, mem0's default. With "pgvector" the memories lie in PostgreSQL: `{"url": "postgresql+psycopg://…",
+"wal_retention"?, "statement_timeout"?}` beside the folder of the history. Locator: `{"memory_id"}`; `messages/`
+and a scope names the raw turns of a scope alone.
 
 Guarantees, beyond the contract of `base`: every memory is found, not the first twenty; expired ones too. With a memory
 go its history (mem0's own delete writes the deleted text there once more), links of entities and entities without any
 other link, and the raw turns of its scope, where that scope is the owner's alone. Turns of a scope that several people
 share are left, said in the receipt, and keep being found by `verify`. Leaves first, the point last, so a crash leaves
-the memory's owner readable. Under the folder's lock: an application has to close its client meanwhile.
+the memory's owner readable. Over Qdrant under the folder's lock: an application has to close its client meanwhile.
 Works without mem0's package. Not covered: other vector stores behind mem0, graphs, log files, mem0's telemetry.
 Source: reference/store-recipes.md §2.6.
 """
@@ -22,7 +23,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -49,7 +50,14 @@ from connectors.base import (
     owner_forms,
 )
 from connectors.checking import check_report, try_out
-from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector, StoreUnreachable
+from connectors.errors import (
+    BadConfig,
+    BadLocator,
+    ConnectorError,
+    DriverMissing,
+    ReadOnlyConnector,
+    StoreUnreachable,
+)
 from connectors.mem0_folder import (
     HISTORY,
     TURNS,
@@ -61,7 +69,7 @@ from connectors.mem0_folder import (
     member_of,
     scope_of,
 )
-from connectors.qdrant import pickled_forms, remove_collection, write_collection
+from connectors.qdrant import Points, pickled_forms, remove_collection, write_collection
 from connectors.residue import Hits, Needles, samples
 from connectors.serialized import shown
 from connectors.sql_answers import Answer
@@ -73,22 +81,47 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
+    from connectors.mem0_tables import Link, Tables
+
 BATCH = 500
 _CANARIES = 64
 _METHOD = "VACUUM of the history and of every collection"
 _EVIDENCE = {"mem0": "vacuumed"}
+_READ_BY_OTHERS = "another process reads the history: its log stays"
+_LOCKS = "the folder: no process may have mem0 open while memories are erased and freed"
 _UNPROVEN = "the files were not rewritten, so free pages may hold memories"
 _BACKUPS = "logs, snapshots and backups of the folder cannot be read here"
 
 
 def open_store(config: Mapping[str, Any], *, read_only: bool) -> Mem0Connector:
-    """Return the connector of a folder. Raises: BadConfig."""
-    if config.get("vector_store", MEM0_VECTORS) != MEM0_VECTORS:
+    """Return the connector of a folder. Raises: BadConfig, DriverMissing."""
+    vectors = config.get("vector_store", MEM0_VECTORS[0])
+    if vectors not in MEM0_VECTORS:
         raise BadConfig(MEM0_ELSEWHERE)
-    read = vector_config({name: value for name, value in config.items() if name != "vector_store"})
+    elsewhere = {"url", "wal_retention", "statement_timeout"} if vectors == "pgvector" else set()
+    own = {name: value for name, value in config.items() if name != "vector_store" and name not in elsewhere}
+    read = vector_config(own)
     if read.path is None:
         raise BadConfig("path is missing")
-    return Mem0Connector(read, read.path, read_only=read_only)
+    link = None
+    if vectors == "pgvector":
+        link = _link({name: config[name] for name in elsewhere & set(config)})
+    return Mem0Connector(read, read.path, link, read_only=read_only)
+
+
+def _link(config: Mapping[str, Any]) -> Link:
+    """Return the way to mem0's tables. Raises: BadConfig, DriverMissing."""
+    try:
+        # Imported here, so that mem0 over Qdrant needs no driver of PostgreSQL.
+        from connectors.mem0_tables import Link
+        from connectors.sql import open_database
+        from connectors.sql_postgres import PostgresDatabase
+    except ModuleNotFoundError as missing:
+        raise DriverMissing("mem0", "psycopg[binary]") from missing
+    database = open_database(config)
+    if not isinstance(database, PostgresDatabase):
+        raise BadConfig("url is of postgresql+psycopg://")
+    return Link(database)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,16 +139,26 @@ class _Work:
 class Mem0Connector(Connector):
     """Drives one folder."""
 
-    def __init__(self, config: VectorConfig, path: Path, *, read_only: bool) -> None:
+    def __init__(self, config: VectorConfig, path: Path, link: Link | None, *, read_only: bool) -> None:
         self._owner_field = config.owner_field
         self._path = path
+        self._link = link
         self._read_only = read_only
         self._own: tuple[Path, str] | None = None
 
     def _folder(self, limit: Deadline) -> Mem0Folder:
-        folder = Mem0Folder(self._path, self._owner, limit, own=self._own)
+        folder = Mem0Folder(self._path, self._owner, limit, own=self._own, tables=self._tables(limit))
         folder.check()
         return folder
+
+    def _tables(self, limit: Deadline) -> Tables | None:
+        """Return mem0's tables where its memories lie in PostgreSQL."""
+        if self._link is None:
+            return None
+        # The module is there: the link is made of it.
+        from connectors.mem0_tables import Tables
+
+        return Tables(self._link, self._owner, limit)
 
     def _owner(self, point: Point) -> str | None:
         return owner_named(point.payload, str(self._owner_field))
@@ -125,7 +168,7 @@ class Mem0Connector(Connector):
         owner = self._owner_field is not None
         return Capabilities(
             kind="mem0", erase_level=Level.L1, reclaim_level=Level.L2, verify_level=Level.L2, batch_size=BATCH,
-            locks="the folder: no process may have mem0 open while memories are erased and freed",
+            locks=_LOCKS if self._link is None else f"the history; {self._link.database.locks}",
             fence=False, search=False, owner_check=owner, discover=owner, read_only=self._read_only,
         )  # fmt: skip
 
@@ -366,15 +409,19 @@ class Mem0Connector(Connector):
             raise ReadOnlyConnector("reclaim")
         if level <= Level.L1:
             return report(Level.L1, "nothing was reclaimed", "none")
-        folder = self._folder(Deadline("reclaim", deadline))
+        limit = Deadline("reclaim", deadline)
+        folder = self._folder(limit)
         with folder.alone():
             with folder.history(write=True) as connection:
                 is_whole = rewrite(connection)
+            tables = self._tables(limit)
+            if tables is not None:
+                return _joined(tables.reclaim(level, now), is_whole=is_whole)
             collections = folder.collections()
             for store, name in collections:
-                is_whole = store.vacuum(name) and is_whole
+                is_whole = isinstance(store, Points) and store.vacuum(name) and is_whole
         if not is_whole:
-            return report(Level.L1, "another process reads the history: its log stays", _METHOD)
+            return report(Level.L1, _READ_BY_OTHERS, _METHOD)
         detail = f"the history and {len(collections)} collections rewritten; disk blocks and copies were not looked at"
         return report(Level.L2, detail, _METHOD, _EVIDENCE)
 
@@ -387,26 +434,33 @@ class Mem0Connector(Connector):
         names = [_named(item.locator) for item in items]
         traces, turns = folder.traces([name for name in names if not name.startswith(TURNS)]), folder.turns()
         pairs = [(number, canary) for number, item in enumerate(items) for canary in item.canaries]
+        canaries = [canary for _, canary in pairs]
         dirty: set[int] = set()
         if level >= Level.L2:
-            hits = self._hits([canary for _, canary in pairs], limit)
-            dirty = {pairs[number][0] for _, found in hits for number, _ in found}
+            dirty = {pairs[number][0] for _, found in self._hits(canaries, limit) for number, _ in found}
         is_freed = reclaimed is not None and "mem0" in reclaimed.evidence
+        why, how = None if is_freed else _UNPROVEN, "bytes of every file scanned"
+        if level >= Level.L2 and (tables := self._tables(limit)) is not None:
+            seen = tables.look(canaries, reclaimed)
+            dirty |= {pairs[number][0] for number in seen.found}
+            why, how = why or seen.could_not_check, f"{how}; {seen.how}"
         findings = []
         for number, (item, name) in enumerate(zip(items, names, strict=True)):
             is_present = bool(traces.get(name)) or name.removeprefix(TURNS) in turns
-            findings.append(_finding(item, level, is_present=is_present, is_dirty=number in dirty, is_freed=is_freed))
+            findings.append(_finding(item, level, how, why, is_present=is_present, is_dirty=number in dirty))
         return findings
 
     @override
     def residue(self, canaries: Sequence[bytes], *, deadline: float) -> list[Residue]:
         limit = Deadline("residue", deadline)
         self._folder(limit)
-        return [
+        found = [
             Residue(where=where, count=count, encoding=encoding, canary=number)
             for where, hits in self._hits(canaries, limit)
             for (number, encoding), count in sorted(hits.items())
         ]
+        tables = self._tables(limit)
+        return found + tables.residue(canaries) if tables is not None and canaries else found
 
     def _hits(self, canaries: Sequence[bytes], limit: Deadline) -> list[tuple[str, Hits]]:
         """Return the hits in every file below the folder. Raises: Timeout, StoreUnreachable."""
@@ -441,23 +495,31 @@ class Mem0Connector(Connector):
         payload = {"data": f"muniment canary {text}", "user_id": "check:self"}
         payload |= {} if self._owner_field is None else {self._owner_field: "check:self"}
         vector = tuple(secrets.randbelow(2000) / 1000 - 1 for _ in range(16))
-        home = folder.folders[0]
+        home, tables = (folder.folders or [self._path])[0], self._tables(limit)
         try:
             with folder.alone():
-                write_collection(home, name, Point(id=identity, payload=payload, vectors=(vector,)))
+                point = Point(id=identity, payload=payload, vectors=(vector,))
+                if tables is None:
+                    write_collection(home, name, point)
+                else:
+                    tables.make(name, point)
                 self._own = home, name
                 with folder.history(write=True) as connection:
                     _write_traces(connection, identity, payload["data"], scope_of(payload))
             yield Item(copy_id="check", locator={"memory_id": identity})
         finally:
             self._own = None
-            remove_collection(home, name)
+            if tables is None:
+                remove_collection(home, name)
+            else:
+                tables.drop(name)
             with folder.history(write=True) as connection:
                 folder.forget(connection, [identity], [])
 
     @override
     def close(self) -> None:
-        """Nothing is held open between calls."""
+        if self._link is not None:
+            self._link.close()
 
 
 def _named(locator: Locator) -> str:
@@ -487,17 +549,28 @@ def _receipt(item: Item, answer: Answer, at: datetime) -> Receipt:
     return Receipt(copy_id=item.copy_id, outcome=outcome, level=level, method=method, detail=detail, at=at)
 
 
-def _finding(item: Item, level: Level, *, is_present: bool, is_dirty: bool, is_freed: bool) -> Finding:
+def _finding(
+    item: Item, level: Level, looked: str, could_not_check: str | None, *, is_present: bool, is_dirty: bool
+) -> Finding:
     how = "looked up by id among points, entities, events and turns"
     if is_present:
         return Finding(copy_id=item.copy_id, level=None, present=True, how=how)
     if level <= Level.L1:
         return Finding(copy_id=item.copy_id, level=Level.L1, present=False, how=how)
-    how = f"{how}; bytes of every file scanned"
+    how = f"{how}; {looked}"
     if is_dirty:
         return Finding(copy_id=item.copy_id, level=Level.L1, present=True, how=how)
-    if not is_freed:
-        return Finding(copy_id=item.copy_id, level=Level.L1, present=None, how=how, could_not_check=_UNPROVEN)
+    if could_not_check is not None:
+        return Finding(copy_id=item.copy_id, level=Level.L1, present=None, how=how, could_not_check=could_not_check)
     if level is Level.L3:
         return Finding(copy_id=item.copy_id, level=Level.L2, present=None, how=how, could_not_check=_BACKUPS)
     return Finding(copy_id=item.copy_id, level=Level.L2, present=False, how=how)
+
+
+def _joined(tables: ReclaimReport, *, is_whole: bool) -> ReclaimReport:
+    """Return what was reached in PostgreSQL and in the history together."""
+    method = f"VACUUM of the history; {tables.method}"
+    if not is_whole:
+        return replace(tables, level=Level.L1, detail=f"{_READ_BY_OTHERS}; {tables.detail}", method=method)
+    detail = f"the history rewritten; {tables.detail}"
+    return replace(tables, detail=detail, method=method, evidence={**tables.evidence, **_EVIDENCE})

@@ -1,4 +1,4 @@
-"""A folder of mem0: its history database and the collections of Qdrant's local mode below it.
+"""A folder of mem0: its history database, and its collections, in Qdrant's local mode below it or in PostgreSQL.
 
 Guarantees: what a memory is lies in four places, and `traces` finds all of them by the memory's id: its point, the
 events of its history (each with the old and the new text, a deletion too), entities that link to it, and, by the scope
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from connectors.base import Deadline
+    from connectors.mem0_tables import Tables
     from connectors.vector_store import Point, PointId
 
 TURNS = "messages/"
@@ -41,7 +42,7 @@ _TABLES = {"history": {"memory_id", "old_memory", "new_memory"}, "messages": {"s
 class Place:
     """One point, and where it lies."""
 
-    store: Points
+    store: Points | Tables
     collection: str
     point: Point
 
@@ -67,11 +68,17 @@ class Mem0Folder:
     """What lies in one folder, for the length of one call."""
 
     def __init__(
-        self, path: Path, owner: Callable[[Point], str | None], limit: Deadline, *, own: tuple[Path, str] | None = None
-    ) -> None:
+        self, path: Path, owner: Callable[[Point], str | None], limit: Deadline, *, own: tuple[Path, str] | None = None,
+        tables: Tables | None = None,
+    ) -> None:  # fmt: skip
         self._path = path
         self._limit = limit
         self._own = own
+        self.folders: list[Path] = []
+        self._stores: list[Points | Tables] = []
+        if tables is not None:
+            self._stores.append(tables)
+            return
         try:
             inside = [path, *sorted(each for each in path.iterdir() if each.is_dir())]
         except OSError:
@@ -80,12 +87,15 @@ class Mem0Folder:
         if not self.folders:
             why = "no folder of Qdrant's local mode lies in it or directly below it"
             raise StoreUnreachable("mem0", f"{why}; {MEM0_ELSEWHERE}")
-        self._stores = [
+        self._stores += [
             Points(each, own[1] if own is not None and own[0] == each else None, owner, limit) for each in self.folders
         ]
 
     def alone(self) -> AbstractContextManager[object]:
-        """Hold the lock of every collection folder. Raises: StoreUnreachable, WrongCredentials, Timeout."""
+        """Hold the lock of every collection folder, where there is one.
+
+        Raises: StoreUnreachable, WrongCredentials, Timeout.
+        """
         stack = ExitStack()
         for folder in self.folders:
             stack.enter_context(locked(folder, self._limit))
@@ -104,7 +114,7 @@ class Mem0Folder:
                     raise StoreUnreachable("mem0", "the history database has not the tables of mem0")
         self.collections()
 
-    def collections(self) -> list[tuple[Points, str]]:
+    def collections(self) -> list[tuple[Points | Tables, str]]:
         """Return every collection. Raises: StoreUnreachable, WrongCredentials."""
         return [(store, name) for store in self._stores for name in store.collections()]
 
@@ -184,7 +194,7 @@ class Mem0Folder:
             store.delete(collection, [place.point.id for place in places], owners)
 
 
-def _grouped(places: Iterable[Place]) -> Iterator[tuple[Points, str, list[Place]]]:
+def _grouped(places: Iterable[Place]) -> Iterator[tuple[Points | Tables, str, list[Place]]]:
     """Yield the places of each collection, each once."""
     found: defaultdict[tuple[int, str], dict[PointId, Place]] = defaultdict(dict)
     for place in places:

@@ -41,7 +41,10 @@ _CONFIG: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "lancedb": _VECTOR,
     "langgraph": (("url",), frozenset({"url", "owner_field", "fence", "statement_timeout", "wal_retention"})),
     "langgraph_store": (("url",), frozenset({"url", "owner_field", "statement_timeout", "wal_retention"})),
-    "mem0": (("path", "url"), frozenset({"path", "url", "api_key", "owner_field", "vector_store"})),
+    "mem0": (
+        ("path", "url"),
+        frozenset({"path", "url", "api_key", "owner_field", "vector_store", "statement_timeout", "wal_retention"}),
+    ),
     "http": (("url",), frozenset({"url", "recipe", "secret", "owner_field", "scope"})),
     "agent": ((), frozenset({"kind", "owner_field"})),
 }
@@ -189,10 +192,19 @@ def _config(kind: str, reader: Reader, tenant: str) -> dict[str, Any]:
     present = [name for name in required if name in values]
     if required and not present:
         reader.add(required[0], f"missing: kind {kind} needs {' or '.join(required)}")
-    if kind in _ALONE and len(present) > 1:
+    if _is_mem0_in_postgres(kind, values):
+        # The folder of the history, and the database of the memories.
+        for name in required:
+            if name not in values:
+                reader.add(name, f"missing: mem0 over pgvector needs {' and '.join(required)}")
+    elif kind in _ALONE and len(present) > 1:
         reader.add("", f"expected one of {' and '.join(required)}, not both")
     _check_kind(kind, values, reader)
     return values
+
+
+def _is_mem0_in_postgres(kind: str, values: Mapping[str, Any]) -> bool:
+    return kind == "mem0" and values.get("vector_store") == "pgvector"
 
 
 def _check_setting(reader: Reader, name: str, value: object, tenant: str) -> None:
@@ -247,8 +259,9 @@ _CHOICES = {("files", "hard_links"): ("refuse", "erase_all"), ("sql", "children"
 def _check_kind(kind: str, values: Mapping[str, Any], reader: Reader) -> None:
     url = values.get("url")
     if isinstance(url, str) and not url.startswith(("env:", "file:")) and kind in _SCHEMES:
-        if not url.startswith(_SCHEMES[kind]):
-            reader.add("url", f"expected an address that starts with {', '.join(_SCHEMES[kind])}")
+        schemes = _SCHEMES["pgvector" if _is_mem0_in_postgres(kind, values) else kind]
+        if not url.startswith(schemes):
+            reader.add("url", f"expected an address that starts with {', '.join(schemes)}")
         elif url.startswith("sqlite") and (unfit := {"statement_timeout", "wal_retention"} & values.keys()):
             reader.add(min(unfit), "a setting of PostgreSQL; SQLite has none like it")
     for name in ("root", "path"):
@@ -258,8 +271,11 @@ def _check_kind(kind: str, values: Mapping[str, Any], reader: Reader) -> None:
     for (of_kind, name), choices in _CHOICES.items():
         if kind == of_kind and name in values and values[name] not in choices:
             reader.add(name, f"expected one of {', '.join(choices)}")
-    if kind == "mem0" and values.get("vector_store", MEM0_VECTORS) != MEM0_VECTORS:
+    if kind == "mem0" and values.get("vector_store", MEM0_VECTORS[0]) not in MEM0_VECTORS:
         reader.add("vector_store", MEM0_ELSEWHERE)
+    elif kind == "mem0" and not _is_mem0_in_postgres(kind, values):
+        for name in sorted(_SECONDS & values.keys()):
+            reader.add(name, "a setting of PostgreSQL; Qdrant's local mode has none like it")
     recipe = values.get("recipe")
     if recipe is not None and not str(recipe).startswith(("env:", "file:")) and recipe not in shipped():
         reader.add("recipe", f"expected one of {', '.join(shipped())}, or file:… with one of your own")

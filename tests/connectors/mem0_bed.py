@@ -89,8 +89,7 @@ class Mem0Bed(Bed):
             "created_at": now,
             "updated_at": now,
         }
-        with self.client() as client:
-            client.upsert("mem0", [models.PointStruct(id=uid(name), vector={"": vector_of(text)}, payload=payload)])
+        self.write("mem0", uid(name), text, payload)
         self.event(name, None, text, "ADD")
         filed, said = scope_of(scope), turn or f"I said: {text}"
         self.run("INSERT INTO messages VALUES (?, ?, 'user', ?, NULL, ?)", str(uuid4()), filed, said, now)
@@ -110,16 +109,22 @@ class Mem0Bed(Bed):
 
     def link(self, entity: str, names: Sequence[str], **scope: str) -> str:
         payload = {"data": entity, "entity_type": "PROPER", "linked_memory_ids": [uid(each) for each in names], **scope}
-        with self.client() as client:
-            client.upsert(
-                "mem0_entities", [models.PointStruct(id=uid(entity), vector={"": vector_of(entity)}, payload=payload)]
-            )
+        self.write("mem0_entities", uid(entity), entity, payload)
         return uid(entity)
 
-    def entities(self) -> dict[str, list[str]]:
+    def write(self, collection: str, identity: str, text: str, payload: Mapping[str, Any]) -> None:
+        """What mem0 has its vector store write."""
+        point = models.PointStruct(id=identity, vector={"": vector_of(text)}, payload=dict(payload))
         with self.client() as client:
-            points, _ = client.scroll("mem0_entities", limit=1000)
-        payloads = [point.payload or {} for point in points]
+            client.upsert(collection, [point])
+
+    def payloads(self, collection: str) -> list[dict[str, Any]]:
+        with self.client() as client:
+            points, _ = client.scroll(collection, limit=1000)
+        return [point.payload or {} for point in points]
+
+    def entities(self) -> dict[str, list[str]]:
+        payloads = self.payloads("mem0_entities")
         return {payload["data"]: payload["linked_memory_ids"] for payload in payloads}
 
     def put(self, name: str, text: str, owner: str) -> Mapping[str, Any]:

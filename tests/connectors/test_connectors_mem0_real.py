@@ -1,7 +1,8 @@
 """mem0's own library writes the folder, and reads it afterwards; what `mem0_bed` writes is compared with it.
 
 mem0ai needs an older protobuf than the service, so it cannot be installed beside it. The tests run where a Python with
-mem0ai 2.2 is named by MUNIMENT_TEST_MEM0 (a path to its interpreter), and are skipped, saying so, elsewhere.
+mem0ai 2.2 and psycopg[binary,pool] is named by MUNIMENT_TEST_MEM0 (a path to its interpreter), and are skipped, saying
+so, elsewhere.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import pytest
 
 from connectors.base import Item, Level, Outcome, Selector, open_connector
 from tests.connectors.contract import MIA, NOW, captured, erase, oracle
+from tests.connectors.langgraph_beds import Database
 from tests.connectors.mem0_bed import Mem0Bed
+from tests.connectors.test_connectors_mem0_tables import TablesBed
 from tests.lazily import Lazily
 
 qdrant = Lazily("qdrant_client")
@@ -59,13 +62,19 @@ def entities(text):
 
 main.extract_entities = entities
 main.extract_entities_batch = lambda texts, batch_size=32: [entities(text) for text in texts]
-vectors = {"path": f"{folder}/qdrant", "on_disk": True, "embedding_model_dims": 24, "collection_name": "mem0"}
+vectors = {"embedding_model_dims": 24, "collection_name": "mem0"}
+provider, own = ("pgvector", {"connection_string": sys.argv[2]}) if sys.argv[2:] else (
+    "qdrant", {"path": f"{folder}/qdrant", "on_disk": True})
 keyed = {"provider": "openai", "config": {"api_key": "none"}}
 memory = Memory.from_config({
-    "vector_store": {"provider": "qdrant", "config": vectors}, "history_db_path": f"{folder}/history.db",
+    "vector_store": {"provider": provider, "config": vectors | own}, "history_db_path": f"{folder}/history.db",
     "llm": keyed, "embedder": keyed,
 })
 memory.embedding_model, memory.llm = Embedder(), Model()
+
+def close():
+    store = memory.vector_store
+    store.client.close() if provider == "qdrant" else store.connection_pool.close()
 """
 WRITE = """
 for n in range(23):
@@ -75,12 +84,12 @@ first = memory.get_all(filters={"user_id": "mia"}, top_k=100)["results"][0]
 memory.update(first["id"], text="number 99 of Zmia Blackthorn at Zoldcastle")
 memory.add([{"role": "user", "content": "hello, fact: the sea of Zben; card 4222"}], user_id="ben")
 print(json.dumps(len(memory.get_all(filters={"user_id": "mia"}, top_k=100)["results"])))
-memory.vector_store.client.close()
+close()
 """
 DELETE = """
 memory.delete_all(user_id="mia")
 print(json.dumps(memory.get_all(filters={"user_id": "mia"}, top_k=100)["results"]))
-memory.vector_store.client.close()
+close()
 """
 READ = """
 print(json.dumps([memory.get_all(filters={"user_id": user}, top_k=100)["results"] for user in ("mia", "ben")]))
@@ -88,14 +97,15 @@ near = memory.search("number 3 of Zmia Blackthorn", filters={"user_id": "mia"})[
 print(json.dumps([near, memory.search("the sea of Zben", filters={"user_id": "ben"})["results"]]))
 memory.add([{"role": "user", "content": "hello, fact: the hills of Zben; card 4333"}], user_id="ben")
 print(json.dumps(len(memory.get_all(filters={"user_id": "ben"}, top_k=100)["results"])))
-memory.vector_store.client.close()
+close()
 """
 
 
-def mem0(folder: Path, program: str) -> list[Any]:
+def mem0(folder: Path, program: str, *address: str) -> list[Any]:
     done = subprocess.run(
-        [PYTHON, "-c", LIBRARY + program, str(folder)], capture_output=True, text=True, check=False, timeout=120
-    )
+        [PYTHON, "-c", LIBRARY + program, str(folder), *address],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line[:1] in {"[", "{"} or line.isdigit()]
 
@@ -108,8 +118,14 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def wiped(folder: Path, items: Sequence[Item]) -> set[tuple[Level | None, bool | None]]:
+def config_of(folder: Path, *address: str) -> dict[str, Any]:
     config = {"path": str(folder), "owner_field": "user_id"}
+    urls = [each.replace("postgresql://", "postgresql+psycopg://") for each in address]
+    return {**config, "vector_store": "pgvector", "url": urls[0]} if urls else config
+
+
+def wiped(folder: Path, items: Sequence[Item], *address: str) -> set[tuple[Level | None, bool | None]]:
+    config = config_of(folder, *address)
     with open_connector("mem0", config, secrets=str) as connector:
         outcomes = {receipt.outcome for receipt in erase(connector, list(items))}
         assert outcomes <= {Outcome.ERASED, Outcome.ALREADY_ABSENT}
@@ -119,8 +135,8 @@ def wiped(folder: Path, items: Sequence[Item]) -> set[tuple[Level | None, bool |
     return {(finding.level, finding.present) for finding in findings}
 
 
-def found(folder: Path) -> list[Item]:
-    config = {"path": str(folder), "owner_field": "user_id"}
+def found(folder: Path, *address: str) -> list[Item]:
+    config = config_of(folder, *address)
     with open_connector("mem0", config, secrets=str, read_only=True) as connector:
         locators = list(connector.discover(Selector(identifiers=(MIA,)), deadline=60))
         items = [Item(copy_id=str(n), locator=locator) for n, locator in enumerate(locators)]
@@ -152,6 +168,31 @@ def test_what_the_librarys_own_delete_leaves_is_erased(folder: Path) -> None:
     assert wiped(folder, items) == {(Level.L2, False)}
     for word in ("Blackthorn", "Zoldcastle", "card 4111"):
         assert oracle([folder], word) == 0
+
+
+@pytest.mark.postgres
+def test_memories_that_the_library_keeps_in_postgresql_are_erased_and_it_goes_on(tmp_path: Path, server: Any) -> None:
+    database = Database(server)
+    try:
+        assert mem0(tmp_path, WRITE, database.uri)[-1] == 23
+        items = found(tmp_path, database.uri)
+        assert len(items) == 23
+        assert mem0(tmp_path, DELETE, database.uri)[-1] == []
+        assert database.hits(b"Blackthorn") > 0
+        assert wiped(tmp_path, items, database.uri) == {(Level.L2, False)}
+        for word in ("Blackthorn", "Zoldcastle", "card 4111"):
+            assert oracle([tmp_path], word) + database.hits(word.encode()) == 0
+        before, searched, after = mem0(tmp_path, READ, database.uri)
+        assert [len(each) for each in (*before, *searched)] == [0, 1, 0, 1]
+        assert after == 2
+        made = TablesBed(tmp_path, server)
+        shapes = (
+            "SELECT table_name, column_name, udt_name FROM information_schema.columns WHERE table_schema = 'public'"
+        )
+        assert sorted(made.database.run(shapes)) == sorted(database.run(shapes))
+        made.database.close()
+    finally:
+        database.close()
 
 
 def test_the_bed_of_the_other_tests_is_written_alike(folder: Path, tmp_path: Path) -> None:

@@ -66,14 +66,30 @@ def test_every_kind_of_the_contract_can_be_registered_before_its_connector_is_bu
 
 
 def test_mem0_over_another_vector_store_is_refused_by_name_when_it_is_registered() -> None:
-    config = {"path": "/a", "vector_store": "qdrant"}
-    assert parse_store("acme", "main", {"kind": "mem0", "config": config})[1] == config
-    for other in ("pgvector", "chroma"):
-        spec = {"kind": "mem0", "config": {**config, "vector_store": other}}
-        assert pointers(spec) == {"/config/vector_store"}
-        with pytest.raises(InvalidDeclaration) as refused:
-            parse_store("acme", "main", spec)
-        assert "Qdrant's local mode alone" in str(refused.value.faults)
+    for config in (
+        {"path": "/a", "vector_store": "qdrant"},
+        {"path": "/a", "vector_store": "pgvector", "url": "postgresql://h/d", "wal_retention": "P7D"},
+    ):
+        assert parse_store("acme", "main", {"kind": "mem0", "config": config})[1] == config
+    spec = {"kind": "mem0", "config": {"path": "/a", "vector_store": "chroma"}}
+    assert pointers(spec) == {"/config/vector_store"}
+    with pytest.raises(InvalidDeclaration) as refused:
+        parse_store("acme", "main", spec)
+    assert "Qdrant's local mode and over pgvector" in str(refused.value.faults)
+
+
+@pytest.mark.parametrize(
+    ("config", "pointer"),
+    [
+        ({"path": "/a", "vector_store": "pgvector"}, "/config/url"),
+        ({"url": "postgresql://h/d", "vector_store": "pgvector"}, "/config/path"),
+        ({"path": "/a", "url": "https://h/d", "vector_store": "pgvector"}, "/config/url"),
+        ({"path": "/a", "wal_retention": "P7D"}, "/config/wal_retention"),
+        ({"path": "/a", "url": "https://h/d"}, "/config"),
+    ],
+)
+def test_mem0_in_postgresql_needs_its_folder_and_its_database(config: dict[str, Any], pointer: str) -> None:
+    assert pointer in pointers({"kind": "mem0", "config": config})
 
 
 def test_a_secret_is_kept_as_a_reference_and_never_shown(house: Any) -> None:
