@@ -72,7 +72,7 @@ def find_due(bench: Bench, live: int) -> tuple[float, float, float]:
     with bench.services.database.transaction(tenant_id) as session:
         session.connection().execute(sa.delete(Artifact).where(col(Artifact.tenant_id) == tenant_id))
     for start, ends_at in ((0, now - timedelta(days=1)), (BATCH, now + timedelta(days=1))):
-        _fill(bench, _row(tenant_id, start, now, ends_at), (live if start else BATCH) - start)
+        fill(bench, row_of(tenant_id, start, now, ends_at), (live if start else BATCH) - start)
     with bench.services.database.transaction(tenant_id) as session:
         session.connection().execute(sa.text("ANALYZE"))
     whole = share = look = 60.0
@@ -93,7 +93,7 @@ def find_due(bench: Bench, live: int) -> tuple[float, float, float]:
     return whole, share, look
 
 
-def _fill(bench: Bench, first: dict[str, object], count: int) -> None:
+def fill(bench: Bench, first: dict[str, object], count: int) -> None:
     """Insert `count` rows like the first one; the database itself counts on, so that ten millions take minutes."""
     number = "int8send(id + number)" if bench.services.database.engine.dialect.name == "postgresql" else _TEXT
     counted = {"id": "id + number", "locator_hash": number}
@@ -114,7 +114,8 @@ def _fill(bench: Bench, first: dict[str, object], count: int) -> None:
             )
 
 
-def _row(tenant_id: int, number: int, now: datetime, ends_at: datetime) -> dict[str, object]:
+def row_of(tenant_id: int, number: int, now: datetime, ends_at: datetime) -> dict[str, object]:
+    """The row of an item without people, a year old, that ends at an instant; `number` counts on from the first id."""
     return {
         "tenant_id": tenant_id, "id": first_id(now) + number, "data_class": "memory", "class_version": 1,
         "store": "app", "locator_hash": number.to_bytes(8, "big"), "created_at": now - timedelta(days=366),

@@ -45,7 +45,7 @@ from retention.due import schedules_in_force
 from retention.holds import conditions_of, is_held
 from retention.items import STREAM_KIND, load_artifacts
 from retention.models import StoreHoldRow
-from retention.stops import holds_in_force
+from retention.stops import holds_in_force, with_copies
 from vault.models import DataKey, KeyState, PartKey
 
 KINDS = ("s3",)
@@ -78,7 +78,7 @@ class LegalHolds:
     def mark(self, tenant_id: int) -> str:
         """What the holds in force select, in 16 characters that change with it."""
         with self._parts.transactions(tenant_id, write=False) as session:
-            return _fingerprint(holds_in_force(session, tenant_id, copies=False))
+            return _fingerprint(holds_in_force(session, tenant_id))
 
     def run(self, tenant_id: int, now: datetime) -> int:
         """One look; how much changed, so that 0 means that everything is as it should be.
@@ -87,9 +87,10 @@ class LegalHolds:
         StoreUnavailable.
         """
         with self._parts.transactions(tenant_id, write=False) as session:
-            holds = holds_in_force(session, tenant_id)
+            placed = holds_in_force(session, tenant_id)
+            holds = [with_copies(session, tenant_id, hold) for hold in placed]
             # What holds name, without the copies: a new copy is no reason to look through the whole record again.
-            mark = _fingerprint(holds_in_force(session, tenant_id, copies=False))
+            mark = _fingerprint(placed)
             known = {name: row for name, row in stores.in_force(session, tenant_id).items() if row.kind in KINDS}
         try:
             done = self._set(tenant_id, holds, known, now)  # 1

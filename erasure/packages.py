@@ -1,13 +1,14 @@
 """Packages of exports that hold something a hold names: they are copies of it, and stay as long as it does.
 
 A package names no source, since it ends by its own date and not with what is in it; what went into it stands in the
-copies of its request. Guarantees: reads in the caller's transaction, by index, and nothing at all while there is no
-package; a hold keeps the package of anything it names, whether by person, class, scope, artifact or entry.
+copies of its request. Guarantees: reads in the caller's transaction, by index, and nothing but whether there is a
+package where none is asked about; a hold keeps the package of anything it names, whether by person, class, scope,
+artifact or entry.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import sqlalchemy as sa
 from sqlmodel import Session, col
@@ -21,23 +22,48 @@ from registry.models import Artifact
 from retention.decide import Hold
 from retention.holds import conditions_of
 from retention.parts import streams_of
+from retention.stops import held_among, with_copies
 
 STORE = "muniment.exports"
 """The store of exports: the service's own folder, registered like any other so that exports are found and erased."""
 
 
-def with_packages(session: Session, tenant_id: int, holds: Sequence[Hold]) -> tuple[Hold, ...]:
-    """The holds with every package that contains something they name."""
-    packages = _packages(session, tenant_id) if holds else {}
+def holds_about(
+    session: Session, tenant_id: int, holds: Sequence[Hold], artifact_ids: Collection[int] | None
+) -> tuple[Hold, ...]:
+    """The holds with what was made from what they name, packages included: all of it, or what is among these artifacts.
+
+    Which of a few artifacts are held costs what these were made from, or what lies in them, whatever else is held.
+    """
+    if artifact_ids is None:
+        whole = [with_copies(session, tenant_id, hold) for hold in holds]
+        packages = _packages(session, tenant_id) if holds else {}
+        return tuple(_with_packages(session, tenant_id, hold, packages) for hold in whole)
+    found = held_among(session, tenant_id, holds, artifact_ids)
+    packages = _packages(session, tenant_id, artifact_ids) if holds and artifact_ids else {}
     if not packages:
-        return tuple(holds)
-    return tuple(_with_packages(session, tenant_id, hold, packages) for hold in holds)
+        return found
+    inside = _inside(session, tenant_id, packages)
+    return tuple(
+        _with_packages(session, tenant_id, hold, packages) for hold in held_among(session, tenant_id, found, inside)
+    )
 
 
-def _with_packages(session: Session, tenant_id: int, hold: Hold, packages: dict[str, int]) -> Hold:
+def _inside(session: Session, tenant_id: int, packages: Mapping[str, int]) -> set[int]:
+    """The artifacts that went into these packages."""
+    query = sa.select(col(CopyRow.artifact_id)).where(
+        col(CopyRow.tenant_id) == tenant_id,
+        col(CopyRow.owner).in_(sorted(packages)),
+        col(CopyRow.state) == CopyState.EXPORTED.value,
+        col(CopyRow.artifact_id).is_not(None),
+    )
+    return {number for number in session.scalars(query) if number is not None}
+
+
+def _with_packages(session: Session, tenant_id: int, hold: Hold, packages: Mapping[str, int]) -> Hold:
     found = {
         packages[owner]
-        for condition in _conditions(session, tenant_id, hold)
+        for condition in (_conditions(session, tenant_id, hold) if packages else ())
         for owner in session.scalars(
             sa.select(col(CopyRow.owner))
             .where(
@@ -70,13 +96,15 @@ def _conditions(session: Session, tenant_id: int, hold: Hold) -> Iterator[sa.Col
         yield col(CopyRow.key_id).in_(parts.where(col(PartRef.idx).in_(within)))
 
 
-def _packages(session: Session, tenant_id: int) -> dict[str, int]:
-    """The packages that are there, by the request that they answer."""
-    rows = session.execute(
+def _packages(session: Session, tenant_id: int, artifact_ids: Collection[int] | None = None) -> dict[str, int]:
+    """The packages that are there, or those among these artifacts, by the request that they answer."""
+    there = session.execute(
         sa.select(col(Artifact.id), col(Artifact.given_id), col(Artifact.created_at)).where(
             col(Artifact.tenant_id) == tenant_id, col(Artifact.store) == STORE, col(Artifact.status) != "erased"
         )
     ).all()
+    wanted = None if artifact_ids is None else frozenset(artifact_ids)
+    rows = [row for row in there if wanted is None or row.id in wanted]
     if not rows:
         return {}
     numbers = {row.given_id or artifact_name(row.id): row.id for row in rows}

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure.models import CopyRow, RequestRow
+from erasure.packages import holds_about
 from erasure.plan import redecide
 from erasure.request import CopyState, State
 from erasure.setbacks import last_answer
@@ -32,10 +33,11 @@ _UNSENT = (CopyState.PENDING, CopyState.RETAINED, CopyState.AWAITING_HUMAN, Copy
 class RequestDesk:
     """What retention must know of requests and open runs. Implements `retention.stops.Desk`."""
 
-    def stops(self, session: Session, tenant_id: int) -> Stops:
-        """Holds, restrictions and open exports as they are in this transaction."""
+    def stops(self, session: Session, tenant_id: int, about: Collection[int] | None = None) -> Stops:
+        """Holds, restrictions and open exports as they are in this transaction; see `retention.stops.Desk`."""
         known = standing(session, tenant_id)
-        return Stops(holds=known.holds, restrictions=known.restrictions, claims=known.claims)
+        holds = holds_about(session, tenant_id, known.holds, about)
+        return Stops(holds=holds, restrictions=known.restrictions, claims=known.claims)
 
     def sent(self, session: Session, tenant_id: int, artifact_ids: Collection[int]) -> list[str]:
         """Public ids of artifacts whose delete was sent."""

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure import departed
+from erasure.packages import holds_about
 from erasure.plan import ArtifactFact, KeyFact, PartFact, PlanInput, SourceFact
 from erasure.standing import Standing, standing
 from ledger.models import EntryRow, PartRef
@@ -156,7 +157,7 @@ def _input(
         kept=kept,
         classes=known.classes,
         stores=known.stores,
-        holds=known.holds,
+        holds=holds_about(session, tenant_id, known.holds, [row.id for row in rows]),
         restrictions=known.restrictions,
         claims=known.claims,
         now=now,

@@ -12,7 +12,6 @@ from sqlmodel import Session, col, select
 
 from connectors.base import why_not_built
 from erasure.models import RequestRow
-from erasure.packages import with_packages
 from erasure.plan import ClassFact, StoreFact
 from erasure.request import OPEN, Right
 from registry import classes as registered
@@ -37,11 +36,11 @@ class Standing:
 
 
 def standing(session: Session, tenant_id: int) -> Standing:
-    """The tenant's rules and stops as they are in this transaction."""
+    """The tenant's rules and stops as they are in this transaction; holds as they were placed."""
     return Standing(
         classes={name: class_fact(spec) for name, spec in registered.in_force(session, tenant_id).items()},
         stores={name: store_fact(row) for name, row in stores.in_force(session, tenant_id).items()},
-        holds=with_packages(session, tenant_id, holds_in_force(session, tenant_id)),
+        holds=holds_in_force(session, tenant_id),
         restrictions=_restrictions(session, tenant_id),
         claims=_claims(session, tenant_id),
     )

@@ -297,7 +297,7 @@ def _wake_ended_holds(parts: Parts, tenant: Tenant, now: datetime) -> None:
                 RequestRow.tenant_id == tenant.tenant_id, RequestRow.state == State.COMPLETED_WITH_RETAINED
             )
         ).all()
-        known = holds_in_force(session, tenant.tenant_id, copies=False) if rows else ()
+        known = holds_in_force(session, tenant.tenant_id) if rows else ()
         holds = frozenset(hold.hold_id for hold in known)
         for row in rows:
             work = load_work(session, tenant.tenant_id, row.request_id, lock=True)

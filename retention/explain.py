@@ -57,11 +57,13 @@ def explain(
         one = load_entry(session, tenant_id, entry or "", schedules)
         if one is None:
             raise NotKnown("entry", "")
-    stops = desk.stops(session, tenant_id)
+    sources = () if one.artifact_id is None else sources_of(session, tenant_id, one, schedules)
+    stops = desk.stops(
+        session, tenant_id, [each.artifact_id for each in (one, *sources) if each.artifact_id is not None]
+    )
     claims = list(stops.claims)
     if trigger == REQUEST:
         claims.append(Claim(REQUEST, "erasure", one.item.subjects, at, at))
-    sources = () if one.artifact_id is None else sources_of(session, tenant_id, one, schedules)
     decision = decision_about(one, sources, schedules, replace(stops, claims=claims), at)
     waits = _quarantine(session, tenant_id, desk, one)
     return {
@@ -104,11 +106,12 @@ def list_due(
 ) -> tuple[list[dict[str, Any]], Place | None]:
     """Items that would end or be reviewed at an instant, about `limit` of them, and where the list goes on."""
     schedules = schedules_in_force(session, tenant_id)
-    stops = desk.stops(session, tenant_id)
     lines: list[dict[str, Any]] = []
     following = place or Place()
     while len(lines) < limit:
         batch = due(session, tenant_id, schedules, before=before, limit=limit - len(lines), place=following)
+        numbers = [one.artifact_id for one in batch.candidates if one.artifact_id is not None]
+        stops = desk.stops(session, tenant_id, numbers)
         for one in batch.candidates:
             schedule = schedules.get(one.data_class)
             rules = None if schedule is None else schedule.rules

@@ -9,7 +9,7 @@ sake of what was made from it, is counted, and takes no place of others.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -51,7 +51,7 @@ class Gathering:
         self._desk = desk
         self._at = at
         self._schedules: Mapping[str, Schedule] = schedules_in_force(session, tenant_id)
-        self._stops: Stops = desk.stops(session, tenant_id)
+        self._stops: Stops = desk.stops(session, tenant_id, ())
         self._kept: Counter[str] = Counter()
         self._moved: dict[int, datetime] = {}
         self._waiting = 0
@@ -60,8 +60,14 @@ class Gathering:
 
     @property
     def stops(self) -> Stops:
-        """What keeps items past their date, as this look sees it."""
+        """What keeps items past their date, with holds as they were placed."""
         return self._stops
+
+    def _stops_about(self, candidates: Iterable[Candidate]) -> Stops:
+        """The same with those of the candidates that were made from what a hold names."""
+        return self._desk.stops(
+            self._session, self._tenant_id, [one.artifact_id for one in candidates if one.artifact_id is not None]
+        )
 
     def run(
         self,
@@ -79,7 +85,8 @@ class Gathering:
         `seen` is what else says what time it is. `also` are keys that were found and decided elsewhere; they come last.
         """
         first, capped = self._first(brakes.cap, batch)
-        lines = plan_items(self._with_derived(first), self._schedules, self._stops, self._at)
+        every = self._with_derived(first)
+        lines = plan_items(every, self._schedules, self._stops_about(every), self._at)
         found = self._served([line for line in lines if not self._is_aside(line)], brakes.probe)
         busy = self._desk.busy(self._session, self._tenant_id, (), [item.ref for item in also]) if also else frozenset()
         items = (*found, *(item for item in also if item.ref not in busy))
@@ -101,10 +108,11 @@ class Gathering:
         chosen: dict[str, Candidate] = {}
         beside: dict[str, Candidate] = {}
         for found in every_due(self._session, self._tenant_id, self._schedules, before=self._at, batch=batch):
-            for one in self._free(found, count=True):
+            free = self._free(found, count=True)
+            stops = self._stops_about(free)
+            for one in free:
                 schedule = self._schedules.get(one.data_class)
                 rules = None if schedule is None else schedule.rules
-                stops = self._stops
                 decision = decide(decided(one), rules, stops.holds, stops.restrictions, stops.claims, self._at)
                 if is_due(decision):
                     # Beside the cap, so that what does not go is in nobody's way; as much of it, to stay in bounds.
@@ -159,7 +167,7 @@ class Gathering:
             live = [row for row in rows if row.status not in ENDED]
             loaded = self._free(load_artifacts(self._session, self._tenant_id, live, self._schedules))
             found.update({one.ref: one for one in loaded})
-            lines = plan_items(list(found.values()), self._schedules, self._stops, self._at)
+            lines = plan_items(list(found.values()), self._schedules, self._stops_about(found.values()), self._at)
             ending = {line.artifact_id for line in lines if line.ends}
             frontier = {one.artifact_id for one in loaded if one.artifact_id is not None and one.artifact_id in ending}
         return list(found.values())

@@ -14,10 +14,12 @@ from typing import Any, Protocol
 from sqlmodel import Session, col, select
 
 from ledger.entry import Kind
-from registry.graph import children_of, made_from_entries
+from registry.graph import ARTIFACT, ENTRY, Parent, children_of, made_from_entries, parents_of
 from registry.people import groups
 from retention.decide import Claim, Hold, Restriction
 from retention.models import HoldRow
+
+ANCESTORS = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,8 +47,11 @@ class Resumed:
 class Desk(Protocol):
     """The side of requests and executions, as far as retention needs it; `erasure.request_desk` is the one there is."""
 
-    def stops(self, session: Session, tenant_id: int) -> Stops:
-        """Everything in force, holds included."""
+    def stops(self, session: Session, tenant_id: int, about: Collection[int] | None = None) -> Stops:
+        """Everything in force; holds with all that was made from what they name, or with what of it is in `about`.
+
+        `about` are the artifacts that a decision is made about.
+        """
         ...
 
     def sent(self, session: Session, tenant_id: int, artifact_ids: Collection[int]) -> list[str]:
@@ -82,15 +87,50 @@ class EventRecord(Protocol):
         ...
 
 
-def holds_in_force(session: Session, tenant_id: int, *, copies: bool = True) -> tuple[Hold, ...]:
-    """Every hold that was not released; one on a person holds everybody merged with them.
+def holds_in_force(session: Session, tenant_id: int) -> tuple[Hold, ...]:
+    """Every hold that was not released, as it was placed; one on a person holds everybody merged with them.
 
-    One on an artifact or an entry holds what was made from it as well; without `copies` only what it names itself.
+    One on an artifact or an entry holds what was made from it as well: `held_among`, and `with_copies` for all of it.
     """
     rows = session.exec(select(HoldRow).where(HoldRow.tenant_id == tenant_id, col(HoldRow.released_at).is_(None))).all()
     one_person = groups(session, tenant_id, {number for row in rows for number in row.subjects})
-    named = [_hold(row, frozenset[int]().union(*(one_person[number] for number in row.subjects))) for row in rows]
-    return tuple(with_copies(session, tenant_id, hold) if copies else hold for hold in named)
+    return tuple(_hold(row, frozenset[int]().union(*(one_person[number] for number in row.subjects))) for row in rows)
+
+
+def held_among(
+    session: Session, tenant_id: int, holds: Sequence[Hold], artifact_ids: Collection[int]
+) -> tuple[Hold, ...]:
+    """The holds with those of these artifacts that were made, at any depth, from what they name.
+
+    Looks up from the artifacts, so that it costs what they were made from and not how much was made from what is held;
+    where they have more than `ANCESTORS` sources it looks down.
+    """
+    if not artifact_ids or not any(hold.artifacts or hold.entries for hold in holds):
+        return tuple(holds)
+    below: dict[Parent, set[int]] = {}
+    seen: set[int] = set()
+    frontier = set(artifact_ids)
+    while frontier:
+        seen |= frontier
+        if len(seen) > len(artifact_ids) + ANCESTORS:
+            return tuple(with_copies(session, tenant_id, hold) for hold in holds)
+        for child, sources in parents_of(session, tenant_id, frontier).items():
+            for source in sources:
+                below.setdefault(source, set()).add(child)
+        frontier = {source.number for source in below if source.kind == ARTIFACT} - seen
+    return tuple(_with_reached(hold, below) for hold in holds)
+
+
+def _with_reached(hold: Hold, below: Mapping[Parent, set[int]]) -> Hold:
+    """The hold with what lies below the artifacts and entries that it names."""
+    named = [Parent(ARTIFACT, number) for number in hold.artifacts] + [Parent(ENTRY, idx) for idx in hold.entries]
+    reached: set[int] = set()
+    frontier = [source for source in named if source in below]
+    while frontier:
+        fresh = below.get(frontier.pop(), set()) - reached
+        reached |= fresh
+        frontier += [Parent(ARTIFACT, number) for number in fresh]
+    return hold._replace(artifacts=hold.artifacts | reached) if reached else hold
 
 
 def with_copies(session: Session, tenant_id: int, hold: Hold) -> Hold:
