@@ -196,19 +196,9 @@ def _run(session: Session, *, commit: bool) -> Iterator[Session]:
 
 
 def _postgres_engine(url: str) -> sa.Engine:
-    engine = sa.create_engine(
+    return sa.create_engine(
         url, pool_size=10, max_overflow=40, pool_pre_ping=True, connect_args={"application_name": "muniment"}
     )
-
-    # A plan made while tables were empty reads them whole, and is kept until somebody gathers statistics: an import
-    # of a hundred thousand items is over before. Statements are planned for their values and the sizes of the moment.
-    @event.listens_for(engine, "connect")
-    def configure(connection: Any, _record: Any) -> None:
-        with connection.cursor() as cursor:
-            cursor.execute("SET plan_cache_mode = force_custom_plan")
-        connection.commit()
-
-    return engine
 
 
 def _sqlite_engine(url: str) -> sa.Engine:

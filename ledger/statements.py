@@ -84,13 +84,10 @@ def select_in(
     db = session.connection()
     if db.dialect.name == "postgresql":
         query = head.replace("?", "%s")
-        if len(values) == 1:
+        if len(values) == 1:  # one value is planned once, a list anew each time
             yield from _rows(db, f"{query} = %s::{kind}", (*known, values[0]))
         else:
-            # One index look-up a value, whatever the statistics say: a table that just grew has none, and with a list
-            # in the condition the planner then reads the tenant and compares each row with each value.
-            each = f"SELECT found.* FROM unnest(%s::{kind}[]) AS wanted (value) CROSS JOIN LATERAL "  # noqa: S608 - ours
-            yield from _rows(db, f"{each} ({query} = wanted.value OFFSET 0) AS found", (list(values), *known))
+            yield from _rows(db, f"{query} = ANY(%s::{kind}[])", (*known, list(values)))
         return
     for start in range(0, len(values), _MOST):
         some = values[start : start + _MOST]

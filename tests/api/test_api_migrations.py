@@ -216,13 +216,6 @@ def test_a_query_that_forgets_the_tenant_sees_only_its_own(two_tenants: Database
 
 
 @pytest.mark.postgres
-def test_no_plan_is_kept_from_when_a_table_was_empty(two_tenants: Database) -> None:
-    for number in (1, 2):
-        with two_tenants.transaction(number, write=False) as session:
-            assert session.scalar(sa.text("SHOW plan_cache_mode")) == "force_custom_plan"
-
-
-@pytest.mark.postgres
 def test_the_tenant_holds_after_a_commit_in_the_middle(two_tenants: Database) -> None:
     with two_tenants.transaction(2) as session:
         session.commit()

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from registry import artifacts, declared, ids, streams, subjects
 from registry.identifiers import parse_subject
 from registry.inventory import inventory
+from registry.keyed import hold_writer
 from registry.models import Artifact, Subject
 
 pytestmark = pytest.mark.postgres
@@ -96,3 +97,11 @@ def test_a_process_whose_clock_is_behind_numbers_on_after_the_others(
     monkeypatch.setattr(ids, "_last", 0)  # as another process has it
     [behind] = house.register([house.item(2)])
     assert behind["id"] > ahead["id"], "whoever reads on from a number has seen all before it"
+
+
+def test_a_writer_keeps_no_plan_from_when_a_table_was_empty(house: Any) -> None:
+    with house.session() as session:
+        hold_writer(session, house.alice.tenant_id)
+        assert session.scalar(sa.text("SHOW plan_cache_mode")) == "force_custom_plan"
+        session.commit()
+        assert session.scalar(sa.text("SHOW plan_cache_mode")) == "auto"
