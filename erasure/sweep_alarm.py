@@ -17,6 +17,9 @@ from erasure.payload_expiry import alarm_of as payload_alarm
 from erasure.request import GONE, CopyState
 from retention.models import SweepRow
 
+HISTORY = "history"
+"""The fact of a run that lists what happened to it."""
+FAILED = "failed"
 SEVERAL = 3
 """After so many passes in a row in which nothing of a class was removed although items were due, the class is named."""
 
@@ -55,6 +58,12 @@ def without_end_before(session: Session, row: SweepRow) -> dict[str, int]:
 def alarm_of(counts: Mapping[str, Any]) -> str | None:
     """What the operator must hear: eligible items of which none was removed, or some that failed."""
     plan, result, payload = counts.get("plan", {}), counts.get("result"), counts.get("payload", {})
+    last = (counts.get(HISTORY) or [{}])[-1]
+    if last.get("event") == FAILED:
+        return (
+            f"the pass broke off {last.get('times', 1)} times in a row ({last['detail']['error']}), last at "
+            f"{last.get('last_at', last['at'])}; it goes on by itself, and the service's log says where it broke off"
+        )
     if result is None:  # nothing was, or is yet, to be removed; what cannot be judged is told all the same
         return _joined(payload_alarm({"unclear": payload.get("unclear", 0)}), _aside(plan.get("aside", 0)))
     aside = _aside(plan.get("aside", 0) + result.get("quarantined", 0))

@@ -19,6 +19,7 @@ rest went is put in quarantine (`erasure.setbacks`). Eligible items and none rem
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -44,8 +45,8 @@ from erasure.sealed import SWEEP_KEY, Capture, RequestSeal
 from erasure.setbacks import AT_FAULT, at_fault_before, failing, stores_at_fault
 from erasure.setbacks import view_of as setbacks_of
 from erasure.standing import standing
-from erasure.sweep_alarm import alarm_of, without_end, without_end_before
-from erasure.sweep_views import copies_of, planned_body, state_of, summary_of, view_of
+from erasure.sweep_alarm import FAILED, alarm_of, without_end, without_end_before
+from erasure.sweep_views import copies_of, noted, planned_body, state_of, summary_of, view_of
 from erasure.work import BY_HAND, load_work
 from ledger import expiry
 from ledger.entry import Kind
@@ -137,6 +138,7 @@ class Sweeps:
             if row.state != "awaiting_approval":
                 raise NotOpen("run", sweep_id, row.state, "approved")
             row.state, row.approved_by = "executing", acting.principal
+            row.counts = noted(row.counts, "approved", now, by=acting.principal)
             if row.brake is not None and row.brake["reason"] == "clock_was_ahead":
                 row.counts = {**row.counts, DISOWNED: disown(session, row)}
             session.add(row)
@@ -154,6 +156,7 @@ class Sweeps:
             history.drop_copies(session, acting.tenant_id, sweep_id)
             expiry.release(session, acting.tenant_id, sweep_id)
             row.state, row.finished_at = "stopped", now
+            row.counts = noted(row.counts, "stopped", now, by=acting.principal)
             session.add(row)
             body = {"sweep": sweep_id, "stopped_by": acting.principal}
             self._parts.record.announce(session, acting.tenant_id, Kind.RETENTION_RAN, body, now)
@@ -214,9 +217,18 @@ class Sweeps:
                         self._tell(tenant_id, sweep_id, hear)
             except Exception as error:  # noqa: BLE001 - raised below, after the others had their turn
                 failures.append(error)
+                self._failed(tenant_id, sweep_id, now, error)
         if failures:
             raise failures[0]
         return done
+
+    def _failed(self, tenant_id: int, sweep_id: str, now: datetime, error: Exception) -> None:
+        """Note that the run broke off; the kind of the error only, since its text may hold data."""
+        # Where the database is what failed, the log has it.
+        with suppress(sa.exc.SQLAlchemyError), self._parts.transactions(tenant_id) as session:
+            row = self._load(session, tenant_id, sweep_id, lock=True)
+            row.counts = noted(row.counts, FAILED, self._parts.instant(now), error=type(error).__qualname__)
+            session.add(row)
 
     def is_time(self, tenant_id: int, now: datetime) -> bool:
         """Whether the last pass, or the last attempt at one, is long enough ago."""
@@ -297,7 +309,13 @@ class Sweeps:
                 at=plan.at,
                 dry_run=state == "planned",
                 plan_hash=plan.hash,
-                counts={"plan": summary_of(plan), "payload": payload_summary(payload)},
+                counts=noted(
+                    {"plan": summary_of(plan), "payload": payload_summary(payload)},
+                    "planned",
+                    now,
+                    by=acting.principal,
+                    brake=None if plan.brake is None else plan.brake.reason,
+                ),
                 brake=None if plan.brake is None else plan.brake.as_json(),
                 created_by=acting.principal,
                 created_at=now,
@@ -409,6 +427,7 @@ class Sweeps:
                 ),
                 AT_FAULT: at_fault,
             }
+            row.counts = noted(row.counts, "completed", now, removed=result["removed"], failed=result["failed"])
             row.state, row.finished_at = "completed", now
             session.add(row)
             body = {"sweep": sweep_id, "plan_hash": row.plan_hash, **result, "payload": objects}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from sqlmodel import Session
@@ -14,11 +15,14 @@ from sqlmodel import Session
 from erasure import history
 from erasure.plan import PlanCopy, instant_text
 from erasure.request import CopyState
-from erasure.sweep_alarm import alarm_of
+from erasure.sweep_alarm import HISTORY, alarm_of
 from ledger.expiry import Found
 from registry.acting import Acting
 from retention.models import SweepRow
 from retention.sweep import SweepItem, SweepPlan
+
+LINES = 100
+"""So many lines of a run's history are kept, behind the first."""
 
 
 def planned_body(acting: Acting, plan: SweepPlan, payload: Found) -> dict[str, Any]:
@@ -32,6 +36,17 @@ def planned_body(acting: Acting, plan: SweepPlan, payload: Found) -> dict[str, A
         "payload": {"objects": len(payload.all), "names": payload.digest},
         "by": acting.principal,
     }
+
+
+def noted(counts: Mapping[str, Any], event: str, now: datetime, **detail: Any) -> dict[str, Any]:
+    """A run's facts with one more line of its history; the same again in a row is counted, not listed."""
+    lines = [dict(line) for line in counts.get(HISTORY, ())]
+    said = {key: value for key, value in detail.items() if value is not None}
+    if lines and lines[-1]["event"] == event and lines[-1].get("detail", {}) == said:
+        lines[-1] |= {"times": lines[-1].get("times", 1) + 1, "last_at": instant_text(now)}
+    else:
+        lines.append({"at": instant_text(now), "event": event} | ({"detail": said} if said else {}))
+    return {**counts, HISTORY: lines[:1] + lines[1:][-LINES:]}
 
 
 def state_of(plan: SweepPlan) -> str:
@@ -117,5 +132,6 @@ def view_of(session: Session, row: SweepRow) -> dict[str, Any]:
         "copies_by_state": history.counts_of(session, row.tenant_id, row.sweep_id),
         "payload_objects": payload,
         "brake": row.brake,
+        "history": row.counts.get(HISTORY, []),
         "alarm": alarm_of(row.counts),
     }

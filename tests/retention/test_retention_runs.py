@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from sqlmodel import select
 
 from erasure.sweep_copies import Sweeps
+from ledger.entry import Kind
 from ledger.models import EntryRow
 from registry.acting import Acting
 from registry.errors import InvalidDeclaration
@@ -593,3 +595,67 @@ def test_what_lies_idle_for_a_year_ends_although_nothing_new_was_written(house: 
     run = house.sweep()
     assert run["counts"]["removed"] == run["counts"]["verified"] == 2
     assert house.rows() == set()
+
+
+class Breaking:
+    """A record that cannot take what a pass announces, as often as said."""
+
+    def __init__(self, inner: Any, times: int) -> None:
+        self._inner, self.times = inner, times
+
+    def announce(self, session: Any, tenant_id: int, kind: Kind, *more: Any) -> Any:
+        if kind is Kind.COPY_ERASED and self.times:
+            self.times -= 1
+            message = "said by ada@example.org"
+            raise RuntimeError(message)
+        return self._inner.announce(session, tenant_id, kind, *more)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+@pytest.mark.parametrize("house", ["sqlite"], indirect=True)
+def test_a_run_that_breaks_off_says_so_in_its_history_and_goes_on(house: Any) -> None:
+    """Only the service's log said that a run had failed."""
+    house.plain("note")
+    house.note("a", "note")
+    house.now += timedelta(days=100)
+    house.parts = replace(house.parts, record=Breaking(house.parts.record, 2))
+    house.sweeps = Sweeps(house.parts, brakes=Brakes(jump=timedelta(days=10_000)))
+    run = house.sweeps.start(house.acting("ann"), house.now)["id"]
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="said by"):
+            house.sweeps.run_due(house.tenant_id, house.now)
+        house.now += timedelta(minutes=1)
+    broken = house.sweeps.get(house.acting(), run)
+    assert broken["state"] == "executing"
+    assert "broke off 2 times in a row (RuntimeError)" in broken["alarm"]
+    house.sweeps.run_due(house.tenant_id, house.now)
+    ended = house.sweeps.report(house.acting(), run)
+    assert house.rows() == set()
+    assert [(line["event"], line.get("times", 1)) for line in ended["history"]] == [
+        ("planned", 1), ("failed", 2), ("completed", 1),
+    ]  # fmt: skip
+    assert ended["history"][0]["detail"] == {"by": "ann"}
+    assert ended["alarm"] is None
+    assert "ada@" not in repr(ended["history"])
+
+
+@pytest.mark.parametrize("house", ["sqlite"], indirect=True)
+def test_who_approved_and_who_stopped_a_run_stands_in_its_history(house: Any) -> None:
+    house.plain("note")
+    for number in range(60):
+        house.note(str(number), "note")
+    house.now += timedelta(days=100)
+    first = house.sweep("ann")
+    stopped = house.sweeps.stop(house.acting("bea"), first["id"], house.now)
+    assert [line["event"] for line in stopped["history"]] == ["planned", "stopped"]
+    second = house.sweep("ann")
+    house.sweeps.approve(house.acting("carol"), second["id"], house.now)
+    house.sweeps.run_due(house.tenant_id, house.now)
+    said = house.sweeps.get(house.acting(), second["id"])["history"]
+    assert [(line["event"], line["detail"].get("by")) for line in said] == [
+        ("planned", "ann"), ("approved", "carol"), ("completed", None),
+    ]  # fmt: skip
+    assert said[0]["detail"]["brake"] == "share"
+    assert said[-1]["detail"] == {"removed": 60, "failed": 0}
