@@ -39,6 +39,7 @@ class _Seen:
     """What the rows of one class show."""
 
     live: int = 0
+    scoped: int = 0
     oldest: datetime | None = None
     stores: set[str] = field(default_factory=set)
     gaps: Counter[str] = field(default_factory=Counter)
@@ -60,6 +61,7 @@ def inventory(
     placed = stores.in_force(session, tenant_id)
     seen = {name: _Seen() for name in declared}
     _count_artifacts(session, tenant_id, seen)
+    _count_scoped(session, tenant_id, seen)
     _count_entries(session, tenant_id, seen)
     _count_gaps(session, tenant_id, now, declared, seen)
     _count_streams(session, tenant_id, seen)
@@ -104,6 +106,26 @@ def _count_artifacts(session: Session, tenant_id: int, seen: Mapping[str, _Seen]
             found.oldest = oldest if found.oldest is None else min(found.oldest, oldest)
 
 
+def _count_scoped(session: Session, tenant_id: int, seen: Mapping[str, _Seen]) -> None:
+    """Items that say what they belong to, so that events, holds and limited requests find them by it."""
+    rows = session.execute(
+        sa.select(col(Artifact.data_class), sa.func.count().label("n"))
+        .where(col(Artifact.tenant_id) == tenant_id, col(Artifact.status) != "erased", _has_scope())
+        .group_by(col(Artifact.data_class))
+    )
+    for name, count in rows:
+        if name in seen:
+            seen[name].scoped = count
+
+
+def _has_scope() -> sa.ColumnElement[bool]:
+    return sa.exists().where(
+        col(ScopeKey.tenant_id) == col(Artifact.tenant_id),
+        col(ScopeKey.kind) == "a",
+        col(ScopeKey.item) == col(Artifact.id),
+    )
+
+
 def _count_entries(session: Session, tenant_id: int, seen: Mapping[str, _Seen]) -> None:
     rows = session.execute(
         sa.select(
@@ -128,11 +150,6 @@ def _count_gaps(
     no_parent = ~sa.exists().where(
         col(Derivation.tenant_id) == col(Artifact.tenant_id), col(Derivation.child) == col(Artifact.id)
     )
-    no_scope = ~sa.exists().where(
-        col(ScopeKey.tenant_id) == col(Artifact.tenant_id),
-        col(ScopeKey.kind) == "a",
-        col(ScopeKey.item) == col(Artifact.id),
-    )
     of_state: dict[str, list[str]] = {}
     for name, data_class in declared.items():
         of_state.setdefault(data_class.state, []).append(name)
@@ -146,7 +163,7 @@ def _count_gaps(
             col(Artifact.data_class).in_(of_state.get("memory", [])), no_parent, col(Artifact.source_type).is_(None),
         ],
         "summary_without_source": [summarises, no_parent],
-        "unscoped_thread": [col(Artifact.data_class).in_(of_state.get("checkpoint", [])), no_scope],
+        "unscoped_thread": [col(Artifact.data_class).in_(of_state.get("checkpoint", [])), ~_has_scope()],
     }  # fmt: skip
     for gap, condition in conditions.items():
         rows = session.execute(
@@ -240,6 +257,12 @@ def _class_view(data_class: DataClass, found: _Seen) -> dict[str, Any]:
         "state": data_class.state,
         "live": found.live,
         "oldest": found.oldest,
+        "scope": {
+            "personal": data_class.personal,
+            "subject_types": list(data_class.subject_types),
+            "purposes": list(data_class.purposes),
+            "scoped": found.scoped,
+        },
         "update_authority": data_class.update_authority,
         "replay": data_class.replay,
         "keep": str(data_class.keep),

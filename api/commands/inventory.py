@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -21,10 +22,12 @@ def inventory(
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         looked = client.request("POST", "/v1/inventory:inspect", {"sample": sample}) if inspect else None
         found = client.request("GET", "/v1/inventory")
-    lines = [f"{'CLASS':<20} {'OWNER':<18} {'STATE':<13} {'LIVE':>8}  {'UPDATE':<12} {'REPLAY':<7} {'KEEP':<8} GAPS"]
+    lines = [
+        f"{'CLASS':<20} {'OWNER':<18} {'STATE':<13} {'LIVE':>8}  {'SCOPE':<12} {'UPDATE':<12} {'REPLAY':<7} {'KEEP':<8} GAPS"
+    ]
     lines += [
         f"{one['name']:<20} {one['owner'] or '—':<18} {one['state']:<13} {one['live']:>8}  "
-        f"{one['update_authority']:<12} {one['replay']:<7} {one['keep']:<8} {_gaps(one)}"
+        f"{_whom(one['scope']):<12} {one['update_authority']:<12} {one['replay']:<7} {one['keep']:<8} {_gaps(one)}"
         for one in found["classes"]
     ]
     lines += ["", f"{'STORE':<20} {'KIND':<18} {'LEVEL':<13} GAPS"]
@@ -36,6 +39,11 @@ def inventory(
     lines += [f"  {gap}: {remedy}" for gap, remedy in REMEDIES.items() if gap in seen]
     show(found if looked is None else {**found, "inspection": looked}, as_json=as_json, lines=lines)
     return 1 if found["gaps"] else 0
+
+
+def _whom(scope: dict[str, Any]) -> str:
+    """Whom a class is about."""
+    return ", ".join(scope["subject_types"]) or ("anybody" if scope["personal"] else "nobody")
 
 
 def _gaps(one: dict[str, object]) -> str:

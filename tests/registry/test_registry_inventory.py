@@ -5,11 +5,15 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+from sqlmodel import col, select
+
 from registry import declared
+from registry.artifacts import bury
 from registry.classes import STARTER_CLASSES, put_class
 from registry.gaps import GAPS
 from registry.inspection import BARE_HASH, BODY_IN_CHECKPOINT, DELIBERATION, LARGE_PROMPT
 from registry.inventory import inventory
+from registry.models import Artifact
 from registry.stores import put_store
 
 
@@ -47,6 +51,7 @@ def test_an_inventory_in_order_has_no_gap(house: Any) -> None:
     assert found["gaps"] == 0
     [memory] = [view for view in found["classes"] if view["name"] == "memory"]
     assert (memory["live"], memory["oldest"], memory["owner"]) == (1, house.now, "team-a")
+    assert memory["scope"] == {"personal": True, "subject_types": [], "purposes": [], "scoped": 0}
     assert {view["level"] for view in found["stores"]} == {"L2"}
 
 
@@ -84,3 +89,18 @@ def test_one_tenants_gaps_are_not_anothers(house: Any) -> None:
 
 def test_every_gap_that_an_inspection_finds_has_a_rank_and_a_remedy() -> None:
     assert {BARE_HASH, BODY_IN_CHECKPOINT, DELIBERATION, LARGE_PROMPT} <= set(GAPS)
+
+
+def test_a_class_says_whom_it_is_about_for_what_and_how_many_items_name_a_scope(house: Any) -> None:
+    narrow = {**STARTER_CLASSES["memory"], "subject_types": ["user"], "purposes": ["support"]}
+    with house.session() as session:
+        put_class(session, house.alice, "memory", narrow, house.now)
+        session.commit()
+    house.register([house.item(1, scope={"conversation": "c1", "role": "r1"}), house.item(2), house.item(3)])
+    with house.session() as session:
+        gone = session.exec(select(Artifact).order_by(col(Artifact.id).desc()).limit(1)).one()
+        bury(session, house.alice.tenant_id, [gone.id], "req_1", house.now)
+        session.commit()
+    [memory] = [view for view in look(house)["classes"] if view["name"] == "memory"]
+    assert memory["scope"] == {"personal": True, "subject_types": ["user"], "purposes": ["support"], "scoped": 1}
+    assert memory["live"] == 2
