@@ -22,9 +22,8 @@ def inventory(
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         looked = client.request("POST", "/v1/inventory:inspect", {"sample": sample}) if inspect else None
         found = client.request("GET", "/v1/inventory")
-    lines = [
-        f"{'CLASS':<20} {'OWNER':<18} {'STATE':<13} {'LIVE':>8}  {'SCOPE':<12} {'UPDATE':<12} {'REPLAY':<7} {'KEEP':<8} GAPS"
-    ]
+    lines = [f"{'CLASS':<20} {'OWNER':<18} {'STATE':<13} {'LIVE':>8}  {'SCOPE':<12} {'UPDATE':<12} "]
+    lines[0] += f"{'REPLAY':<7} {'KEEP':<8} GAPS"
     lines += [
         f"{one['name']:<20} {one['owner'] or '—':<18} {one['state']:<13} {one['live']:>8}  "
         f"{_whom(one['scope']):<12} {one['update_authority']:<12} {one['replay']:<7} {one['keep']:<8} {_gaps(one)}"
