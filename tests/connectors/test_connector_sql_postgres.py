@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -508,3 +510,24 @@ def test_a_row_that_the_database_refuses_fails_alone(bed: PostgresBed) -> None:
         outcomes = [r.outcome for r in erase(connector, items)]
     assert outcomes == [Outcome.FAILED if number == 4 else Outcome.ERASED for number in range(9)]
     assert bed.run("SELECT id FROM notes") == [("n4",)]
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_and_started_between_batches_ends_the_same(bed: PostgresBed) -> None:
+    items = _notes(bed, "a", "b", "c", "d") + _notes(bed, "e", owner="ben")
+    with bed.open() as connector:
+        assert {r.outcome for r in erase(connector, items[:2])} == {Outcome.ERASED}
+        bed.run("CHECKPOINT")
+        process = bed.server.get_pid()
+        os.kill(process, signal.SIGQUIT)  # an immediate stop: it has to recover when it starts
+        while Path(f"/proc/{process}").exists():
+            time.sleep(0.01)
+        with pytest.raises(StoreUnreachable):
+            erase(connector, items[2:4])
+        bed.server.ensure_postgres_running()
+        given = [r.outcome for r in erase(connector, items)]
+        freed = connector.reclaim(Level.L2, now=NOW, deadline=30)
+        seen = connector.verify(items[:4], Level.L2, deadline=30, reclaimed=freed)
+    assert given == [*[Outcome.ALREADY_ABSENT] * 2, *[Outcome.ERASED] * 2, Outcome.OWNER_MISMATCH]
+    assert {(each.level, each.present) for each in seen} == {(Level.L2, False)}
+    assert bed.run("SELECT id FROM notes") == [("e",)]
