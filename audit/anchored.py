@@ -5,7 +5,7 @@ Guarantees: every object there is looked at, and one changed byte of it is found
 checkpoint in its name; whether it leads to an authority is judged against the pinned certificates only, and without one
 the report says that it was not checked. A note that a pinned witness cosigned is a head as well, which `audit.heads`
 judges; of any other witness's the log's own signature is checked, and told as such.
-An anchor that was taken away cannot be seen: nothing else says that it was there.
+An anchor that was taken away is seen only by an auditor who kept its name: nothing else says that it was there.
 
 Source: RFC 3161, c2sp.org/tlog-cosignature.
 """
@@ -47,6 +47,14 @@ def authority_pin(text: str) -> bytes:
     return bytes.fromhex(digits)
 
 
+def anchor_name(text: str) -> str:
+    """Return the name of an anchor as a list that somebody kept has it: `<log id>/anchor/<name>`. Raises: BadPin."""
+    log_id, found, name = text.strip().rpartition(f"/{FOLDER}")
+    if not log_id or not found or _NAME.fullmatch(name) is None:
+        raise BadPin("a list of anchors has one name a line, such as <log id>/anchor/<size>-<key id>-<digest>")
+    return text.strip()
+
+
 def _some(items: Iterable[_Anchor], count: int, source: random.Random) -> list[_Anchor]:
     """Return so many of the items, each as likely as any other, without keeping the rest."""
     chosen: list[_Anchor] = []
@@ -73,6 +81,8 @@ class AnchorCheck:
     authorities: Sequence[bytes] = ()
     witnesses: Collection[bytes] = ()
     keys_are_known: bool = True
+    kept: Sequence[str] = ()
+    """Names of anchors that the auditor saw earlier, of any log."""
     _newest: dict[str, tuple[int, datetime]] = field(default_factory=dict)
     _unpinned: int = 0
     _unjudged: int = 0
@@ -85,6 +95,9 @@ class AnchorCheck:
         Raises: StoreUnavailable, StoreDenied, when the folder cannot be listed.
         """
         self._end = end
+        for key in dict.fromkeys(self.kept):
+            if key.startswith(f"{self.prefix}{FOLDER}"):
+                self._is_there(key)
         for key, name in self._named() if sample is None else _some(self._named(), sample, source):
             if any(one.object == key for one in self.findings.kept):
                 continue
@@ -99,6 +112,17 @@ class AnchorCheck:
                 self.findings.add(Verdict.MISSING, f"the anchor went away while we read; {RESTORE}", object=key)
             except (StoreUnavailable, StoreDenied) as error:
                 self.findings.add(Verdict.UNREADABLE, f"could not be read: {error.detail}", object=key)
+
+    def _is_there(self, key: str) -> None:
+        try:
+            uncovered(self.reader, key)
+        except ObjectMissing:
+            detail = f"you saw this anchor earlier, and it is not there any more: somebody took it away; {RESTORE}"
+            self.findings.add(Verdict.MISSING, detail, object=key)
+        except ObjectHidden:
+            self.findings.add(Verdict.HIDDEN, "a delete marker or a second version lies over it", object=key)
+        except (StoreUnavailable, StoreDenied) as error:
+            self.findings.add(Verdict.UNREADABLE, f"could not be read: {error.detail}", object=key)
 
     def _named(self) -> Iterator[_Anchor]:
         """Yield each anchor with what its name says; what is none is told."""

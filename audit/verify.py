@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from audit.anchored import AnchorCheck, authority_pin
+from audit.anchored import AnchorCheck, anchor_name, authority_pin
 from audit.chain import RESTORE, Taken, blame, heal, take
 from audit.errors import BadPin
 from audit.findings import Findings, Report, Sampled, Verdict
@@ -64,16 +64,17 @@ class Options:
     """What to check, and against what.
 
     `since` is the note of a head the auditor kept, `witnesses` the vkeys of witnesses that he trusts, `authorities` the
-    SHA-256 fingerprints of the certificates of time stamp authorities that he trusts. `sample`: look
-    into the content of so many entries only. `stream`: of the entries of this random stream id only; the chain is
-    checked whole either way. `known_size`: a size that the operator's own database has seen. `keys_are_known`: False
-    when a change of the log's keys is damaged, so that what another key signed says nothing. `seed` makes a sample
-    repeatable, for tests.
+    SHA-256 fingerprints of the certificates of time stamp authorities that he trusts, `anchors` the names of anchors
+    that he saw earlier. `sample`: look into the content of so many entries only. `stream`: of the entries of this
+    random stream id only; the chain is checked whole either way. `known_size`: a size that the operator's own database
+    has seen. `keys_are_known`: False when a change of the log's keys is damaged, so that what another key signed says
+    nothing. `seed` makes a sample repeatable, for tests.
     """
 
     since: bytes | None = None
     witnesses: tuple[str, ...] = ()
     authorities: tuple[str, ...] = ()
+    anchors: tuple[str, ...] = ()
     sample: int | None = None
     stream: str | None = None
     known_size: int = 0
@@ -180,6 +181,7 @@ class _Audit:
             authorities=[authority_pin(text) for text in options.authorities],
             witnesses={witness.key_id for witness in self.heads.witnesses},
             keys_are_known=options.keys_are_known,
+            kept=[anchor_name(text) for text in options.anchors],
         )
         self.payload = PayloadCheck(
             reader=reader,

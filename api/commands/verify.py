@@ -37,6 +37,18 @@ from api.commands.options import CannotRun, copied_key, local
     help="The SHA-256 of a time stamp authority's certificate that you pinned; those of ANCHORS count without.",
 )
 @click.option(
+    "--anchors",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="A list of anchors that you kept, one name a line: each must still be there.",
+)
+@click.option(
+    "--keep-anchors",
+    type=click.Path(path_type=Path),
+    default=None,
+    help="Write the list of anchors that are there now, for the next time.",
+)
+@click.option(
     "--certificate-key",
     "certificate_keys",
     multiple=True,
@@ -57,6 +69,8 @@ def verify_command(
     since: Path | None,
     witnesses: tuple[str, ...],
     authorities: tuple[str, ...],
+    anchors: Path | None,
+    keep_anchors: Path | None,
     certificate_keys: tuple[str, ...],
     prove_it: bool,
     processes: int | None,
@@ -80,6 +94,8 @@ def verify_command(
         since=since,
         witnesses=witnesses,
         authorities=authorities,
+        anchors=anchors,
+        keep_anchors=keep_anchors,
         certificate_keys=certificate_keys,
         prove_it=prove_it,
         processes=processes,

@@ -26,6 +26,7 @@ from api.verification import (
     verify_log,
     witnesses_of,
 )
+from audit.anchored import FOLDER
 from audit.errors import BadPin
 from audit.findings import Verdict, exit_code_of, finding_json, report_json, worst
 from audit.keys import log_key
@@ -49,6 +50,8 @@ class _Asked:
     since: bytes | None
     witnesses: tuple[str, ...]
     authorities: tuple[str, ...]
+    anchors: tuple[str, ...]
+    keep_anchors: Path | None
     certificate_keys: tuple[str, ...]
     everything: bool
     sample: int | None
@@ -67,6 +70,8 @@ def verify_folder(
     since: Path | None,
     witnesses: tuple[str, ...],
     authorities: tuple[str, ...],
+    anchors: Path | None,
+    keep_anchors: Path | None,
     certificate_keys: tuple[str, ...],
     prove_it: bool,
     processes: int | None,
@@ -78,7 +83,9 @@ def verify_folder(
     chosen = settings_module.load(data)
     asked = _Asked(
         key=key,
-        since=_note(since),
+        since=_kept(since, "the checkpoint file"),
+        anchors=tuple(line for line in (_kept(anchors, "the list of anchors") or b"").decode().splitlines() if line),
+        keep_anchors=keep_anchors,
         witnesses=(*witnesses, *witnesses_of(chosen)),
         authorities=(*authorities, *authorities_of(chosen)),
         certificate_keys=certificate_keys,
@@ -132,7 +139,21 @@ class _Work:
                 report = replace(report, notes=(*report.notes, _OWN_CERTIFICATE_KEY))
             done.append(Verified(log=log, report=report))
         show(_whole(done), as_json=as_json, lines=[line for one in done for line in _lines(one)])
-        return exit_code_of(worst(one.report.verdict for one in done))
+        verdict = worst(one.report.verdict for one in done)
+        if self._asked.keep_anchors is not None and verdict is Verdict.SOUND:
+            self._keep_anchors(logs, self._asked.keep_anchors)
+        return exit_code_of(verdict)
+
+    def _keep_anchors(self, logs: Sequence[KnownLog], path: Path) -> None:
+        """Writes the anchors that are there, beside those of other logs that the auditor kept already."""
+        mine = tuple(f"{log.log_id}/" for log in logs)
+        others = {name for name in self._asked.anchors if not name.startswith(mine)}
+        names = others.union(*(self._bucket.list(f"{log.log_id}/{FOLDER}") for log in logs))
+        try:
+            path.write_text("".join(f"{name}\n" for name in sorted(names)))
+        except OSError as error:
+            message = f"the list of anchors {path} cannot be written: {(error.strerror or 'unknown').lower()}"
+            raise CannotRun(message) from None
 
     def prove(self, logs: Sequence[KnownLog], *, as_json: bool) -> int:
         done: list[tuple[KnownLog, Proof]] = []
@@ -174,6 +195,7 @@ class _Work:
             since=self._asked.since,
             witnesses=self._asked.witnesses,
             authorities=self._asked.authorities,
+            anchors=self._asked.anchors,
             sample=self._asked.sample,
             stream=None if self._asked.stream is None else self._stream(log, self._asked.stream),
             known_size=log.size,
@@ -186,14 +208,19 @@ class _Work:
         return name
 
 
-def _note(path: Path | None) -> bytes | None:
+def _kept(path: Path | None, what: str) -> bytes | None:
     if path is None:
         return None
     try:
-        return path.read_bytes()
+        data = path.read_bytes()
+        data.decode()
     except OSError as error:
-        message = f"the checkpoint file {path} cannot be read: {(error.strerror or 'unknown').lower()}"
+        message = f"{what} {path} cannot be read: {(error.strerror or 'unknown').lower()}"
         raise CannotRun(message) from None
+    except UnicodeDecodeError:
+        message = f"{what} {path} is no text"
+        raise CannotRun(message) from None
+    return data
 
 
 def _wanted(logs: Sequence[KnownLog], tenant: str | None, asked: _Asked) -> list[KnownLog]:

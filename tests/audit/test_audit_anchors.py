@@ -193,6 +193,29 @@ def test_a_note_over_more_than_the_log_has_shows_that_it_was_rolled_back(small_l
     assert Verdict.ROLLED_BACK not in {one.verdict for one in report.findings}
 
 
+def test_an_anchor_that_was_taken_away_is_missed_by_who_kept_its_name(small_log: Copy) -> None:
+    log = small_log.fresh()
+    keys = [cosigned(log, at) for at in range(3)]
+    elsewhere = f"another/anchor/{1:020d}-{'ab' * 4}"
+    options = Options(anchors=(*keys, elsewhere, keys[0]))
+
+    def look() -> list[tuple[Verdict, str | None]]:
+        return named(verify(log.bucket, log_id=log.history.log_id, keys=[log.key.vkey], options=options))
+
+    assert look() == []
+    del log.bucket.objects[keys[1]]
+    assert look() == [(Verdict.MISSING, keys[1])]
+    assert verify(log.bucket, log_id=log.history.log_id, keys=[log.key.vkey]).verdict is Verdict.SOUND
+    log.bucket.hidden.add(keys[2])
+    assert look() == [(Verdict.MISSING, keys[1]), (Verdict.HIDDEN, keys[2])]
+
+
+@pytest.mark.parametrize("name", ["anchor/x", "log/anchor/x", f"log/checkpoint/{1:020d}", f"/anchor/{1:020d}-abcdabcd"])
+def test_a_list_of_anchors_that_names_something_else_is_refused(small_log: Copy, name: str) -> None:
+    with pytest.raises(BadPin):
+        verify(small_log.bucket, log_id="x", keys=[small_log.key.vkey], options=Options(anchors=(name,)))
+
+
 def test_a_sampled_run_looks_at_as_many_anchors_as_entries(small_log: Copy) -> None:
     log = small_log.fresh()
     keys = [cosigned(log, at) for at in range(4)]

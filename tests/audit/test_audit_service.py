@@ -131,6 +131,21 @@ def test_without_a_pinned_key_the_report_says_whose_key_was_used(kept: Kept) -> 
     assert any("pin it" in note for note in found["logs"][0]["notes"])
 
 
+def test_the_command_keeps_the_list_of_anchors_and_misses_one_that_was_taken_away(kept: Kept, tmp_path: Path) -> None:
+    names = tmp_path / "anchors.txt"
+    elsewhere, gone = (f"{log_id}/anchor/{5:020d}-{'ab' * 4}" for log_id in ("another", kept.acting.log_id))
+    names.write_text(f"{elsewhere}\n\n")
+    assert kept.verify("--anchors", str(names), "--keep-anchors", str(names))[0] == 0
+    assert names.read_text() == f"{elsewhere}\n"
+    names.write_text(f"{elsewhere}\n{gone}\n")
+    code, found = kept.verify("--anchors", str(names), "--keep-anchors", str(names))
+    assert (code, [(one["verdict"], one["object"]) for one in found["findings"]]) == (1, [("missing", gone)])
+    # What is missed stays in the list.
+    assert names.read_text() == f"{elsewhere}\n{gone}\n"
+    names.write_text("checkpoint/1\n")
+    assert kept.verify("--anchors", str(names))[0] == 2
+
+
 def test_what_lies_beside_the_record_is_checked_by_the_command_too(kept: Kept) -> None:
     base = kept.folder / "objects" / kept.acting.log_id
     for folder in ("certificate/req_1/0001-final-" + "0" * 16 + ".json", "keys/log/000001", "anchor/x"):
