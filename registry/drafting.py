@@ -33,7 +33,7 @@ from registry.identifiers import parse_subject
 from registry.keyed import NOBODY, Lookups
 from registry.models import KindRow, Subject, SubjectIdentifier
 from registry.sealing import ALGORITHM, Keyring, skeleton_class
-from vault.envelope import context, joint_prk, salts, seal
+from vault.envelope import entry_of, in_entry, joint_prk, salts, seal
 from vault.packing import pack, pack_many
 from vault.vault import Vault
 
@@ -151,7 +151,7 @@ class Drafting:
         self._sets: dict[frozenset[int], int] = {}
         self._tenant = str(acting.tenant_id)
         self._prks: dict[tuple[tuple[int, ...], str], tuple[bytes, tuple[str, ...]]] = {}
-        self._ends: dict[str, datetime | None] = {}
+        self._ends = {self._skeleton.name: lock_end(self._skeleton, now, now)}
         self._skeletons: dict[tuple[Any, ...], bytes] = {}
         self._salts: Iterator[bytes] = iter(())
         self._known = self._look_up(items)
@@ -198,6 +198,8 @@ class Drafting:
         )
         for owners, data_class in [*asked, ((), self._skeleton.name)] if ready else []:
             self._prks[owners, data_class] = self._prk(owners or (NOBODY,), data_class)
+            if data_class not in self._ends:
+                self._ends[data_class] = lock_end(known.classes[data_class], self._now, self._now)
         return ready
 
     # ── what one call has to know ──
@@ -332,18 +334,20 @@ class Drafting:
         parsed, kept, everyone = ready.parsed, ready.kept, ready.everyone
         sent = parsed.sent
         stream = known.stream_refs[sent.stream]
+        entry = entry_of(self._tenant, self._acting.log_id, sent.id)
         sealed = [
-            self._seal(parsed, one.role, data, one.fate.owners, one.fate.spec)
+            self._seal(entry, parsed.at, one.role, data, one.fate.owners, one.fate.spec)
             for one, data in zip(kept, packed, strict=True)
         ]
         people = [one.fate.owners for one in kept]
         if ready.spoken is not None:
             owners = tuple(sorted(everyone))
-            sealed.append(self._seal(parsed, "actor", pack(ready.spoken), owners, known.classes[sent.data_class]))
+            spec = known.classes[sent.data_class]
+            sealed.append(self._seal(entry, parsed.at, "actor", pack(ready.spoken), owners, spec))
             people.append(owners)
         run = None if sent.run is None else known.run_refs[sent.run]
         facts = self._skeleton_of(parsed, kept, ready.actor, None if run is None else run.run_id)
-        sealed.append(self._seal(parsed, "skeleton", facts, (), self._skeleton))
+        sealed.append(self._seal(entry, parsed.at, "skeleton", facts, (), self._skeleton))
         people.append(())
         return Draft(
             entry_id=sent.id,
@@ -366,15 +370,17 @@ class Drafting:
             noncanonical=parsed.noncanonical,
         )
 
-    def _seal(self, parsed: Parsed, role: str, packed: bytes, owners: tuple[int, ...], spec: DataClass) -> SealedPart:
+    def _seal(  # noqa: PLR0917 - what one part is sealed with
+        self, entry: bytes, at: datetime, role: str, packed: bytes, owners: tuple[int, ...], spec: DataClass
+    ) -> SealedPart:
         prk, key_ids = self._prks[owners, spec.name]
+        # Parts of one call lock for the same few months: most entries are older than the call itself.
+        until = self._ends[spec.name] if at <= self._now else lock_end(spec, at, self._now)
         return SealedPart(
             role=role,
             algorithm=ALGORITHM,
-            ciphertext=seal(
-                prk, packed, context(self._tenant, self._acting.log_id, parsed.sent.id, role), salt=next(self._salts)
-            ),
-            lock_until=self._lock_end(spec, parsed.at),
+            ciphertext=seal(prk, packed, in_entry(entry, role), salt=next(self._salts)),
+            lock_until=until,
             key_ids=key_ids,
         )
 
@@ -382,14 +388,6 @@ class Drafting:
         handles = [self._ring.key(owner, data_class, self._month) for owner in owners]
         prk = joint_prk({handle.key_id: handle.key32 for handle in handles})
         return prk, tuple(handle.key_id for handle in handles)
-
-    def _lock_end(self, spec: DataClass, at: datetime) -> datetime | None:
-        """Parts of one call lock for the same few months: most entries are older than the call itself."""
-        if at > self._now:
-            return lock_end(spec, at, self._now)
-        if spec.name not in self._ends:
-            self._ends[spec.name] = lock_end(spec, self._now, self._now)
-        return self._ends[spec.name]
 
     def _skeleton_of(self, parsed: Parsed, kept: Sequence[_Kept], actor: str | None, run_id: str | None) -> bytes:
         """Return the packed facts of an entry; most entries of a call share theirs with others.

@@ -73,11 +73,11 @@ class Lookups:
 
     def of(self, label: str, *parts: str | bytes) -> bytes:
         """The 32-byte look-up of length-framed parts under a label."""
-        message = _framed(label)
+        pieces = [_framed(label)]
         for part in parts:
             data = part.encode() if isinstance(part, str) else part
-            message += len(data).to_bytes(4, "big") + data
-        return self._mac.of(message)
+            pieces += (len(data).to_bytes(4, "big"), data)
+        return self._mac.of(b"".join(pieces))
 
     def subject(self, identifier_type: str, value: str) -> bytes:
         """The look-up of a normalised identifier."""

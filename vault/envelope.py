@@ -49,7 +49,17 @@ def context(tenant: str, log_id: str, entry_id: str, part: int | str) -> bytes:
 
     ``part`` is the part's number, or a label for sealed values that are no part of an entry.
     """
-    return _of_log(tenant, log_id) + _field(entry_id.encode()) + _of_part(str(part))
+    return in_entry(entry_of(tenant, log_id, entry_id), part)
+
+
+def entry_of(tenant: str, log_id: str, entry_id: str) -> bytes:
+    """Return how the contexts of all parts of one entry begin."""
+    return _of_log(tenant, log_id) + _field(entry_id.encode())
+
+
+def in_entry(entry: bytes, part: int | str) -> bytes:
+    """Return the context of a part, from how the contexts of its entry begin."""
+    return entry + _of_part(str(part))
 
 
 def _field(value: bytes) -> bytes:
