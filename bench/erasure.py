@@ -1,13 +1,18 @@
 """What an erasure costs beside the deletes that it makes. Ratios, not absolute figures.
 
-A person has N rows in a table of a store. Measured, on SQLite and with `--postgres` on PostgreSQL (service and store):
-  native         one `DELETE … WHERE id IN (…)` of all N rows in one transaction;
-  one by one     N deletes by key, each in its own transaction;
+A person has N rows in a table of a store. Measured, on SQLite and with `--postgres` on PostgreSQL (service and store,
+written durably):
+  native         one statement that deletes N rows by key in one transaction;
+  one by one     deletes by key, each in its own transaction;
   product shape  lock, decide, erase, read again, receipts, state, in batches (`erasure.dispatch`), of a plan;
   whole request  from approval to the interim certificate, with the bytes freed and looked for, keys and all;
-  memory         the most that Python held during the whole request.
-With `--sizes 1000,10000` it also prints the cost of a copy at each size: flat is linear.
-Run: `python -m bench.erasure [--sizes 2000,10000] [--postgres]`
+  stores         what of the plan, and of the whole request, the store's own connector took;
+  queue          what of the whole request is no step of the work: looking for what is due, leases, whose turn it is;
+  memory         the most that Python held while it planned, and in the whole request.
+`--rows` puts the person's rows among those of others, of a kilobyte each and scattered, as the goals have it (a
+million); the class then asks for L1 only, since the other levels read the whole table. With `--sizes 1000,10000` it
+prints the cost of a copy at each size: flat is linear. `--five` measures 50 copies in five embedded stores instead.
+Run: `python -m bench.erasure [--sizes 2000,10000] [--postgres] [--rows N] [--memory] [--five]`
 """
 
 from __future__ import annotations
@@ -19,8 +24,8 @@ import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -32,31 +37,63 @@ import sqlalchemy as sa
 from api import administration, folder, migrate
 from api.settings import load
 from api.wiring import Services, build
-from erasure import dispatch
+from bench.stores import DURABLE
+from connectors.base import Connector
+from erasure import dispatch, leases, worker
 from erasure.desk import Desk
 from erasure.parts import Tenant
 from erasure.planning import Planner
 from erasure.reader import Reader
-from erasure.worker import run_due
 from infra.services import postgres
 from registry import artifacts
 from registry.acting import Acting
+from registry.classes import STARTER_CLASSES, put_class
+from registry.models import StoreRow
 from registry.stores import put_store
 
 PERSON = "user:many"
 BATCH = 1_000
+SINGLY = 500
+VERBS = ("capture", "erase", "await_done", "reclaim", "verify")
 
 
 @dataclass(slots=True)
 class Times:
-    """Seconds."""
+    """Seconds, and bytes of memory."""
 
     native: float = 0.0
     singly: float = 0.0
     plan: float = 0.0
+    plan_stores: float = 0.0
     dispatched: float = 0.0
     whole: float = 0.0
+    stores: float = 0.0
+    queue: float = 0.0
+    plan_peak: int = 0
     peak: int = 0
+
+
+class Clocks:
+    """Seconds spent in methods and functions, by name, over all threads."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack = stack
+        self.spent: dict[str, float] = {}
+
+    def watch(self, owner: Any, name: str, label: str) -> None:
+        """Count what this method or function of `owner` takes from now on, until the stack ends."""
+        inner = getattr(owner, name)
+        self.spent.setdefault(label, 0.0)
+
+        def timed(*given: Any, **named: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return inner(*given, **named)
+            finally:
+                self.spent[label] += time.perf_counter() - begun
+
+        setattr(owner, name, timed)
+        self._stack.callback(setattr, owner, name, inner)
 
 
 class Bench:
@@ -67,7 +104,7 @@ class Bench:
         (base / "stores").mkdir()
         self.url = f"sqlite:///{base}/stores/app.db" if make_url is None else make_url()
         more: dict[str, Any] = {} if make_url is None else {"database_url": make_url()}
-        allowed = f"sqlite:{base}/stores/**,127.0.0.1:*,localhost:*"
+        allowed = f"file:{base}/stores/**,sqlite:{base}/stores/**,127.0.0.1:*,localhost:*"
         settings = load(base / "data", allow_targets=allowed, kek_grace=timedelta(0), **more)
         folder.make(settings.data)
         self.services: Services = build(settings)
@@ -114,10 +151,10 @@ class Bench:
         finally:
             db.close()
 
-    def fill(self, count: int, prefix: str, *, register: bool) -> list[str]:
-        """The keys of new rows of the person."""
+    def fill(self, count: int, prefix: str, gap: int = 1, *, ending: str = "", register: bool = False) -> list[str]:
+        """The keys of new rows of the person, every so many."""
         mark = "?" if self.url.startswith("sqlite") else "%s"
-        keys = [f"{prefix}{number:07d}" for number in range(count)]
+        keys = [f"{prefix}{number * gap:07d}{ending}" for number in range(count)]
         with self.connect() as db:
             rows = [(key, PERSON, f"text of {key}: a remark of forty characters") for key in keys]
             db.cursor().executemany(f"INSERT INTO note VALUES ({mark}, {mark}, {mark})", rows)  # noqa: S608 - a mark
@@ -150,35 +187,79 @@ class Bench:
                 db.execute("DELETE FROM note WHERE id IN (SELECT id FROM going)")
         return time.perf_counter() - started
 
+    def add(self, store: str, kind: str, config: dict[str, Any], locators: list[dict[str, Any]]) -> None:
+        """One more store, and the person's items in it."""
+        now = self.services.clock.now()
+        items = [{"data_class": "memory", "store": store, "subjects": [PERSON], "locator": place} for place in locators]
+        with self.services.database.transaction(self.tenant.tenant_id) as session:
+            spec = {"kind": kind, "config": config}
+            put_store(session, self.acting("p"), store, spec, now, check_target=lambda *_: None)
+            artifacts.register(session, self.services.vault, self.acting("w"), items, now)
+
+    def level(self, required: str) -> None:
+        """Let the class ask for another level."""
+        now = self.services.clock.now()
+        with self.services.database.transaction(self.tenant.tenant_id) as session:
+            spec = {**STARTER_CLASSES["memory"], "erasure": {"on_request": "erase", "required": required}}
+            put_class(session, self.acting("p"), "memory", spec, now)
+
+    def strangers(self, count: int) -> None:
+        """Rows of others, of a kilobyte each; those of the person come to lie among them, by their keys."""
+        words = "a remark of somebody, as people make them, some twelve words long; " * 15
+        rows = ((f"c{number:07d}x", "user:other", f"{number} {words[number % 60 :][:900]}") for number in range(count))
+        with self.connect() as db:
+            if self.url.startswith("sqlite"):
+                db.executemany("INSERT INTO note VALUES (?, ?, ?)", rows)
+                return
+            with db.cursor().copy("COPY note FROM STDIN") as copy:
+                for row in rows:
+                    copy.write_row(row)
+            db.execute("ANALYZE note")
+
     def erase(self, times: Times, *, memory: bool) -> None:
         """A whole request, measured."""
-        parts, now = self.services.erasure, self.services.clock.now
+        with ExitStack() as stack:
+            self._erase(times, Clocks(stack), memory=memory)
+
+    def _erase(self, times: Times, clocks: Clocks, *, memory: bool) -> None:
+        now = self.services.clock.now
+
+        def connect(store: StoreRow, read_only: bool) -> Connector:  # noqa: FBT001 - the form of `Parts.connect`
+            connector = self.services.erasure.connect(store, read_only)
+            for verb in VERBS:
+                clocks.watch(connector, verb, "stores")
+            return connector
+
+        parts = replace(self.services.erasure, connect=connect)
         desk, planner = Desk(parts), Planner(parts)
         spec = {"right": "erasure", "subjects": [PERSON], "regulation": "gdpr", "jurisdiction": "DE-BY",
                 "timezone": "Europe/Berlin"}  # fmt: skip
         request = str(desk.create(self.acting("ann"), spec, now())["id"])
         desk.verify_identity(self.acting("ann"), request, identifier=PERSON, method="m", evidence=None, now=now())
-        started = time.perf_counter()
-        planner.plan(self.acting("ann"), request, now())
-        times.plan = time.perf_counter() - started
         if memory:
             tracemalloc.start()
-        inner = dispatch.Dispatch._erase_store  # noqa: SLF001 - the step that is measured
-
-        def timed(self_: Any, *given: Any) -> None:
-            begun = time.perf_counter()
-            inner(self_, *given)
-            times.dispatched += time.perf_counter() - begun
-
-        dispatch.Dispatch._erase_store = timed  # type: ignore[assignment,method-assign]  # noqa: SLF001 - as above
-        try:
-            started = time.perf_counter()
-            plan_hash = Reader(parts).plan_view(self.acting("ann"), request)["hash"]
-            planner.approve(self.acting("carol"), request, plan_hash, now())
-            run_due(parts, self.tenant, now())
-            times.whole = time.perf_counter() - started
-        finally:
-            dispatch.Dispatch._erase_store = inner  # type: ignore[method-assign]  # noqa: SLF001 - as above
+        started = time.perf_counter()
+        planner.plan(self.acting("ann"), request, now())
+        times.plan, times.plan_stores = time.perf_counter() - started, clocks.spent.get("stores", 0.0)
+        if memory:
+            times.plan_peak = tracemalloc.get_traced_memory()[1]
+            tracemalloc.reset_peak()
+        clocks.watch(dispatch.Dispatch, "_erase_store", "dispatched")
+        clocks.watch(worker, "run_due", "due")
+        for name in ("execute", "confirm", "_complete"):
+            clocks.watch(worker, name, "steps")
+        clocks.watch(dispatch.Dispatch, "run", "dispatch")
+        for name in ("_complete_captures", "_await"):
+            clocks.watch(dispatch.Dispatch, name, "waited")
+        clocks.watch(leases.Lease, "renew", "leases")
+        started = time.perf_counter()
+        plan_hash = Reader(parts).plan_view(self.acting("ann"), request)["hash"]
+        planner.approve(self.acting("carol"), request, plan_hash, now())
+        worker.run_due(parts, self.tenant, now())
+        times.whole = time.perf_counter() - started
+        spent = clocks.spent
+        times.dispatched, times.stores = spent["dispatched"], spent.get("stores", 0.0) - times.plan_stores
+        times.queue = spent["due"] - spent["steps"] + spent["dispatch"] - spent["waited"] + spent["leases"]
         state = Reader(parts).get(self.acting("ann"), request)["state"]
         if state != "completed":
             message = f"the request is {state}"
@@ -188,16 +269,45 @@ class Bench:
             tracemalloc.stop()
 
 
-def measure(make_url: Callable[[], str] | None, count: int, *, memory: bool) -> Times:
+def measure(make_url: Callable[[], str] | None, count: int, *, rows: int, memory: bool) -> Times:
     """The times at one size, in a service of its own."""
     with tempfile.TemporaryDirectory(prefix="muniment-bench-") as name:
         bench = Bench(Path(name), make_url)
         times = Times()
-        few = min(count, 500)
-        times.native = min(bench.delete(bench.fill(count, "n", register=False), singly=False) for _ in range(3))
-        times.singly = bench.delete(bench.fill(few, "s", register=False), singly=True) * count / few
-        bench.fill(count, "c", register=True)
+        if rows:
+            bench.strangers(rows)
+            bench.level("L1")
+        few = min(count, SINGLY)
+        # Keys among those of the strangers, so that they lie as scattered as the person's own.
+        gap = max(1, rows // count)
+        times.native = min(bench.delete(bench.fill(count, "c", gap, ending=end), singly=False) for end in "abd")
+        times.singly = bench.delete(bench.fill(few, "c", gap, ending="s"), singly=True) * count / few
+        bench.fill(count, "c", gap, ending="z", register=True)
         bench.erase(times, memory=memory)
+        bench.services.close()
+        return times
+
+
+def five() -> Times:
+    """50 copies in five embedded stores: files, and four databases."""
+    with tempfile.TemporaryDirectory(prefix="muniment-bench-") as name:
+        bench, times = Bench(Path(name), None), Times()
+        bench.fill(10, "c", 1, ending="z", register=True)
+        for number in range(3):
+            path = bench.base / "stores" / f"more{number}.db"
+            with closing(sqlite3.connect(path)) as db:
+                db.execute("CREATE TABLE note (id TEXT PRIMARY KEY, owner TEXT, text TEXT)")
+                kept = [(f"m{place}", PERSON, f"more {number}: remark {place} of somebody") for place in range(10)]
+                db.executemany("INSERT INTO note VALUES (?, ?, ?)", kept)
+                db.commit()
+            places = [{"table": "note", "key": {"id": f"m{place}"}} for place in range(10)]
+            bench.add(f"more{number}", "sql", {"url": f"sqlite:///{path}", "owner_field": "owner"}, places)
+        files = bench.base / "stores" / "files"
+        files.mkdir()
+        for place in range(10):
+            (files / f"{place}.txt").write_text(f"text {place} of somebody who leaves")
+        bench.add("files", "files", {"root": str(files)}, [{"path": f"{place}.txt"} for place in range(10)])
+        bench.erase(times, memory=False)
         bench.services.close()
         return times
 
@@ -206,27 +316,41 @@ def _database(url: str, numbers: Iterator[int]) -> str:
     return postgres.create_database(url, f"bench_{next(numbers)}")
 
 
+def _at(count: int, given: argparse.Namespace) -> Times:
+    if not given.postgres:
+        return measure(None, count, rows=given.rows, memory=given.memory)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muniment-bench-")))
+        url = stack.enter_context(postgres.running(folder, settings=DURABLE))
+        return measure(partial(_database, url, itertools.count()), count, rows=given.rows, memory=given.memory)
+
+
 def main() -> None:
     """Print a line a size."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--sizes", default="2000,10000")
     parser.add_argument("--postgres", action="store_true")
+    parser.add_argument("--rows", type=int, default=0, help="Rows of others in the table.")
     parser.add_argument("--memory", action="store_true", help="Trace memory; the times are then of no use.")
+    parser.add_argument("--five", action="store_true", help="50 copies over five embedded stores.")
     given = parser.parse_args()
+    if given.five:
+        print(f"50 copies in 5 stores: from approval to the interim certificate {five().whole:.2f} s (goal 2 s)")
+        return
     for count in (int(size) for size in given.sizes.split(",")):
-        if given.postgres:
-            with tempfile.TemporaryDirectory(prefix="muniment-bench-") as name, postgres.running(Path(name)) as url:
-                numbers = itertools.count()
-                made = partial(_database, url, numbers)
-                times = measure(made, count, memory=given.memory)
-        else:
-            times = measure(None, count, memory=given.memory)
+        times = _at(count, given)
         print(
             f"{count:>7} copies: native {times.native:.3f} s, one by one {times.singly:.2f} s, "
-            f"plan {times.plan:.2f} s, "
+            f"plan {times.plan:.2f} s (stores {times.plan_stores:.2f} s), "
             f"product shape {times.dispatched:.2f} s = {times.native / times.dispatched:.3f} x native, "
             f"{times.singly / times.dispatched:.1f} x one by one; whole request {times.whole:.2f} s "
-            f"({1e3 * times.whole / count:.2f} ms a copy), peak {times.peak / 2**20:.0f} MiB"
+            f"({1e3 * times.whole / count:.2f} ms a copy; stores {times.stores:.2f} s, queue {times.queue:.3f} s = "
+            f"{100 * times.queue / times.stores:.0f} % of them)"
+            + (
+                f", peak {times.plan_peak / 2**20:.0f} MiB planning and {times.peak / 2**20:.0f} MiB after it"
+                if given.memory
+                else ""
+            )
         )
 
 
