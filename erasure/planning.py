@@ -38,7 +38,7 @@ from erasure.sealed import RequestSeal
 from erasure.selector import select_subjects
 from erasure.standing import claim_of
 from ledger.entry import Kind
-from registry import subjects
+from registry import bulk, subjects
 from registry.acting import Acting
 from registry.merging import check_unambiguous
 from registry.people import expand
@@ -62,14 +62,16 @@ class Planner:
 
     def plan(self, acting: Acting, request_id: str, now: datetime) -> dict[str, Any]:
         """The request planned, or ended as `no_match` or `duplicate`. Raises: IllegalMove."""
-        selected = self._select(acting, request_id, now)
+        with bulk.without_collector():
+            selected = self._select(acting, request_id, now)
         if selected is None:
             return self._desk_view(acting, request_id)
         if selected.nobody:
             return self._end_without_match(acting, request_id, selected.given, now)
         verified, people = selected.row.subjects, selected.given.subjects
         if selected.row.right == Right.ERASURE:
-            plan = build(selected.given)
+            with bulk.without_collector():
+                plan = build(selected.given)
             restricts = False
             del selected  # as large as the plan
             sealed = self._capture(acting.tenant_id, request_id, plan)
@@ -132,7 +134,8 @@ class Planner:
             if expand(session, acting.tenant_id, row.subjects) != frozenset(row.subjects):
                 raise IllegalMove(row.state, Move.APPROVE, "people were merged since; plan again")
             set_fence(session, row, now)
-            added, strange = self._look_again(session, row, now)
+            with bulk.without_collector():
+                added, strange = self._look_again(session, row, now)
             if strange:
                 self._send_back(session, row, acting, strange, now)
             else:
@@ -204,7 +207,7 @@ class Planner:
         """What later steps need of each copy, sealed as soon as it is read."""
         sealed: dict[str, bytes] = {}
         for found in captures.capture_in_pieces(self._parts, tenant_id, wanted_of(plan.copies)):
-            with self._parts.transactions(tenant_id) as session:
+            with bulk.without_collector(), self._parts.transactions(tenant_id) as session:
                 seal = request_seal(session, self._parts, history.load(session, tenant_id, request_id))
                 sealed.update({ref: seal.seal_capture(capture, ref) for ref, capture in found.items()})
         return sealed

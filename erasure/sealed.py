@@ -48,7 +48,7 @@ class RequestSeal:
     of a late copy, is sealed under a key of its own, which goes like the first one.
     """
 
-    __slots__ = ("_found", "_key_no", "_owner", "_session", "_tenant", "_tenant_id", "_vault")
+    __slots__ = ("_found", "_has_footprint", "_key_no", "_owner", "_session", "_tenant", "_tenant_id", "_vault")
 
     def __init__(self, session: Session, vault: Vault, tenant_id: int, *, owner: str, key_no: int) -> None:
         self._session = session
@@ -58,6 +58,7 @@ class RequestSeal:
         self._owner = owner
         self._tenant = str(tenant_id)
         self._found: bytes | None = None
+        self._has_footprint = False
 
     @property
     def _key(self) -> bytes:
@@ -93,12 +94,18 @@ class RequestSeal:
         """The ciphertext of a copy's capture, bound to the copy's public id."""
         canaries = [b64encode(canary).decode("ascii") for canary in capture.canaries]
         body = {"locator": dict(capture.locator), "canaries": canaries, "captured": capture.captured}
+        self._begin_footprint()
+        return self._seal(f"copy/{ref}", json.dumps(body, ensure_ascii=False, sort_keys=True).encode())
+
+    def _begin_footprint(self) -> None:
+        if self._has_footprint:
+            return
         row = None if self._key_no == SWEEP_KEY else self._row()
         if row is not None and row.sealed is None:
             # The sealed words are how `erasure.footprint` sees that there is something to end, again.
             row.sealed = self.seal("said", {})
             self._session.add(row)
-        return self._seal(f"copy/{ref}", json.dumps(body, ensure_ascii=False, sort_keys=True).encode())
+        self._has_footprint = True
 
     def open_capture(self, sealed: bytes | None, ref: str) -> Capture | None:
         """The capture of a copy; None where nothing was captured yet."""
