@@ -1,9 +1,10 @@
 """What did not go in a pass although it was sent: single items that fail again and again, and stores that give nothing.
 
 An item failed when its store answered and refused it, or still showed it: in `PASSES` of the last `LOOK_BACK` passes it
-is put in quarantine (`retention.quarantine`). A store that gave nothing up of more than `MANY` items is itself at
-fault: none of its items is set aside, and the next pass asks it for a few only. A store that does not answer says
-nothing about its items. Guarantees: reads the copies of passes, which stay; opaque ids and what stores answered.
+is put in quarantine (`retention.quarantine`), unless the last of them met a lock of its store, which ends by itself. A
+store that gave nothing up of more than `MANY` items is itself at fault: none of its items is set aside, and the next
+pass asks it for a few only. A store that does not answer says nothing about its items.
+Guarantees: reads the copies of passes, which stay; opaque ids and what stores answered.
 """
 
 from __future__ import annotations
@@ -58,12 +59,18 @@ def at_fault_before(session: Session, tenant_id: int) -> list[str]:
     return list((counts or {}).get(AT_FAULT, ()))
 
 
-def failing(session: Session, row: SweepRow, copies: Iterable[CopyRow], at_fault: Collection[str]) -> list[Named]:
-    """The items of this pass that failed in it and in enough of those before, none of which was decided since."""
+def failing(
+    session: Session, row: SweepRow, copies: Iterable[CopyRow], at_fault: Collection[str], *, tries: int
+) -> list[Named]:
+    """The items of this pass that failed in it and in enough of those before, none of which was decided since.
+
+    One that its store keeps locked until a date failed at its first try of `tries`, and goes by itself after that date.
+    """
     named = {
         copy.ref: Named(copy.artifact_id, copy.key_id, copy.data_class, copy.rule)
         for copy in copies
         if copy.state in _FAILED and copy.attempts and copy.store not in at_fault and (copy.artifact_id or copy.key_id)
+        if not (copy.state == CopyState.FAILED and copy.method is not None and copy.attempts < tries)
     }
     if not named:
         return []

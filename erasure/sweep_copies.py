@@ -416,7 +416,7 @@ class Sweeps:
                     result["failed"] += 1
             objects = result_of(session, tenant_id, sweep_id)
             at_fault = stores_at_fault(copies, at_fault_before(session, tenant_id))
-            bad = failing(session, row, copies, at_fault)
+            bad = failing(session, row, copies, at_fault, tries=self._parts.max_attempts)
             result["quarantined"] = quarantine.set_aside(session, self._parts.vault, tenant_id, bad, now)
             row.counts = {
                 **row.counts,

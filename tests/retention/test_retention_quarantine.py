@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Sequence
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any
+from datetime import datetime, timedelta
+from typing import Any, Self
 
 import pytest
 
+from connectors.base import Outcome, Receipt
 from erasure.deadlines import near
 from erasure.sweep_copies import Sweeps
 from registry.inventory import inventory
@@ -198,3 +200,44 @@ def test_a_store_that_gives_nothing_up_is_at_fault_itself_and_others_have_their_
     passes(house, 3)
     with sqlite3.connect(other) as db:
         assert db.execute("SELECT count(*) FROM note").fetchone() == (0,)
+
+
+class Locking:
+    """A store that keeps everything locked until an instant, as a bucket with Object Lock does."""
+
+    def __init__(self, inner: Any, until: datetime) -> None:
+        self._inner, self._until = inner, until
+
+    def erase(self, items: Sequence[Any], *, now: datetime, **more: Any) -> Any:
+        if now >= self._until:
+            return self._inner.erase(items, now=now, **more)
+        return [
+            Receipt(copy_id=item.copy_id, outcome=Outcome.LOCKED, level=None, method="delete",
+                    detail=f"locked until {self._until.isoformat()}", at=now)
+            for item in items
+        ]  # fmt: skip
+
+    def __enter__(self) -> Self:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._inner.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def test_what_its_store_keeps_locked_goes_by_itself_when_the_lock_is_over(house: Any) -> None:
+    house.plain("note")
+    house.note("a", "note")
+    house.now += timedelta(days=100)
+    connect, until = house.parts.connect, house.now + 6 * HOUR
+    house.parts = replace(house.parts, connect=lambda store, read_only: Locking(connect(store, read_only), until))
+    house.sweeps = Sweeps(house.parts, brakes=Brakes(jump=timedelta(days=10_000)))
+    reports = passes(house, 6)
+    assert [one["counts"]["failed"] for one in reports] == [1] * 6
+    assert "next run tries again" in reports[0]["alarm"] or "none was removed" in reports[0]["alarm"]
+    assert in_quarantine(house) == [], "nobody has to decide what a date decides"
+    passes(house, 1)
+    assert house.rows() == set()
