@@ -14,7 +14,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from erasure import history, recipients, restrict
+from erasure import copies, history, recipients, restrict
 from erasure.certificate import scope_of
 from erasure.errors import IllegalMove, InvalidRequest, UnknownRequest
 from erasure.fences import lift_fence
@@ -283,15 +283,17 @@ class Desk:
         return True
 
     def retry(self, acting: Acting, request_id: str, *, now: datetime) -> dict[str, Any]:
-        """The request executing again, with everything that failed pending and its attempts counted anew."""
+        """The request executing again, with everything that failed pending and its attempts counted anew.
+
+        How many were made before stays in the request's history and in the record.
+        """
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             row.state = move(State(row.state), Move.RETRY, self._facts(row, acting, now))
-            copies = history.copies_of(session, acting.tenant_id, request_id, *_BROKEN)
-            for copy in copies:
-                copy.state, copy.attempts, copy.detail = CopyState.PENDING, 0, None
-                session.add(copy)
-            self._state(session, row, acting, now, event="retried", detail={"copies": len(copies)})
+            broken = copies.of(acting.tenant_id, request_id, *_BROKEN)
+            made = session.scalar(sa.select(sa.func.sum(col(CopyRow.attempts))).where(broken)) or 0
+            count = copies.update(session, broken, state=CopyState.PENDING.value, attempts=0, detail=None)
+            self._state(session, row, acting, now, event="retried", detail={"copies": count, "attempts": int(made)})
             return history.view_of(session, row)
 
     def accept_exceptions(self, acting: Acting, request_id: str, *, reason: str, now: datetime) -> dict[str, Any]:
@@ -299,12 +301,12 @@ class Desk:
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             row.state = move(State(row.state), Move.ACCEPT_EXCEPTIONS, self._facts(row, acting, now))
-            copies = history.copies_of(session, acting.tenant_id, request_id, *_BROKEN)
-            accepted = {"by": acting.principal, "at": instant_text(now), "copies": [copy.copy_no for copy in copies]}
+            broken = history.copies_of(session, acting.tenant_id, request_id, *_BROKEN)
+            accepted = {"by": acting.principal, "at": instant_text(now), "copies": [copy.copy_no for copy in broken]}
             row.details = {**row.details, "exceptions": accepted}
             row.completed_at = now
             self._note(session, row, acting, now, name="exceptions", text=reason)
-            self._state(session, row, acting, now, event="exceptions_accepted", detail={"copies": len(copies)})
+            self._state(session, row, acting, now, event="exceptions_accepted", detail={"copies": len(broken)})
             return history.view_of(session, row)
 
     def settle_copy(
@@ -342,7 +344,10 @@ class Desk:
     def _retry_copy(
         self, session: Session, row: RequestRow, acting: Acting, copy_no: int, *, comment: str, now: datetime
     ) -> dict[str, Any]:
-        """One copy that failed, pending with its attempts counted anew; the others stay as they are."""
+        """One copy that failed, pending with its attempts counted anew; the others stay as they are.
+
+        How many were made before, and how the last one ended, stays in the request's history and in the record.
+        """
         copy = session.get(CopyRow, (acting.tenant_id, row.request_id, copy_no), with_for_update=True)
         if copy is None:
             raise UnknownRequest("copy", str(copy_no))
@@ -350,10 +355,11 @@ class Desk:
             raise IllegalMove(copy.state, "be retried")
         if row.state not in (State.EXECUTING, State.VERIFYING):
             row.state = move(State(row.state), Move.RETRY, self._facts(row, acting, now))
+        before = {"copy": copy_no, "attempts": copy.attempts, "was": copy.state}
         copy.state, copy.attempts, copy.detail = CopyState.PENDING, 0, None
         session.add(copy)
         self._note(session, row, acting, now, name=f"copy/{copy_no}", text=comment)
-        self._state(session, row, acting, now, event="copy_retried", detail={"copy": copy_no})
+        self._state(session, row, acting, now, event="copy_retried", detail=before)
         return history.copy_view(copy)
 
     def notice(

@@ -153,8 +153,33 @@ def test_one_copy_is_tried_again_and_the_others_stay_as_they_are(world: Any) -> 
     )
     world.work()
     assert world.state(request) == "completed"
-    events = [line["event"] for line in world.reader.get(world.acting(), request)["history"]]
-    assert events.count("copy_retried") == 2
+    lines = [line for line in world.reader.get(world.acting(), request)["history"] if line["event"] == "copy_retried"]
+    # What was tried before is counted anew and not forgotten.
+    tries = world.parts.max_attempts
+    assert [(line["detail"]["copy"], line["detail"]["attempts"], line["detail"]["was"]) for line in lines] == [
+        (first.copy_no, tries, "failed"), (second.copy_no, tries, "failed"),
+    ]  # fmt: skip
+    assert all(line["entry"] for line in lines)
+    assert by_store(world, request)["one"].attempts == 1
+
+
+def test_a_request_that_is_tried_again_remembers_how_often_it_was_tried(world: Any) -> None:
+    for name in ("one", "two"):
+        world.memory_store(name, Faults(refuses=frozenset({"k"})))
+        world.keep_in_memory(name, "k", "Ada likes a long walk in the rain")
+    request = approved(world)
+    world.work()
+    assert world.state(request) == "partially_failed"
+    for name in ("one", "two"):
+        world.faults[name] = Faults()
+    world.desk.retry(world.acting("ann"), request, now=world.now)
+    assert {by_store(world, request)[name].state for name in ("one", "two")} == {"pending"}
+    world.work()
+    assert world.state(request) == "completed"
+    lines = [line for line in world.reader.get(world.acting(), request)["history"] if line["event"] == "retried"]
+    broken = len(lines) and lines[0]["detail"]["copies"]
+    assert broken >= 2
+    assert lines[0]["detail"]["attempts"] >= 2 * world.parts.max_attempts
 
 
 def test_each_step_has_its_own_instant_in_order(world: Any) -> None:
