@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from ledger.errors import BadProof, LogForked
 from ledger.merkle import Frontier, root
@@ -15,6 +16,8 @@ from ledger.tiles import TILE_WIDTH, parse_tile, tile_bytes, tile_path
 
 _TILE_HEIGHT = 8
 _HELD_TILES = 256
+_MANY, _TOGETHER = 4, 8
+"""So many tiles are stored at once, and so many of them together."""
 
 
 class Tree:
@@ -61,6 +64,7 @@ class Tree:
         """
         before = self.size
         rows = self._frontier.append_many(leaves)
+        full: list[tuple[str, bytes]] = []
         for level in range(-(-len(rows) // _TILE_HEIGHT)):
             if level == len(self._tails):
                 self._tails.append([])
@@ -68,9 +72,20 @@ class Tree:
             tail += rows[level * _TILE_HEIGHT]
             number = before >> (_TILE_HEIGHT * (level + 1))
             while len(tail) >= TILE_WIDTH:
-                full, tail[:] = tail[:TILE_WIDTH], tail[TILE_WIDTH:]
-                self._put(tile_path(level, number), tile_bytes(full))
+                full.append((tile_path(level, number), tile_bytes(tail[:TILE_WIDTH])))
+                del tail[:TILE_WIDTH]
                 number += 1
+        self._put_all(full)
+
+    def _put_all(self, tiles: Sequence[tuple[str, bytes]]) -> None:
+        """Store tiles, several at a time where there are many: each waits for its disk or its answer alone."""
+        if len(tiles) < _MANY:
+            for path, data in tiles:
+                self._put(path, data)
+            return
+        with ThreadPoolExecutor(_TOGETHER) as pool:
+            for done in [pool.submit(self._put, path, data) for path, data in tiles]:
+                done.result()
 
     def root(self) -> bytes:
         """Return the root over all leaves."""
