@@ -20,6 +20,7 @@ from registry.acting import Acting
 from registry.artifact_rows import find_artifact, find_artifacts, open_details, public_name
 from registry.artifacts import set_use
 from registry.declaration import DataClass
+from registry.ends import CONSENT, dates_of, default_ends_at, fades_at
 from registry.errors import Conflict, MemoryGone, NotAMemory, OutsideTokenScope
 from registry.identifiers import parse_subject
 from registry.keyed import canonical_json
@@ -37,7 +38,6 @@ from registry.memory_log import Change
 from registry.models import Artifact, MemoryChange
 from registry.origins import add_sources, confidence_now
 from registry.reading import Faults, Reader, is_list
-from registry.registration import CONSENT, dates_of, default_ends_at, fades_at
 from registry.sets import Members, members
 from registry.subjects import fenced, find_people
 from vault.vault import Vault

@@ -15,23 +15,22 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import lru_cache
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
 import sqlalchemy as sa
 from sqlmodel import Session, col
 
-from ledger.actions import ActionState
 from ledger.entry import format_instant
-from ledger.models import ActionRow
 from registry import bulk, classes, limited, memory_log, stores, working
 from registry.acting import Acting
 from registry.claims import Edge, note_claims, open_review, settle_claims
 from registry.declaration import DataClass
+from registry.ends import CONSENT, Dates, EndsAt, default_ends_at
 from registry.errors import Fault, InvalidDeclaration
 from registry.graph import (
     ARTIFACT,
@@ -58,158 +57,26 @@ from registry.item import (
     given_id_of,
     parse_item,
 )
-from registry.keyed import NOBODY, Lookups, Seals, chunks, hold_writer
+from registry.keyed import NOBODY, Lookups, Seals, hold_writer
 from registry.lineage import propagate
-from registry.memories import faded_at, may_overwrite
+from registry.memories import may_overwrite
 from registry.models import Artifact, Derivation, ScopeKey
+from registry.present import Known, Present
 from registry.sets import Members, intern_sets, members
 from registry.subjects import Fence, fenced, resolve
 from vault.vault import Vault
 
 MAX_ITEMS = 5_000
 LABEL = "artifact"
-TURN = "turn."
-"""How the kinds of turns begin."""
 GONE = ("erasing", "erased")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Dates:
-    """The instants from which an item's end is counted."""
-
-    created: datetime
-    observed: datetime | None = None
-    last_activity: datetime | None = None
-    expires: datetime | None = None
-    confidence: float | None = None
-    confirmed: datetime | None = None
-
-
-def dates_of(row: Artifact | sa.Row[Any]) -> Dates:
-    """The dates of a registered item, whole or as a row with these columns."""
-    return Dates(
-        created=row.created_at,
-        observed=row.observed_at,
-        last_activity=row.last_activity_at,
-        expires=row.expires_at,
-        confidence=row.confidence,
-        confirmed=row.confirmed_at,
-    )
-
-
-_READ = (
-    "id", "given_id", "data_class", "set_id", "own_set_id", "status", "registered_by", "expires_at", "created_at",
-    "observed_at", "last_activity_at", "confirmed_at", "confidence", "request_id", "anonymised", "digest",
-    "source_type", "verification", "store", "locator_hash",
-)  # fmt: skip
-_KNOWN = f"SELECT {', '.join(_READ)} FROM artifact WHERE tenant_id = ? AND"  # noqa: S608 - names of ours
-_BEHIND = "SELECT id, given_id, set_id, status, request_id FROM artifact WHERE tenant_id = ? AND"
-_TOMBS = "SELECT locator_hash, request_id FROM tombstone WHERE tenant_id = ? AND store = ? AND locator_hash"
-_ENTRIES = "SELECT entry_id, idx, set_id, kind FROM entry WHERE tenant_id = ? AND entry_id"
 _COLUMNS = (
     "tenant_id", "id", "given_id", "data_class", "class_version", "store", "locator_hash", "sealed", "holder_no",
     "set_id", "own_set_id", "status", "request_id", "anonymised", "activity", "source_type", "verification",
     "confidence", "digest", "created_at", "observed_at", "expires_at", "ends_at", "registered_by",
 )  # fmt: skip
-
 _SPARSE = frozenset({"given_id", "request_id", "activity", "source_type", "verification", "confidence", "digest",
                      "observed_at", "expires_at", "ends_at"})  # fmt: skip
 """Columns that many batches leave empty."""
-
-CONSENT = "consent"
-"""The clock whose end a registration does not know: an item that comes into its class is dated by the next pass."""
-
-EndsAt = Callable[[DataClass, Dates], datetime | None]
-
-
-def default_ends_at(data_class: DataClass, dates: Dates) -> datetime | None:
-    """When a class ends an item at the latest, as a hint for the sweep; `retention.decide` has the last word.
-
-    A clock that waits for an event or a consent is counted to its cap; a memory that fades ends when it has faded.
-    """
-    start = {
-        "created": dates.created,
-        "observed": dates.observed or dates.created,
-        "last_activity": dates.last_activity or dates.created,
-    }.get(data_class.keep_from)
-    ends = []
-    if start is not None:
-        ends.append(data_class.keep.add_to(start))
-    if data_class.latest is not None:
-        ends.append(data_class.latest.add_to(dates.created))
-    if dates.expires is not None:
-        ends.append(dates.expires)
-    if (faded := fades_at(data_class, dates)) is not None:
-        ends.append(faded)
-    return min(ends, default=None)
-
-
-def fades_at(data_class: DataClass, dates: Dates) -> datetime | None:
-    """When confidence falls below what its class expires at; None where it has none or does not decay so far."""
-    decay = data_class.decay
-    if decay is None or dates.confidence is None:
-        return None
-    since = max(at for at in (dates.observed or dates.created, dates.confirmed) if at is not None)
-    return faded_at(dates.confidence, since, decay.half_life.upper_bound(), decay.expire_below)
-
-
-class _Behind(NamedTuple):
-    """What a batch needs of an artifact that it names as a source, as `_BEHIND` brings it."""
-
-    id: int
-    given_id: str | None
-    set_id: int
-    status: str
-    request_id: str | None
-
-
-class _Known(NamedTuple):
-    """What a batch needs of an artifact that lies at a place it names, as `_READ` brings it."""
-
-    id: int
-    given_id: str | None
-    data_class: str
-    set_id: int
-    own_set_id: int
-    status: str
-    registered_by: str
-    expires_us: int | None
-    created_us: int
-    observed_us: int | None
-    last_activity_us: int | None
-    confirmed_us: int | None
-    confidence: float | None
-    request_id: str | None
-    anonymised: bool | int
-    digest: bytes | None
-    source_type: str | None
-    verification: str | None
-    store: str
-    locator_hash: bytes
-
-    @property
-    def name(self) -> str:
-        return self.given_id or artifact_name(self.id)
-
-    @property
-    def expires_at(self) -> datetime | None:
-        return bulk.moment(self.expires_us)
-
-    @property
-    def created_at(self) -> datetime:
-        return bulk.moment(self.created_us) or datetime.min.replace(tzinfo=UTC)
-
-    @property
-    def observed_at(self) -> datetime | None:
-        return bulk.moment(self.observed_us)
-
-    @property
-    def last_activity_at(self) -> datetime | None:
-        return bulk.moment(self.last_activity_us)
-
-    @property
-    def confirmed_at(self) -> datetime | None:
-        return bulk.moment(self.confirmed_us)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -219,7 +86,7 @@ class _Line:
     item: Item | None = None
     result: dict[str, Any] | None = None
     node: int = 0
-    known: _Known | None = None
+    known: Known | None = None
     first: bool = False
     stops: bool = False
     """Whether the people of its sources do not reach its artifact."""
@@ -262,18 +129,11 @@ class _Registration:
         self.ends_at = ends_at
         self.lookups = Lookups(vault, acting.tenant_id)
         self.seals = Seals(session, vault, acting.tenant_id)
+        self.present = Present(session, acting.tenant_id)
         self.lines: list[_Line] = []
         self.opened: list[tuple[_Line, Item]] | None = None
         """What `_open` gave last, unless something was refused since."""
         self.classes: Mapping[str, DataClass] = {}
-        self.by_place: dict[tuple[str, bytes], _Known] = {}
-        self.by_id: dict[int, _Behind | _Known] = {}
-        self.by_name: dict[str, int] = {}
-        """What a public id names, of artifacts that exist."""
-        self.entries: dict[bytes, tuple[int, int]] = {}
-        self.turns: set[int] = set()
-        self.succeeded: set[bytes] = set()
-        self.tombs: dict[tuple[str, bytes], str] = {}
         self.new_places: dict[tuple[str, bytes], _Line] = {}
         self.new_given: dict[str, _Line] = {}
         self.sets: dict[int, Members] = {}
@@ -360,57 +220,11 @@ class _Registration:
                 names.add(item.given_id)
             for source in item.sources:
                 _sort_source(source, places, names, entries)
-        self.load_known(places, names)
-        self._load_entries(entries)
+        self.present.load(places, names)
+        self.present.load_entries(entries)
         runs = {one.run for _, one in self._open() if one.run is not None and one.data_class.state == working.WORKING}
         self.over = working.ended_runs(self.session, self.vault, self.tenant_id, runs) if runs else {}
-        self._load_actions({item.after_action for _, item in self._open() if item.after_action is not None})
-
-    def load_known(self, places: Mapping[str, Iterable[bytes]], names: Iterable[str]) -> None:
-        """Load the artifacts at these places or of these ids."""
-        for store, hashes in places.items():
-            wanted_places = sorted(hashes)
-            for row in bulk.select_in(
-                self.session, f"{_KNOWN} store = ? AND locator_hash", (self.tenant_id, store), wanted_places, "bytea"
-            ):
-                known = _Known._make(row)
-                self.by_place[known.store, known.locator_hash] = known
-                self._keep(known)
-            tombs = bulk.select_in(self.session, _TOMBS, (self.tenant_id, store), wanted_places, "bytea")
-            self.tombs.update(((store, locator_hash), request_id) for locator_hash, request_id in tombs)
-        own = {name: int(match[1], 16) for name in names if (match := OWN_ID.fullmatch(name))}
-        numbers = sorted({number for number in own.values() if number < 2**63} - self.by_id.keys())
-        for row in bulk.select_in(self.session, f"{_BEHIND} id", (self.tenant_id,), numbers, "int8"):
-            self._keep(_Behind._make(row))
-        for name, number in own.items():
-            found = self.by_id.get(number)
-            if found is not None and found.given_id is None:
-                self.by_name[name] = number
-        # What has the form of an id of ours may still be one that a caller gave.
-        missing = sorted(set(names) - self.by_name.keys())
-        for row in bulk.select_in(self.session, f"{_BEHIND} given_id", (self.tenant_id,), missing, "text"):
-            self._keep(_Behind._make(row))
-
-    def _keep(self, known: _Behind | _Known) -> None:
-        self.by_id[known.id] = known
-        if known.given_id is not None:
-            self.by_name[known.given_id] = known.id
-
-    def _load_entries(self, entries: Iterable[bytes]) -> None:
-        rows = bulk.select_in(self.session, _ENTRIES, (self.tenant_id,), sorted(entries), "bytea")
-        for entry_id, idx, set_id, kind in rows:
-            self.entries[entry_id] = (idx, set_id)
-            if kind.startswith(TURN):
-                self.turns.add(idx)
-
-    def _load_actions(self, lookups: Iterable[bytes]) -> None:
-        for chunk in chunks(sorted(lookups)):
-            query = sa.select(col(ActionRow.lookup)).where(
-                col(ActionRow.tenant_id) == self.tenant_id,
-                col(ActionRow.lookup).in_(chunk),
-                col(ActionRow.state) == ActionState.SUCCEEDED.value,
-            )
-            self.succeeded.update(self.session.execute(query).scalars())
+        self.present.load_actions({item.after_action for _, item in self._open() if item.after_action is not None})
 
     # ── 3. place, connect, refuse ─────────────────────────────────────────────────────────────────────────────
 
@@ -418,7 +232,7 @@ class _Registration:
         """Decide for each line which artifact it is: one that exists, one that an earlier line makes, or a new one."""
         for line, item in self._open():
             place = (item.store, item.locator_hash)
-            known = self.by_place.get(place)
+            known = self.present.by_place.get(place)
             earlier = self.new_places.get(place)
             holder = self._named(item.given_id) if item.given_id is not None else None
             if holder is not None and holder not in {known and known.id, earlier and earlier.node}:
@@ -442,7 +256,7 @@ class _Registration:
 
     def _named(self, name: str) -> int | None:
         """The artifact of a public id, existing or made by this batch."""
-        if (number := self.by_name.get(name)) is not None:
+        if (number := self.present.by_name.get(name)) is not None:
             return number
         line = self.new_given.get(name)
         return None if line is None else line.node
@@ -466,30 +280,30 @@ class _Registration:
 
     def _check_write(self, line: _Line, item: Item) -> None:
         """A memory comes last: after the turn it cites, and after the product write it tells of."""
-        if item.after_action is not None and item.after_action not in self.succeeded:
+        if item.after_action is not None and item.after_action not in self.present.succeeded:
             detail = "the product write it follows has not succeeded; a memory before it records a false history"
             self._refuse(line, "action-not-succeeded", detail, "/after_action")
             return
         write = item.data_class.write
         if write is not None and write.cites_turn:
             cited = {parent.number for parent in line.parents if parent.kind == ENTRY}
-            if cited.isdisjoint(self.turns):
+            if cited.isdisjoint(self.present.turns):
                 detail = "missing: a memory of this class cites a turn of the record (entry:<uuid>)"
                 self._refuse(line, "unknown-source", detail, "/sources")
 
     def _parent(self, line: _Line, source: Source) -> Parent | None:
         """The node of a source; number 0 for a place whose artifact was erased, which leaves only its tombstone."""
         if isinstance(source.key, bytes):
-            entry = self.entries.get(source.key)
+            entry = self.present.entries.get(source.key)
             return None if entry is None else Parent(ENTRY, entry[0])
         if isinstance(source.key, str):
             number = self._named(source.key)
             return None if number is None else Parent(ARTIFACT, number)
-        known, earlier = self.by_place.get(source.key), self.new_places.get(source.key)
+        known, earlier = self.present.by_place.get(source.key), self.new_places.get(source.key)
         if known is not None or earlier is not None:
             return Parent(ARTIFACT, known.id if known is not None else earlier.node if earlier is not None else 0)
-        if source.key in self.tombs:
-            line.requests.add(self.tombs[source.key])
+        if source.key in self.present.tombs:
+            line.requests.add(self.present.tombs[source.key])
             return Parent(ARTIFACT, NOBODY)
         return None
 
@@ -546,7 +360,7 @@ class _Registration:
     def _full_subjects(self) -> dict[int, Members]:
         """Every touched artifact's subjects after this batch; lines with too many are refused."""
         if not self.sets:
-            self.sets, self.entry_sets = self._sets_behind(), dict(self.entries.values())
+            self.sets, self.entry_sets = self._sets_behind(), dict(self.present.entries.values())
         sets, entry_sets = self.sets, self.entry_sets
         own: dict[int, Members] = {}
         edges: dict[int, set[int]] = {}
@@ -559,7 +373,7 @@ class _Registration:
                     start |= sets[entry_sets[parent.number]]
                 else:
                     edges.setdefault(parent.number, set()).add(line.node)
-                    if (known := self.by_id.get(parent.number)) is not None:
+                    if (known := self.present.by_id.get(parent.number)) is not None:
                         own.setdefault(known.id, sets[known.set_id])
             own[line.node] = own.get(line.node, frozenset()) | start
         full = propagate(own, edges)
@@ -571,8 +385,8 @@ class _Registration:
         return full
 
     def _sets_behind(self) -> dict[int, Members]:
-        wanted = {known.set_id for known in self.by_id.values()}
-        return members(self.session, self.tenant_id, wanted | {set_id for _, set_id in self.entries.values()})
+        wanted = {known.set_id for known in self.present.by_id.values()}
+        return members(self.session, self.tenant_id, wanted | {set_id for _, set_id in self.present.entries.values()})
 
     def _is_own(self, line: _Line) -> bool:
         """Whether the line may change its artifact: it makes it, or the same token registered it."""
@@ -607,7 +421,7 @@ class _Registration:
         everyone = frozenset[int]().union(*full.values())
         self.closed = fenced(self.session, self.tenant_id, everyone) if everyone else {}
         self._mark_late(full, everyone)
-        found = {known.id: known.request_id or "" for known in self.by_id.values() if known.status in GONE}
+        found = {known.id: known.request_id or "" for known in self.present.by_id.values() if known.status in GONE}
         if not (found or self.closed or any(line.requests for line in self.lines)):
             return found
         edges: dict[int, set[int]] = {}
@@ -821,11 +635,11 @@ class _Registration:
             wanted["data_class"] = item.data_class.name
         if new := line.subjects - self.sets[known.set_id]:
             wanted["subjects"] = sorted(new)
-        if item.expires_at is not None and (known.expires_at is None or item.expires_at < known.expires_at):
+        if item.expires_at is not None and (known.dates.expires is None or item.expires_at < known.dates.expires):
             wanted["expires_at"] = item.expires_at.isoformat()
         return wanted
 
-    def _needs_a_human(self, known: _Known, item: Item) -> bool:
+    def _needs_a_human(self, known: Known, item: Item) -> bool:
         """What the item's own token may not do alone.
 
         An inference never takes the place of a statement by being newer; another class never ends an item earlier, nor
@@ -841,17 +655,14 @@ class _Registration:
         end, was = self._end_as(known, item, item.data_class), self._end_as(known, None, former)
         return end is not None and (was is None or end < was)
 
-    def _end_as(self, known: _Known, item: Item | None, data_class: DataClass) -> datetime | None:
+    def _end_as(self, known: Known, item: Item | None, data_class: DataClass) -> datetime | None:
         """The end that an existing item has in a class, with the dates that a repeat brings, and its value's if new."""
-        new = item is not None and _overwrites(known, item)
-        dates = Dates(
-            created=known.created_at,
-            observed=(None if item is None else item.observed_at) or known.observed_at,
-            last_activity=known.last_activity_at,
-            expires=_earliest(known.expires_at, None if item is None else item.expires_at),
-            confidence=item.confidence if item is not None and new else known.confidence,
-            confirmed=None if new else known.confirmed_at,
-        )
+        dates = known.dates
+        if item is not None:
+            earliest = _earliest(dates.expires, item.expires_at)
+            dates = replace(dates, observed=item.observed_at or dates.observed, expires=earliest)
+            if _overwrites(known, item):
+                dates = replace(dates, confidence=item.confidence, confirmed=None)
         return self.ends_at(data_class, dates)
 
     def _overwrite(self, line: _Line, item: Item) -> None:
@@ -866,7 +677,7 @@ class _Registration:
         self.session.add(row)
         memory_log.note(self.session, self.vault, row, change, self.now)
 
-    def _apply(self, line: _Line, known: _Known, item: Item) -> dict[str, Any]:
+    def _apply(self, line: _Line, known: Known, item: Item) -> dict[str, Any]:
         """Correct an item as the token that registered it: add people, change class or value, end it earlier.
 
         Returns what is different now, old and new, so that nobody changes an item without being told.
@@ -874,7 +685,7 @@ class _Registration:
         if _overwrites(known, item):
             self._overwrite(line, item)
         own = members(self.session, self.tenant_id, (known.own_set_id,))[known.own_set_id] | line.subjects
-        expires = _earliest(known.expires_at, item.expires_at)
+        dates = known.dates
         ends = self._end_as(known, item, item.data_class)
         self.session.connection().execute(
             sa.update(Artifact)
@@ -883,8 +694,8 @@ class _Registration:
                 data_class=item.data_class.name,
                 class_version=item.data_class.version,
                 own_set_id=intern_sets(self.session, self.tenant_id, (own,), self.now)[own],
-                expires_at=expires,
-                observed_at=item.observed_at or known.observed_at,
+                expires_at=_earliest(dates.expires, item.expires_at),
+                observed_at=item.observed_at or dates.observed,
                 ends_at=None if item.data_class.keep_from == CONSENT else ends,
             )
         )
@@ -915,7 +726,7 @@ def _is_weaker(new: DataClass, former: DataClass) -> bool:
     return lower or (new.on_request == "retain" and former.on_request != "retain")
 
 
-def _overwrites(known: _Known, item: Item) -> bool:
+def _overwrites(known: Known, item: Item) -> bool:
     """Whether the same place of a memory now holds another value than the one registered."""
     return item.data_class.state == "memory" and known.digest is not None and item.digest not in (None, known.digest)
 

@@ -19,12 +19,12 @@ from registry.acting import Acting
 from registry.artifact_rows import by_numbers, parent_names, public_name
 from registry.claims import Edge, claims_of, settle_claims
 from registry.declaration import DataClass
+from registry.ends import CONSENT, EndsAt, dates_of, default_ends_at
 from registry.errors import Conflict, SamePrincipalDecides, UnknownRegistrationReview
 from registry.graph import Parent, full_sets, mark_fenced, spread, write_sets
 from registry.keyed import NOBODY, Seals, canonical_json
 from registry.models import Artifact, ClaimedSource, Derivation, ReviewRow, Token
 from registry.origins import attach
-from registry.registration import CONSENT, EndsAt, dates_of, default_ends_at
 from registry.sets import intern_sets, members
 from registry.subjects import opaque_ids
 from vault.vault import Vault

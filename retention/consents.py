@@ -19,10 +19,10 @@ from typing import Protocol
 from sqlmodel import Session, col, select
 
 from registry.declaration import DataClass
+from registry.ends import CONSENT, dates_of
 from registry.keyed import chunks
 from registry.models import Artifact
 from registry.people import groups
-from registry.registration import CONSENT, dates_of
 from registry.sets import members
 from retention.events import ARTIFACT_KIND, scopes_of
 from retention.models import ConsentRow

@@ -19,12 +19,12 @@ from ledger.entry import Kind
 from registry import classes
 from registry.acting import Acting
 from registry.artifacts import by_numbers, public_name
+from registry.ends import dates_of
 from registry.errors import UnknownClass
 from registry.ids import new_id
 from registry.keyed import NOBODY, Seals, canonical_json, chunks
 from registry.models import Artifact
 from registry.reading import Faults, Reader
-from registry.registration import dates_of
 from retention.consents import CLOCK, until_of
 from retention.errors import NotKnown, NotOpen
 from retention.events import ARTIFACT_KIND, ENDED, happened, scopes_of, write_hints

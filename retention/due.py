@@ -19,10 +19,10 @@ from ledger.models import Instant
 from registry import bulk, classes
 from registry.artifacts import by_numbers
 from registry.declaration import DataClass
+from registry.ends import dates_of
 from registry.ids import first_id
 from registry.keyed import NO_MONTH
 from registry.models import Artifact, ScopeKey
-from registry.registration import dates_of
 from retention.consents import CLOCK, until_of
 from retention.decide import Item, class_end
 from retention.events import ARTIFACT_KIND, ENDED, happened, scopes_of, write_hints

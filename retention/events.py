@@ -23,13 +23,13 @@ from ledger.models import Instant
 from registry import bulk, classes, streams, subjects
 from registry.acting import Acting
 from registry.declaration import DataClass
+from registry.ends import dates_of
 from registry.errors import Fault, InvalidDeclaration
 from registry.identifiers import parse_subject
 from registry.ids import new_id
 from registry.keyed import Lookups, chunks, hold_writer
 from registry.models import Artifact, ScopeKey, StreamRow
 from registry.people import expand
-from registry.registration import dates_of
 from registry.sets import sets_of
 from retention.errors import EventNotListed
 from retention.models import EventRow, WalkRow

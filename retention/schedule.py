@@ -18,7 +18,7 @@ from typing import Literal, cast
 
 from registry.declaration import DataClass
 from registry.duration import Duration
-from registry.registration import Dates
+from registry.ends import Dates
 from retention.decide import Item, Rules, class_end, own_end
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

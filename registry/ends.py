@@ -1,0 +1,78 @@
+"""When an item ends by the rules of its class: the dates from which its end is counted, and the end they give.
+
+Guarantees: pure. It is a hint for the sweep, stored with the item; `retention.decide` has the last word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import sqlalchemy as sa
+
+from registry.declaration import DataClass
+from registry.memories import faded_at
+from registry.models import Artifact
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dates:
+    """The instants from which an item's end is counted."""
+
+    created: datetime
+    observed: datetime | None = None
+    last_activity: datetime | None = None
+    expires: datetime | None = None
+    confidence: float | None = None
+    confirmed: datetime | None = None
+
+
+def dates_of(row: Artifact | sa.Row[Any]) -> Dates:
+    """The dates of a registered item, whole or as a row with these columns."""
+    return Dates(
+        created=row.created_at,
+        observed=row.observed_at,
+        last_activity=row.last_activity_at,
+        expires=row.expires_at,
+        confidence=row.confidence,
+        confirmed=row.confirmed_at,
+    )
+
+
+CONSENT = "consent"
+"""The clock whose end a registration does not know: an item that comes into its class is dated by the next pass."""
+
+EndsAt = Callable[[DataClass, Dates], datetime | None]
+
+
+def default_ends_at(data_class: DataClass, dates: Dates) -> datetime | None:
+    """When a class ends an item at the latest.
+
+    A clock that waits for an event or a consent is counted to its cap; a memory that fades ends when it has faded.
+    """
+    start = {
+        "created": dates.created,
+        "observed": dates.observed or dates.created,
+        "last_activity": dates.last_activity or dates.created,
+    }.get(data_class.keep_from)
+    ends = []
+    if start is not None:
+        ends.append(data_class.keep.add_to(start))
+    if data_class.latest is not None:
+        ends.append(data_class.latest.add_to(dates.created))
+    if dates.expires is not None:
+        ends.append(dates.expires)
+    if (faded := fades_at(data_class, dates)) is not None:
+        ends.append(faded)
+    return min(ends, default=None)
+
+
+def fades_at(data_class: DataClass, dates: Dates) -> datetime | None:
+    """When confidence falls below what its class expires at; None where it has none or does not decay so far."""
+    decay = data_class.decay
+    if decay is None or dates.confidence is None:
+        return None
+    since = max(at for at in (dates.observed or dates.created, dates.confirmed) if at is not None)
+    return faded_at(dates.confidence, since, decay.half_life.upper_bound(), decay.expire_below)
