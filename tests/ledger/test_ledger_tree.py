@@ -48,7 +48,8 @@ def test_one_tile_that_cannot_be_stored_fails_the_append(size: int) -> None:
             raise LogForked("tile/0/000 is there with other hashes")
         stored.append(path)
 
-    tree = Tree(put=put, get={}.__getitem__)
+    nothing: dict[str, bytes] = {}
+    tree = Tree(put=put, get=nothing.__getitem__)
     with pytest.raises(LogForked):
         tree.append(LEAVES[:size])
     # Those that were under way are waited for: nothing is written behind the caller's back.
