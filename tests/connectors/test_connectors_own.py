@@ -1,0 +1,70 @@
+"""The connector that docs/connectors.md shows, held to the same contract as ours."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from connectors.base import Connector
+from examples.connector.threads import Threads
+from tests.connectors.contract import Bed, Contract, oracle
+
+
+class ThreadsBed(Bed):
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "threads"
+        self.root.mkdir()
+
+    def put(self, name: str, text: str, owner: str) -> Mapping[str, Any]:
+        (self.root / f"{name}.json").write_text(json.dumps({"owner": owner, "text": text}))
+        return {"thread": name}
+
+    def get(self, name: str) -> str | None:
+        file = self.root / f"{name}.json"
+        return str(json.loads(file.read_text())["text"]) if file.exists() else None
+
+    def open(self, *, read_only: bool = False, owner: bool = True) -> Connector:
+        return Threads(self.root, read_only=read_only)
+
+    def hits(self, canary: str) -> int:
+        return oracle([self.root], canary)
+
+    def block(self) -> Callable[[], None]:
+        away = self.root.rename(self.root.with_name("away"))
+
+        def release() -> None:
+            away.rename(self.root)
+
+        return release
+
+    def hostile(self) -> list[Mapping[str, Any]]:
+        names: list[Any] = ["../mia-0", "", "mia-0/", "mia-0\0", 7, None, ["mia-0"]]
+        return [*({"thread": each} for each in names), {}]
+
+    def wrong(self) -> Connector:
+        return Threads(self.root.with_name("missing"))
+
+    def source(self) -> str:
+        return (
+            "from pathlib import Path\nfrom examples.connector.threads import Threads\n"
+            f"connector = Threads(Path({str(self.root)!r}))"
+        )
+
+    def own_delete(self, name: str) -> None:
+        (self.root / f"{name}.json").unlink()
+
+    def hit_bytes_remain_after_own_delete(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def bed(tmp_path: Path) -> ThreadsBed:
+    return ThreadsBed(tmp_path)
+
+
+class TestThreads(Contract):
+    pass
