@@ -58,6 +58,7 @@ _ENDS = {
 }
 _GRACE_SECONDS = 5.0
 _QUICK_SECONDS = 0.5
+"""How old a decision may be when a further batch is sent by it."""
 _MOST_AT_ONCE = 2_000
 """Copies that are decided and marked at once where a store answers quickly; what it is asked at once is its own."""
 _LOOK_SECONDS = 0.5
@@ -263,38 +264,50 @@ class Dispatch:
             return
         size = connector.capabilities().batch_size
         at_once = size
-        start = 0
-        while start < len(numbers) and name not in self._down:
+        left = list(numbers)
+        while left and name not in self._down:
             begun = time.monotonic()
+            some, left = left[:at_once], left[at_once:]
             with bulk.without_collector():
-                self._erase_some(connector, name, numbers[start : start + at_once], size)
-            start += at_once
-            # A decision is never older than a call to the store or this, whichever is longer.
+                left = [*self._erase_some(connector, name, some, size), *left]
             quick = time.monotonic() - begun < _QUICK_SECONDS
             at_once = min(2 * at_once, max(size, _MOST_AT_ONCE)) if quick else size
 
-    def _erase_some(self, connector: Connector, name: str, numbers: Sequence[int], size: int) -> None:
-        """Decide about these copies and mark them in one transaction, erase them in batches, write down the answers."""
+    def _erase_some(self, connector: Connector, name: str, numbers: Sequence[int], size: int) -> list[int]:
+        """Decide about these copies and mark them in one transaction; erase them in batches, each written down.
+
+        Returns those whose decision grew old meanwhile: they were not sent, and are decided anew.
+        """
         with self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner)
             at = self._parts.instant(self._now)
             found, owners = self._send(session, work, numbers, at)
+        decided = time.monotonic()
         items = [capture.item(number) for number, capture in found.items()]
-        receipts: list[Receipt] = []
         for start in range(0, len(items), size):
-            batch = items[start : start + size]
+            if start and time.monotonic() - decided > _QUICK_SECONDS:
+                return self._put_off([int(item.copy_id) for item in items[start:]])
             self._seen[name] = time.monotonic()
-            limit = self._parts.store_seconds
+            sent, limit = self._parts.instant(self._now, at), self._parts.store_seconds
+            batch = items[start : start + size]
             try:
-                receipts += connector.erase(batch, owner_identifiers=owners, now=at, deadline=limit)
+                receipts = connector.erase(batch, owner_identifiers=owners, now=sent, deadline=limit)
             except Exception as error:  # noqa: BLE001 - as above: its copies were tried, the other stores go on
                 self._down.add(name)
-                self._record(name, receipts)
                 self._record_silence([int(item.copy_id) for item in items[start:]], type(error).__name__)
-                return
+                return []
             if name in self._down:
-                return
-        self._record(name, receipts)
+                return []
+            # At once: of what is not written down, a worker that takes over can only say that it was absent.
+            self._record(name, receipts)
+        return []
+
+    def _put_off(self, numbers: list[int]) -> list[int]:
+        """Copies that were marked and not sent, as they were before."""
+        with self._parts.transactions(self._tenant_id) as session:
+            mine = sa.and_(self._among(session, numbers), col(CopyRow.state) == CopyState.RUNNING.value)
+            copies.update(session, mine, state=CopyState.PENDING.value, attempts=col(CopyRow.attempts) - 1)
+        return numbers
 
     def _send(
         self, session: Session, work: Work, numbers: Sequence[int], at: datetime
@@ -329,8 +342,6 @@ class Dispatch:
         return found, owners
 
     def _record(self, name: str, receipts: Sequence[Receipt]) -> None:
-        if not receipts:
-            return
         by_number = {int(receipt.copy_id): receipt for receipt in receipts}
         with self._parts.transactions(self._tenant_id) as session:
             changes: dict[int, dict[str, Any]] = {}
