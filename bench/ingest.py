@@ -76,8 +76,7 @@ class Poster:
     """A few connections that post calls at the same time and insist on success."""
 
     def __init__(self, port: int, path: str, token: str | None = None, *, connections: int) -> None:
-        self._connections = [HTTPConnection("127.0.0.1", port, timeout=300) for _ in range(connections)]
-        self._path = path
+        self._port, self._path, self._count = port, path, connections
         self._headers = {"Content-Type": "application/json"}
         if token is not None:
             self._headers["Authorization"] = f"Bearer {token}"
@@ -87,11 +86,14 @@ class Poster:
         waiting = iter([msgspec.json.encode({"entries": entries}) for entries in calls])
         taking = threading.Lock()
 
-        def post(connection: HTTPConnection) -> None:
+        def post() -> None:
+            # Anew for each round: a server closes what was idle while others had their turn.
+            connection = HTTPConnection("127.0.0.1", self._port, timeout=300)
             while True:
                 with taking:
                     body = next(waiting, None)
                 if body is None:
+                    connection.close()
                     return
                 connection.request("POST", self._path, body, self._headers)
                 answer = connection.getresponse()
@@ -101,8 +103,8 @@ class Poster:
                     raise SystemExit(message)
 
         begun = time.perf_counter()
-        with ThreadPoolExecutor(len(self._connections)) as pool:
-            for done in [pool.submit(post, connection) for connection in self._connections]:
+        with ThreadPoolExecutor(self._count) as pool:
+            for done in [pool.submit(post) for _ in range(self._count)]:
                 done.result()
         return time.perf_counter() - begun
 
