@@ -11,6 +11,7 @@ from typing import Any
 from sqlmodel import col, select
 
 from erasure import history
+from erasure.copies import CHUNK
 from erasure.errors import IllegalMove, ReportNotReady, StalePlan, UnknownRequest
 from erasure.models import CertificateRow, CopyRow, RequestRow, RequestSubject
 from erasure.overlaps import warnings_of
@@ -79,7 +80,10 @@ class Reader:
                 raise StalePlan(None, "", changed)
             if row.plan_hash is None:
                 raise IllegalMove(row.state, "show a plan", "it was not planned yet")
-            copies = [history.copy_view(copy) for copy in history.copies_of(session, acting.tenant_id, request_id)]
+            mine = (CopyRow.tenant_id == acting.tenant_id, CopyRow.owner == request_id)
+            # Row by row: a view is a fraction of a row with its capture.
+            query = select(CopyRow).where(*mine).order_by(col(CopyRow.copy_no)).execution_options(yield_per=CHUNK)
+            copies = [history.copy_view(copy) for copy in session.exec(query)]
             planned = row.details.get("plan", {})
             return {
                 "hash": row.plan_hash,

@@ -60,7 +60,8 @@ def test_the_cost_of_a_copy_does_not_grow_with_their_number(make_world: Any, ful
     # Less a copy at the larger size, since what every request costs once is shared by more.
     assert time_many < 1.5 * time_few
     assert bytes_many < 1.5 * bytes_few
-    assert bytes_many < 40_000
+    # What is in memory as a whole is the plan while it is made or shown, and the certificate's own bytes.
+    assert bytes_many < (8_000 if full_length else 40_000)
 
 
 def test_fifty_copies_in_five_stores_are_certified_within_two_seconds_of_their_approval(world: Any) -> None:
