@@ -40,6 +40,7 @@ from erasure.work import (
     PART,
     Work,
     ask_human,
+    end_of_try,
     facts_now,
     failed,
     is_ready,
@@ -83,6 +84,11 @@ def execute(parts: Parts, tenant_id: int, owner: str, now: datetime) -> Outcome:
     return Outcome(ready_to_confirm=run.hand_over())  # 8
 
 
+class _Tried(NamedTuple):
+    copy_no: int
+    attempts: int
+
+
 class _Numbered(NamedTuple):
     copy_no: int
     artifact_id: int | None
@@ -105,10 +111,12 @@ class _Execution:
                     self._note(session, work.row, "executing")
                 if work.row.state != State.EXECUTING:
                     return False
-            for copy in history.copies_of(session, self._tenant_id, self._owner, CopyState.RUNNING):
-                # A copy at which every worker dies is given up like one that its store refuses each time.
-                why = "a worker ended while it was being erased"
-                failed(session, copy, self._parts, detail=why, end=CopyState.UNREACHABLE)
+            # A copy at which every worker dies is given up like one that its store refuses each time.
+            why = "a worker ended while it was being erased"
+            left = copies.read(session, _Tried, copies.of(self._tenant_id, self._owner, CopyState.RUNNING))
+            ends = {copy.copy_no: end_of_try(copy.attempts, self._parts, CopyState.UNREACHABLE) for copy in left}
+            changes = {number: {"state": state.value, "detail": why} for number, state in ends.items()}
+            copies.write(session, self._tenant_id, self._owner, changes)
             retained = history.copies_of(session, self._tenant_id, self._owner, CopyState.RETAINED)
             kept = [copy for copy in retained if copy.method != BY_HAND]
             self._decide_retained(session, work, kept)
