@@ -623,7 +623,7 @@ def test_a_witness_that_answers_nonsense_is_failing_and_quoted_nowhere(bench: Be
         "witness+ftp://127.0.0.1#x",
         f"witness+http://u:p@127.0.0.1:1#{Ed25519Cosigner.from_seed('w', bytes(32)).vkey}",
         f"witness+http://127.0.0.1:99999#{Ed25519Cosigner.from_seed('w', bytes(32)).vkey}",
-        "s3://bucket/key",
+        "s3:bucket/key",
     ],
 )
 def test_what_is_no_anchor_is_refused_at_the_start(item: str) -> None:
