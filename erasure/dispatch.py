@@ -268,8 +268,7 @@ class Dispatch:
         while left and name not in self._down:
             begun = time.monotonic()
             some, left = left[:at_once], left[at_once:]
-            with bulk.without_collector():
-                left = [*self._erase_some(connector, name, some, size), *left]
+            left = [*self._erase_some(connector, name, some, size), *left]
             quick = time.monotonic() - begun < _QUICK_SECONDS
             at_once = min(2 * at_once, max(size, _MOST_AT_ONCE)) if quick else size
 
@@ -278,7 +277,8 @@ class Dispatch:
 
         Returns those whose decision grew old meanwhile: they were not sent, and are decided anew.
         """
-        with self._parts.transactions(self._tenant_id) as session:
+        # Never around a call to a store: one that does not come back would leave the process without its collector.
+        with bulk.without_collector(), self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner)
             at = self._parts.instant(self._now)
             found, owners = self._send(session, work, numbers, at)
@@ -343,7 +343,7 @@ class Dispatch:
 
     def _record(self, name: str, receipts: Sequence[Receipt]) -> None:
         by_number = {int(receipt.copy_id): receipt for receipt in receipts}
-        with self._parts.transactions(self._tenant_id) as session:
+        with bulk.without_collector(), self._parts.transactions(self._tenant_id) as session:
             changes: dict[int, dict[str, Any]] = {}
             rows = copies.read(session, _Tried, self._among(session, by_number), lock=True)
             # One instant for all that the store answered at once.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from datetime import timedelta
 from typing import Any
@@ -81,6 +82,7 @@ def test_a_driver_that_never_returns_is_given_up_and_the_rest_is_done(
     found = by_store(world, request)
     assert found["db"].state == "erased_logical"
     assert (found["stuck"].state, found["stuck"].detail) == ("pending", "the store does not come back")
+    assert gc.isenabled(), "a driver that is still stuck leaves the process without its collector"
 
 
 def test_leaves_go_before_what_they_were_made_from_in_another_store(world: Any) -> None:
