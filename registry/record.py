@@ -22,11 +22,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-import rfc8785
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from ledger import index
+from ledger import canonical, index
 from ledger.draft import Draft, Placed, PlacedState, SealedPart
 from ledger.entry import Kind, decode_header, uuid7
 from ledger.head import Transactions
@@ -165,7 +164,7 @@ class Record:
         The caller lets it take effect only then (DESIGN §3). The body names nobody: ids, counts, digests.
         """
         entry_id = uuid7(now)
-        self._append_events(tenant_id, [(entry_id, kind, rfc8785.dumps(dict(body)), now)], now)
+        self._append_events(tenant_id, [(entry_id, kind, canonical.dumps(dict(body)), now)], now)
         return entry_id
 
     def announce(self, session: Session, tenant_id: int, kind: Kind, body: Mapping[str, Any], now: datetime) -> str:
@@ -181,7 +180,7 @@ class Record:
             n=state.outbox_counter,
             entry_id=entry_id,
             kind=kind.value,
-            body=rfc8785.dumps(dict(body)),
+            body=canonical.dumps(dict(body)),
             at=now,
         )
         session.add(row)
