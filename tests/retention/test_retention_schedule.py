@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from registry.declaration import parse_class
 from registry.duration import Duration
-from registry.registration import Dates
+from registry.ends import Dates
 from retention.decide import Claim, Hold, Item, Restriction
 from retention.due import due_month
 from retention.holds import is_held
