@@ -361,7 +361,7 @@ def test_every_key_ends_in_the_pass_that_a_naive_model_says(voice: Any, full_len
         stream(house, name, case=case)
     open_consents: list[tuple[str, str, int]] = []
     checked = 0
-    for step in range(600 if full_length else 60):
+    for step in range(600 if full_length else 30):
         house.now += timedelta(days=chance.randrange(1, 13), hours=chance.randrange(24))
         month, who = f"{house.now:%Y-%m}", chance.choice(people)
         what = chance.random()

@@ -85,6 +85,7 @@ def test_the_look_up_finds_what_asking_every_item_finds(house: Any, seed: int) -
     assert found_by_look_up(house)
 
 
+@pytest.mark.slow
 def test_finding_a_batch_costs_the_same_in_a_large_registry(house: Any) -> None:
     house.plain("plain")
     small = _timed(house, 2_000)
