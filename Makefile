@@ -18,8 +18,8 @@ PYTHON := $(shell for p in python3.11 python3 python3.12 python3.13 python; do \
   "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && command -v "$$p" && break; done)
 endif
 DATA ?= .muniment
-# More than the cores of a small machine: whole processes under test wait for each other's polls and back-offs.
-JOBS ?= 5
+# One more than the cores of a small machine: processes under test wait for each other, and each worker starts servers.
+JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest
 # In the order of collection, which puts the longest files first: the last ones to end are short.
 SPREAD := -n $(JOBS) --dist loadfile --no-loadscope-reorder
