@@ -12,11 +12,15 @@ On SQLite times are processor times (all work is in this process), on PostgreSQL
 `--processor` those of this process and of the server's together, which other load on the machine leaves alone.
 A round whose yardstick is over 1.5 times its own median is dropped.
 Run: `python -m bench.registry [--artifacts N] [--grow-to N] [--postgres [--processor]]`; wanted are 1 and 10 million.
+Filling takes longer than measuring: `--keep DIR --fill-only` fills a registry that later calls with `--keep DIR` find,
+measure and grow, and each compares itself with the smallest one that was measured there. On PostgreSQL such a registry
+lies in the empty database that `--url` names.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import random
 import statistics
 import tempfile
@@ -37,7 +41,7 @@ from infra.services import postgres
 from registry.acting import Acting
 from registry.artifacts import ids_of
 from registry.classes import STARTER_CLASSES, put_class
-from registry.models import Artifact
+from registry.models import Artifact, Tenant
 from registry.registration import register
 from registry.stores import put_store
 from registry.tenants import create_tenant
@@ -50,6 +54,7 @@ BATCH = 1_000
 ROOTS, COPIES, LEVELS = 20, 1_000, 5
 PLAIN = "plain_artifact"
 REGISTERED, MOST_REGISTERED = 100_000, 200_000
+STATE = "bench.json"
 SECOND, DERIVED = 0.3, 0.55
 # CROSS JOIN keeps SQLite's planner to the one good order; PostgreSQL finds it by itself.
 WALK = sa.text(
@@ -77,11 +82,13 @@ class Bench:
         plain.metadata.create_all(self.database.engine)
         self.plain = plain
         with Session(self.database.engine) as session:
-            tenant = create_tenant(session, "bench", NOW)
+            known = session.scalars(sa.select(Tenant).where(col(Tenant.name) == "bench")).one_or_none()
+            tenant = known or create_tenant(session, "bench", NOW)
             self.acting = Acting.system(tenant_id=tenant.id, tenant="bench", log_id=tenant.log_id)
-            put_class(session, self.acting, "memory", STARTER_CLASSES["memory"], NOW)
-            config = {"kind": "sql", "config": {"url": "sqlite:////tmp/none.db"}}
-            put_store(session, self.acting, "app", config, NOW, check_target=lambda *_: None)
+            if known is None:
+                put_class(session, self.acting, "memory", STARTER_CLASSES["memory"], NOW)
+                config = {"kind": "sql", "config": {"url": "sqlite:////tmp/none.db"}}
+                put_store(session, self.acting, "app", config, NOW, check_target=lambda *_: None)
             session.commit()
         self.random = random.Random(7)
         # In SQLite all work is this process's, so that its processor time leaves other load on the machine out.
@@ -97,13 +104,28 @@ class Bench:
         self.older: dict[int, str] = {}
         self.people: list[int | None] = []
         self.newest: list[str] = []
+        self.measured: dict[str, dict[str, float]] = {}
+        """What was measured here before, by the number of artifacts."""
+        if (folder / STATE).exists():
+            self._remember(json.loads((folder / STATE).read_text()))
+
+    def _remember(self, state: dict[str, Any]) -> None:
+        self.made, self.copied, self.measured = state["made"], state["copied"], state["measured"]
+        self.recent = {int(person): name for person, name in state["recent"].items()}
+        self.older = {int(person): name for person, name in state["older"].items()}
+        self.random = random.Random(self.made)
+
+    def keep(self) -> None:
+        """Let a later process go on where this one ends."""
+        names = ("made", "copied", "measured", "recent", "older")
+        (self.folder / STATE).write_text(json.dumps({name: getattr(self, name) for name in names}))
 
     def fill(self, artifacts: int) -> None:
         """Have about so many artifacts: some registered, the others copied from them."""
         wanted = artifacts if artifacts <= MOST_REGISTERED else REGISTERED
         while self.made + self.copied < wanted * 0.9:
             self.register(self.items(BATCH))
-        if artifacts > MOST_REGISTERED:
+        if artifacts > max(MOST_REGISTERED, self.made + self.copied):
             self.copied = grow(self.database.engine, self.acting.tenant_id, artifacts) - self.made
             self.settle()
 
@@ -260,9 +282,9 @@ def ratios(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
     )
 
 
-def measure(bench: Bench, artifacts: int, rounds: int, person: str = "wanted") -> dict[str, float]:
-    """Fill, measure, print; the ratios by name, and the seconds of a batch and of one search."""
-    bench.fill(artifacts)
+def measure(bench: Bench, rounds: int) -> dict[str, float]:
+    """Measure, print; the ratios by name, and the seconds of a batch and of one search."""
+    person = f"wanted{bench.made}"
     pairs = []
     for _ in range(rounds):
         items = bench.items(BATCH)
@@ -320,31 +342,49 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--processor", action="store_true", help="On PostgreSQL processor times, of both processes.")
     parser.add_argument("--postgres", action="store_true", help="On a PostgreSQL of its own instead of SQLite.")
+    parser.add_argument("--keep", type=Path, help="The folder of a registry that stays, and may be there already.")
+    parser.add_argument("--url", help="The PostgreSQL database of a registry that stays.")
+    parser.add_argument("--fill-only", action="store_true", help="Only have a registry of that size.")
     options = parser.parse_args()
-    sizes = (options.artifacts, options.grow_to)
-    print(f"{options.artifacts:,} artifacts on {'PostgreSQL' if options.postgres else 'SQLite'}")
+    on_postgres = options.postgres or options.url is not None
+    print(f"{options.artifacts:,} artifacts on {'PostgreSQL' if on_postgres else 'SQLite'}")
+    if options.keep is not None:
+        options.keep.mkdir(parents=True, exist_ok=True)
+        run(options.keep, options.url or f"sqlite:///{options.keep}/registry.db", options)
+        return
     with tempfile.TemporaryDirectory(prefix="muniment-bench-") as name:
         folder = Path(name)
-        if not options.postgres:
-            run(folder, f"sqlite:///{folder}/registry.db", sizes, options.rounds)
+        if not on_postgres:
+            run(folder, f"sqlite:///{folder}/registry.db", options)
             return
         folder.chmod(0o755)  # PostgreSQL does not run as root, and must get at its files
         with postgres.running(folder / "server") as url:
-            run(folder, postgres.create_database(url, "bench"), sizes, options.rounds, processor=options.processor)
+            run(folder, postgres.create_database(url, "bench"), options)
 
 
-def run(folder: Path, url: str, sizes: tuple[int, int], rounds: int, *, processor: bool = False) -> None:
-    """Measure on one database, and once more when it has grown."""
-    bench = Bench(folder, url, processor=processor)
-    small = measure(bench, sizes[0], rounds)
-    if sizes[1]:
-        large = measure(bench, sizes[1], rounds, "grown")
-        speed, time_ratio = small["batch_s"] / large["batch_s"], large["search_s"] / small["search_s"]
-        print(
-            f"{sizes[1]:,} against {sizes[0]:,}: registration {speed:.2f} of the speed "
-            f"(wanted ≥ 0.6 at 10 M against 1 M), ids {time_ratio:.2f} of the time (wanted ≤ 1.2)"
-        )
+def run(folder: Path, url: str, options: argparse.Namespace) -> None:
+    """Measure one registry, and again when it has grown."""
+    bench = Bench(folder, url, processor=options.processor)
+    for size in [options.artifacts, *([options.grow_to] if options.grow_to else [])]:
+        bench.fill(size)
+        if not options.fill_only:
+            bench.measured[str(size)] = measure(bench, options.rounds)
+            compare(bench, size)
+        bench.keep()
     bench.database.close()
+
+
+def compare(bench: Bench, size: int) -> None:
+    """Print how a registry of that size does beside the smallest one that was measured."""
+    smallest = min(map(int, bench.measured))
+    if size == smallest:
+        return
+    small, large = bench.measured[str(smallest)], bench.measured[str(size)]
+    speed, time_ratio = small["batch_s"] / large["batch_s"], large["search_s"] / small["search_s"]
+    print(
+        f"{size:,} against {smallest:,}: registration {speed:.2f} of the speed "
+        f"(wanted ≥ 0.6 at 10 M against 1 M), ids {time_ratio:.2f} of the time (wanted ≤ 1.2)"
+    )
 
 
 if __name__ == "__main__":
