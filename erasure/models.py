@@ -82,6 +82,9 @@ class CopyRow(SQLModel, table=True):
 
     `owner` is the request or the sweep. `state` is one of API.md §6. `sealed` is the capture (locator, identifiers,
     canaries) under the request key. `depth` orders the work: leaves (largest depth) first.
+
+    No index holds what an execution changes, and pages leave room for a second version of each row: PostgreSQL then
+    writes the change beside the row and touches no index.
     """
 
     __tablename__ = "copy"
@@ -118,8 +121,8 @@ class CopyRow(SQLModel, table=True):
     evidence: str | None = Field(default=None, max_length=36)
     verify_evidence: str | None = Field(default=None, max_length=36)
     __table_args__ = (
-        sa.Index("ix_copy_state", "tenant_id", "owner", "state"),
         sa.Index("ix_copy_artifact", "tenant_id", "artifact_id"),
+        {"postgresql_with": {"fillfactor": 50}},
     )
 
 
