@@ -91,6 +91,15 @@ def parse(line: bytes) -> object:
         return None
 
 
+def named_values(stream: BinaryIO, deadline: Deadline) -> Iterator[tuple[str, Value]]:
+    """Yield each field and value by which a line can be named, line by line. Raises: as `lines`."""
+    for line in lines(stream, deadline):
+        document = parse(line)
+        for name, value in document.items() if isinstance(document, dict) else ():
+            if name and isinstance(value, Value) and not isinstance(value, bool) and value != "":
+                yield name, value
+
+
 def matching(stream: BinaryIO, keys: Sequence[LineKey], deadline: Deadline) -> Iterator[tuple[LineKey, object, bytes]]:
     """Yield (key, document, line) for each line meant, (key, None, line) for one that may be: broken, another type."""
     for line in lines(stream, deadline):

@@ -55,6 +55,7 @@ from connectors.file_lines import (
     lines,
     lock,
     matching,
+    named_values,
     parse,
     remove_leftovers,
     rewrite,
@@ -160,9 +161,10 @@ class FilesConnector(Connector):
         limit = Deadline("walk", deadline)
         for path, _, place in self._tree.walk(limit):
             yield {"path": path}
-            if path.endswith(LINE_ENDS) and self._config.owner_field is not None:
-                for value in self._line_owners(place, limit):
-                    yield {"path": path, "lines": {"field": self._config.owner_field, "value": value}}
+            if path.endswith(LINE_ENDS):
+                with place.open() as stream:
+                    for name, value in named_values(stream, limit):
+                        yield {"path": path, "lines": {"field": name, "value": value}}
 
     def _line_owners(self, place: Place, limit: Deadline) -> list[str | int]:
         """Return whom the lines name, as they write it: a number names others than its digits as a text."""

@@ -95,6 +95,17 @@ class PgvectorConnector(SqlConnector):
             yield {"collection": found["table"], "id": value}
 
     @override
+    def walk(self, *, deadline: float) -> Iterator[dict[str, Any]]:
+        limit = Deadline("walk", deadline)
+        with self._session(limit, read_only=True) as now_open:
+            catalog = now_open.catalog
+            primary = {name: table.primary for table in catalog.tables() for name in catalog.written(table)}
+        for place in super().walk(deadline=limit.left()):
+            # An id is the value of the primary key; other unique keys name no item of this kind.
+            if tuple(place["key"]) == primary.get(place["table"]):
+                yield {"collection": place["table"], "id": place["key"][primary[place["table"]][0]]}
+
+    @override
     def _pieces(self, table: Table, column: str, value: object) -> Iterator[Candidate]:
         kind = table.columns[column]
         if not is_vector(kind):

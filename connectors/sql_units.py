@@ -225,6 +225,46 @@ class UnitConnector(SqlConnector):
         )
         return [tuple(row) for row in rows]
 
+    @override
+    def walk(self, *, deadline: float) -> Iterator[dict[str, Any]]:
+        limit = Deadline("walk", deadline)
+        with self._session(limit, read_only=True) as now_open:
+            tables = [table for _, table in reversed(self._tables(now_open))]
+            for table in tables:
+                if self._database.hides_rows(now_open.connection, table):
+                    raise BadLocator(f"row security hides rows of {table.label} from this role")
+        for table in tables:
+            after: Key | None = None
+            while True:
+                with self._session(limit, read_only=True) as now_open:
+                    page = self._named(now_open, table, None if table is tables[0] else tables[0], after)
+                for key in page:
+                    try:
+                        yield self.locator_of(key)
+                    except BadLocator:
+                        continue  # no item can be registered under such a name
+                if len(page) < _PAGE:
+                    break
+                after = page[-1]
+
+    def _named(self, now_open: _Open, table: Table, root: Table | None, after: Key | None) -> list[Key]:
+        """Return the next names in a table, each once; with `root`, those that have no row there."""
+        quote = now_open.catalog.quote
+        names = ", ".join(f"t.{quote(name)}" for name in self._shape.columns)
+        conditions, values = [], ()
+        if root is not None:
+            same = " AND ".join(f"r.{quote(name)} = t.{quote(name)}" for name in self._shape.columns)
+            conditions.append(f"NOT EXISTS (SELECT 1 FROM {root.quoted} AS r WHERE {same})")
+        if after is not None:
+            mark = "?" if now_open.connection.dialect.name == "sqlite" else "%s"
+            conditions.append(f"({names}) > ({', '.join([mark] * len(after))})")
+            values = after
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        rows = now_open.connection.exec_driver_sql(
+            f"SELECT DISTINCT {names} FROM {table.quoted} AS t{where} ORDER BY {names} LIMIT {_PAGE}", values
+        )
+        return [tuple(row) for row in rows]
+
     def _look_at(self, now_open: _Open, batch: Batch, *, lock: bool = False) -> list[_Seen]:
         """Return what there is of each item now; with `lock`, so that nobody changes the root rows meanwhile."""
         seen = [_Seen() for _ in batch.keys]

@@ -18,6 +18,7 @@ import pytest
 
 from connectors.base import Connector, Item, Level, Outcome, Receipt, Selector
 from connectors.errors import BadLocator, ConnectorError, ReadOnlyConnector
+from registry.locators import canonical_locator, normal_locator
 
 NOW = datetime(2026, 1, 5, 12, tzinfo=UTC)
 MIA, BEN = "user:mia", "user:ben"
@@ -192,6 +193,14 @@ class Contract:
             items = [Item(copy_id=str(n), locator=locator) for n, locator in enumerate(found)]
             assert {r.outcome for r in erase(connector, items)} == {Outcome.ERASED}
         assert [bed.get(item.copy_id) for item in mine] == [None] * len(mine)
+
+    def test_a_walk_names_every_item_as_it_may_be_registered(self, bed: Bed) -> None:
+        # By these names copies are found that a backup brought back; another form of them would find nothing.
+        mine, others = fill(bed, 2)
+        with bed.open(read_only=True) as connector:
+            kind, walked = connector.capabilities().kind, list(connector.walk(deadline=30))
+        named = {canonical_locator(place if kind == "threads" else normal_locator(kind, place)) for place in walked}
+        assert {canonical_locator(item.locator) for item in (*mine, *others)} <= named
 
     def test_export_returns_each_item_once_and_says_which_are_absent(self, bed: Bed) -> None:
         mine, others = fill(bed, 2)

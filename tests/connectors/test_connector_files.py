@@ -247,7 +247,8 @@ def test_lines_that_name_their_owner_by_a_number_are_found_and_go(tmp_path: Path
     with bed.open() as connector:
         found = list(connector.discover(Selector(identifiers=("user:42",)), deadline=30))
         assert found == [{"path": shared.name, "lines": {"field": "owner", "value": 42}}]
-        walked = [each["lines"]["value"] for each in connector.walk(deadline=30) if "lines" in each]
+        lines = [each["lines"] for each in connector.walk(deadline=30) if "lines" in each]
+        walked = [each["value"] for each in lines if each["field"] == "owner"]
         receipts = erase(connector, [Item(copy_id="c", locator=found[0])], "user:42")
     assert walked == [42, "42x"]
     assert receipts[0].outcome is Outcome.ERASED
