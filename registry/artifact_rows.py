@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from ledger.models import EntryRow
+from registry.batch import LABEL
 from registry.details import Details, details_of
 from registry.errors import UnknownArtifact
 from registry.graph import ARTIFACT, ENTRY, Parent, parents_of
@@ -20,7 +21,6 @@ from registry.ids import artifact_name
 from registry.item import GIVEN_ID, OWN_ID
 from registry.keyed import Seals, chunks
 from registry.models import Artifact
-from registry.registration import LABEL
 from registry.sets import members
 from registry.subjects import opaque_ids
 from vault.vault import Vault

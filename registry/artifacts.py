@@ -28,6 +28,7 @@ from registry.artifact_rows import (
     public_name,
     views,
 )
+from registry.batch import LABEL
 from registry.details import Details
 from registry.ends import Dates, EndsAt, default_ends_at
 from registry.errors import Conflict, OutsideTokenScope
@@ -38,7 +39,7 @@ from registry.models import Artifact, ScopeKey, SubjectSetMember, Tombstone
 from registry.origins import add_sources, confidence_now, lineage, provenance
 from registry.people import expand
 from registry.reading import Faults, Reader
-from registry.registration import LABEL, register
+from registry.registration import register
 from registry.sets import sets_of
 from registry.subjects import find_people
 from vault.vault import Vault

@@ -8,7 +8,7 @@ import pytest
 import sqlalchemy as sa
 from sqlmodel import select
 
-from registry import artifacts, cones, origins, registration, subjects
+from registry import artifacts, cones, origins, repeats, subjects
 from registry.identifiers import parse_subject
 from registry.models import Artifact, PendingCone, Watermark
 from registry.sets import intern_set, members
@@ -36,7 +36,7 @@ def about(house: Any, session: Any, person: str) -> set[str]:
 
 
 def add_late(house: Any, to: str, monkeypatch: pytest.MonkeyPatch, inline: int = 0) -> str:
-    for module in (registration, origins):
+    for module in (repeats, origins):
         monkeypatch.setattr(module, "INLINE", inline)
     [late] = house.register([house.item(900, subjects=["user:late"])])
     with house.session() as session:

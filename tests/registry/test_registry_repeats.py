@@ -275,7 +275,7 @@ def test_no_fenced_person_arrives_by_a_claim_that_was_there_before(
     fence(house, "user:eve")
     before = show(house, mine["id"])
     if how == "by the queue":
-        monkeypatch.setattr("registry.registration.INLINE", 0)
+        monkeypatch.setattr("registry.repeats.INLINE", 0)
     if how == "by the reconciler":
         with house.session() as session:
             row = artifacts.find_artifact(session, house.alice.tenant_id, theirs["id"])
