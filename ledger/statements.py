@@ -50,8 +50,9 @@ def insert(
     table: sa.Table = model.__table__  # type: ignore[attr-defined] # SQLModel types no table
     behind = f" ON CONFLICT {conflict}" if conflict else ""
     if db.dialect.name == "postgresql":
-        columns = tuple(list(column) for column in zip(*rows, strict=True))
-        db.exec_driver_sql(_insert_arrays(table, names) + behind, columns)
+        columns = zip(*rows, strict=True)
+        arrays = tuple(_array(db, _type_of(table, name), column) for name, column in zip(names, columns, strict=True))
+        db.exec_driver_sql(_insert_arrays(table, names) + behind, arrays)
         return
     # Each run of a statement lets other threads have the interpreter, which this one then waits for: a thousand rows
     # with a statement each would wait a thousand times where others are busy.
@@ -87,7 +88,7 @@ def select_in(
         if len(values) == 1:  # one value is planned once, a list anew each time
             yield from _rows(db, f"{query} = %s::{kind}", (*known, values[0]))
         else:
-            yield from _rows(db, f"{query} = ANY(%s::{kind}[])", (*known, list(values)))
+            yield from _rows(db, f"{query} = ANY(%s::{kind}[])", (*known, _array(db, kind, values)))
         return
     for start in range(0, len(values), _MOST):
         some = values[start : start + _MOST]
@@ -95,6 +96,13 @@ def select_in(
         length = 1 if len(some) == 1 else -(-len(some) // _STEP) * _STEP
         padding = (some[-1],) * (length - len(some))
         yield from _rows(db, f"{head} IN ({','.join('?' * length)})", (*known, *some, *padding))
+
+
+def _array(db: sa.Connection, kind: str, values: Sequence[Any]) -> object:
+    from ledger import arrays  # noqa: PLC0415 - PostgreSQL's driver is imported only where it is used
+
+    arrays.accept(db)
+    return arrays.packed(kind, values)
 
 
 def _rows(db: sa.Connection, query: str, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -114,12 +122,13 @@ def _insert_values(table: sa.Table, names: tuple[str, ...], count: int) -> str:
 
 @lru_cache(maxsize=64)
 def _insert_arrays(table: sa.Table, names: tuple[str, ...]) -> str:
-    arrays = ", ".join(f"%s::{_type_of(table.c[name])}[]" for name in names)
+    arrays = ", ".join(f"%s::{_type_of(table, name)}[]" for name in names)
     return f"INSERT INTO {table.name} ({', '.join(names)}) SELECT * FROM unnest({arrays})"  # noqa: S608 - names of ours
 
 
-def _type_of(column: sa.Column[Any]) -> str:
-    plain: sa.types.TypeEngine[Any] = column.type
+@lru_cache(maxsize=256)
+def _type_of(table: sa.Table, name: str) -> str:
+    plain: sa.types.TypeEngine[Any] = table.c[name].type
     if isinstance(plain, sa.types.TypeDecorator):
         plain = plain.impl_instance
     return next(name for kind, name in _TYPES if isinstance(plain, kind))
