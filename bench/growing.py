@@ -79,6 +79,16 @@ def grow(engine: sa.Engine, tenant_id: int, artifacts: int) -> int:
     return made
 
 
+def refill(engine: sa.Engine, target: sa.Table, source: sa.Table) -> None:
+    """Have the rows of one table in another of the same columns, and no others."""
+    with engine.connect() as connection:
+        kept = _set(connection, _FAST) if connection.dialect.name == "sqlite" else {}
+        connection.execute(sa.delete(target))
+        connection.execute(sa.insert(target).from_select(list(source.columns.keys()), sa.select(source)))
+        connection.commit()
+        _set(connection, kept)
+
+
 def _set(connection: sa.Connection, wanted: Mapping[str, object]) -> dict[str, object]:
     """Set SQLite's switches outside a transaction; what they were."""
     driver: Any = connection.connection.driver_connection

@@ -35,7 +35,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, SQLModel, col
 
 from api.database import Database
-from bench.growing import grow
+from bench.growing import grow, refill
 from erasure.selector import select_subjects
 from infra.services import postgres
 from registry.acting import Acting
@@ -129,15 +129,8 @@ class Bench:
             self.register(self.items(BATCH))
         if artifacts > max(MOST_REGISTERED, self.made + self.copied):
             self.copied = grow(self.database.engine, self.acting.tenant_id, artifacts) - self.made
-        self._fill_plain()
+        refill(self.database.engine, self.plain, Artifact.__table__)  # type: ignore[attr-defined] # SQLModel types no table
         self.settle()
-
-    def _fill_plain(self) -> None:
-        """Have the same rows in the yardstick's table."""
-        rows = sa.select(Artifact.__table__)  # type: ignore[attr-defined] # SQLModel types no table
-        with self.session() as session:
-            session.execute(sa.delete(self.plain))
-            session.execute(sa.insert(self.plain).from_select(list(self.plain.columns), rows))
 
     @contextmanager
     def session(self) -> Iterator[Session]:
