@@ -22,24 +22,23 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from connectors.agent import AGENT
-from connectors.base import Connector, Level, Outcome, Receipt, ReclaimReport
+from connectors.base import Connector, Item, Level, Outcome, Receipt, ReclaimReport
 from connectors.errors import ConnectorError
 from erasure import captures, copies, tasks
 from erasure.captures import Wanted
 from erasure.models import CopyRow
 from erasure.parts import Parts
+from erasure.plan import redecide
 from erasure.regenerate import ANEW
 from erasure.request import GONE, CopyState
-from erasure.sealed import Capture
 from erasure.work import (
     Work,
     captures_of,
     end_of_try,
     failed,
-    goes_plainly,
+    going_now,
     is_ready,
     joined,
-    lines_now,
     load_work,
     owners_of,
     report_fact,
@@ -65,7 +64,7 @@ _LOOK_SECONDS = 0.5
 
 
 class _Going(NamedTuple):
-    """What it takes to decide about a copy once more and to erase it."""
+    """What it takes to decide about a copy once more, to erase it, and to write down the answer."""
 
     copy_no: int
     kind: str
@@ -73,15 +72,17 @@ class _Going(NamedTuple):
     artifact_id: int | None
     key_id: str | None
     sealed: bytes | None
-
-
-class _Tried(NamedTuple):
-    """What an answer of a store needs of a copy's row."""
-
-    copy_no: int
     method: str | None
     attempts: int
-    started_at: datetime | None
+
+
+class _Sent(NamedTuple):
+    """Copies that one transaction marked as running: by number where each lies, and how it stood before."""
+
+    items: dict[int, Item]
+    before: dict[int, _Going]
+    owners: tuple[str, ...]
+    at: datetime
 
 
 class _Waiting(NamedTuple):
@@ -207,7 +208,7 @@ class Dispatch:
                 order.done(name)
                 with self._parts.transactions(self._tenant_id) as session:
                     where = sa.and_(self._of(CopyState.RUNNING), col(CopyRow.store) == name)
-                    stuck = [copy.copy_no for copy in copies.read(session, _Tried, where)]
+                    stuck = [copy.copy_no for copy in copies.read(session, _Number, where)]
                 self._record_silence(stuck, "the store does not come back")
                 return
 
@@ -280,18 +281,17 @@ class Dispatch:
         # Never around a call to a store: one that does not come back would leave the process without its collector.
         with bulk.without_collector(), self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner)
-            at = self._parts.instant(self._now)
-            found, owners = self._send(session, work, numbers, at)
+            sent = self._send(session, work, numbers, self._parts.instant(self._now))
         decided = time.monotonic()
-        items = [capture.item(number) for number, capture in found.items()]
+        items = list(sent.items.values())
         for start in range(0, len(items), size):
             if start and time.monotonic() - decided > _QUICK_SECONDS:
                 return self._put_off([int(item.copy_id) for item in items[start:]])
             self._seen[name] = time.monotonic()
-            sent, limit = self._parts.instant(self._now, at), self._parts.store_seconds
+            at, limit = self._parts.instant(self._now, sent.at), self._parts.store_seconds
             batch = items[start : start + size]
             try:
-                receipts = connector.erase(batch, owner_identifiers=owners, now=sent, deadline=limit)
+                receipts = connector.erase(batch, owner_identifiers=sent.owners, now=at, deadline=limit)
             except Exception as error:  # noqa: BLE001 - as above: its copies were tried, the other stores go on
                 self._down.add(name)
                 self._record_silence([int(item.copy_id) for item in items[start:]], type(error).__name__)
@@ -299,7 +299,7 @@ class Dispatch:
             if name in self._down:
                 return []
             # At once: of what is not written down, a worker that takes over can only say that it was absent.
-            self._record(name, receipts)
+            self._record(name, sent, receipts)
         return []
 
     def _put_off(self, numbers: list[int]) -> list[int]:
@@ -309,21 +309,18 @@ class Dispatch:
             copies.update(session, mine, state=CopyState.PENDING.value, attempts=col(CopyRow.attempts) - 1)
         return numbers
 
-    def _send(
-        self, session: Session, work: Work, numbers: Sequence[int], at: datetime
-    ) -> tuple[dict[int, Capture], tuple[str, ...]]:
-        """Mark those of these copies as running that may go by what is committed now; their captures and owners."""
+    def _send(self, session: Session, work: Work, numbers: Sequence[int], at: datetime) -> _Sent:
+        """Mark those of these copies as running that may go by what is committed now."""
         waiting = sa.and_(self._among(session, numbers), col(CopyRow.state) == CopyState.PENDING.value)
         ready = copies.read(session, _Going, waiting)
-        lines = lines_now(session, work, ready, self._now)
-        going = [copy for copy in ready if goes_plainly(lines.get(copy.ref))]
+        plain, given = going_now(session, work, ready, self._now)
+        going = [copy for copy in ready if copy.ref in plain]
         if len(going) < len(ready):
-            plain = {copy.copy_no for copy in going}
-            asked = self._locked(session, [copy.copy_no for copy in ready if copy.copy_no not in plain])
-            may = {copy.copy_no for copy in sort_out(session, [copy for copy in asked if _waits(copy)], lines)}
-            going = [copy for copy in ready if copy.copy_no in plain or copy.copy_no in may]
+            asked = self._locked(session, [copy.copy_no for copy in ready if copy.ref not in plain])
+            may = {copy.copy_no for copy in sort_out(session, [c for c in asked if _waits(c)], redecide(given))}
+            going = [copy for copy in ready if copy.ref in plain or copy.copy_no in may]
         if not going:
-            return {}, ()
+            return _Sent({}, {}, (), at)
         found = captures_of(session, self._parts, work, going)
         owners = owners_of(session, self._parts, work, going)
         tried: dict[str, Any] = {"started_at": at, "attempts": col(CopyRow.attempts) + 1}
@@ -332,48 +329,44 @@ class Dispatch:
             detail = "where it lies is not known any more"
             copies.update(session, where, state=CopyState.FAILED.value, detail=detail, **tried)
         if not found:
-            return {}, ()
+            return _Sent({}, {}, (), at)
         where = sa.and_(self._among(session, found), col(CopyRow.state) == CopyState.PENDING.value)
         if copies.update(session, where, state=CopyState.RUNNING.value, **tried) < len(found):
             # Somebody settled one meanwhile: what is sent is what is marked.
             mine = sa.and_(self._among(session, found), col(CopyRow.state) == CopyState.RUNNING.value)
-            marked = {copy.copy_no for copy in copies.read(session, _Tried, mine)}
+            marked = {copy.copy_no for copy in copies.read(session, _Number, mine)}
             found = {number: capture for number, capture in found.items() if number in marked}
-        return found, owners
+        items = {number: capture.item(number) for number, capture in found.items()}
+        return _Sent(items, {copy.copy_no: copy for copy in going}, owners, at)
 
-    def _record(self, name: str, receipts: Sequence[Receipt]) -> None:
-        by_number = {int(receipt.copy_id): receipt for receipt in receipts}
+    def _record(self, name: str, sent: _Sent, receipts: Sequence[Receipt]) -> None:
+        """Write down what the store answered: one entry of the record, and one statement for all that ended alike."""
+        if not receipts:
+            return
+        # One instant for all that the store answered at once.
+        finished = self._parts.instant(self._now, sent.at, *{one.at for one in receipts})
+        alike: dict[tuple[str, str | None, str | None, str], list[int]] = {}
+        lines: list[dict[str, Any]] = []
+        for receipt in receipts:
+            number = int(receipt.copy_id)
+            before = sent.before[number]
+            tried = before.attempts + 1
+            state = _ENDS.get(receipt.outcome) or end_of_try(tried, self._parts, CopyState.FAILED)
+            level = receipt.level.value if receipt.level is not None else None
+            key = (_method(before.method, receipt), receipt.detail, level, state.value)
+            alike.setdefault(key, []).append(number)
+            lines.append({"copy": number, "state": state.value, "level": level})
+            if state in GONE:
+                self._treated.setdefault(name, set()).add(number)
+        body = {"owner": self._owner, "copies": lines}
         with bulk.without_collector(), self._parts.transactions(self._tenant_id) as session:
-            changes: dict[int, dict[str, Any]] = {}
-            rows = copies.read(session, _Tried, self._among(session, by_number), lock=True)
-            # One instant for all that the store answered at once.
-            finished = self._parts.instant(
-                self._now, *{one.at for one in receipts}, *{copy.started_at for copy in rows}
-            )
-            for copy in rows:
-                receipt = by_number[copy.copy_no]
-                state = _ENDS.get(receipt.outcome) or end_of_try(copy.attempts, self._parts, CopyState.FAILED)
-                changes[copy.copy_no] = {
-                    "method": _method(copy.method, receipt),
-                    "detail": receipt.detail,
-                    "finished_at": finished,
-                    "verified_at": None,
-                    "level": receipt.level.value if receipt.level is not None else None,
-                    "state": state.value,
-                }
-                if state in GONE:
-                    self._treated.setdefault(name, set()).add(copy.copy_no)
-            if not changes:
-                return
-            lines = [
-                {"copy": number, "state": change["state"], "level": change["level"]}
-                for number, change in changes.items()
-            ]
-            body = {"owner": self._owner, "copies": lines}
             at = self._parts.instant(self._now)
             entry_id = self._parts.record.announce(session, self._tenant_id, Kind.COPY_ERASED, body, at)
-            told = {number: {**change, "evidence": entry_id} for number, change in changes.items()}
-            copies.write(session, self._tenant_id, self._owner, told)
+            for (method, detail, level, end), numbers in alike.items():
+                copies.update(
+                    session, self._among(session, numbers), method=method, detail=detail, finished_at=finished,
+                    verified_at=None, level=level, state=end, evidence=entry_id,
+                )  # fmt: skip
 
     def _record_silence(self, numbers: Sequence[int], detail: str) -> None:
         """The store did not answer: nothing is known about these copies, so they are tried again."""

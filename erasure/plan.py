@@ -9,7 +9,7 @@ approves, and whether a decision still holds when the delete is dispatched (`era
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -347,12 +347,17 @@ def _shown_of(line: Approved | PlanCopy | None) -> Mapping[str, int] | None:
     return None if line is None else was_shown(line.action, line.collateral)
 
 
-def _lines(given: PlanInput) -> list[tuple[PlanCopy, Item]]:
-    """Roots first, so that a derived item knows which of its sources the plan ends; keys after them."""
+class _Decided(NamedTuple):
+    fact: ArtifactFact
+    item: Item
+    decision: Decision
+    depth: int
+
+
+def _decided(given: PlanInput) -> Iterator[_Decided]:
+    """The decision about each artifact, roots first: a derived item knows which of its sources the plan ends."""
     depths = depths_of(given.artifacts)
     ending: set[int] = set()
-    lines: list[tuple[PlanCopy, Item]] = []
-    names = {fact.artifact_id: fact for fact in given.artifacts}
     for fact in sorted(given.artifacts, key=lambda fact: (depths[fact.artifact_id], fact.artifact_id)):
         item = fact.item
         if fact.sources:
@@ -362,9 +367,28 @@ def _lines(given: PlanInput) -> list[tuple[PlanCopy, Item]]:
         decision = _decide(item, None if known is None else known.rules, given)
         if decision.action in DESTRUCTIVE:
             ending.add(fact.artifact_id)
-        path = _path(fact, names)
-        line = _artifact_line(fact, decision, given, path=path, depth=depths[fact.artifact_id])
-        lines.append((line, item))
+        yield _Decided(fact, item, decision, depths[fact.artifact_id])
+
+
+def going_plainly(given: PlanInput) -> frozenset[str]:
+    """The artifacts, by public id, that would be planned to go without anybody else losing anything by it.
+
+    Their lines are not made: `redecide` makes those of the others.
+    """
+    return frozenset(
+        one.fact.name
+        for one in _decided(given)
+        if one.decision.action in DESTRUCTIVE and _shared(one.item, given) is None
+    )
+
+
+def _lines(given: PlanInput) -> list[tuple[PlanCopy, Item]]:
+    """Artifacts, then keys and the parts under them, then what opens a person's names."""
+    names = {fact.artifact_id: fact for fact in given.artifacts}
+    lines = [
+        (_artifact_line(one.fact, one.decision, given, path=_path(one.fact, names), depth=one.depth), one.item)
+        for one in _decided(given)
+    ]
     parts = {part.ref: (part_line(part, _part_decision(part, given), given), part.item) for part in given.kept}
     for key in given.keys:
         if key.item.data_class == IDENTITY:
@@ -510,8 +534,9 @@ def _shared(item: Item, given: PlanInput) -> dict[str, int] | None:
 
     Retention ends an item for everybody it is about, so a sweep has no collateral.
     """
-    others = len(item.subjects - given.subjects)
-    return {"subjects": others} if others and given.claim is not None else None
+    if given.claim is None or item.subjects <= given.subjects:
+        return None
+    return {"subjects": len(item.subjects - given.subjects)}
 
 
 def _key_line(

@@ -8,7 +8,7 @@ tenant that is this sweep's own. Not here: how long the key lives.
 from __future__ import annotations
 
 import json
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +39,17 @@ class Capture:
     def item(self, copy_no: int) -> Item:
         """The connector's view of the copy."""
         return Item(copy_id=str(copy_no), locator=self.locator, canaries=self.canaries)
+
+
+class _Stored(msgspec.Struct):
+    """A capture as it is sealed: its canaries in base64."""
+
+    locator: dict[str, Any]
+    canaries: tuple[bytes, ...]
+    captured: bool
+
+
+_CAPTURES = msgspec.json.Decoder(_Stored)
 
 
 class RequestSeal:
@@ -85,9 +96,7 @@ class RequestSeal:
         """The value that was sealed under this name; empty where there is none."""
         if sealed is None:
             return {}
-        found: dict[str, Any] = msgspec.json.decode(
-            unseal_small(self._key, sealed, tenant=self._tenant, label=REQUEST_CLASS, name=f"{self._owner}/{name}")
-        )
+        found: dict[str, Any] = msgspec.json.decode(self._open(name, sealed))
         return found
 
     def seal_capture(self, capture: Capture, ref: str) -> bytes:
@@ -111,12 +120,11 @@ class RequestSeal:
         """The capture of a copy; None where nothing was captured yet."""
         if sealed is None:
             return None
-        body = self.open(f"copy/{ref}", sealed)
-        return Capture(
-            locator=body["locator"],
-            canaries=tuple(b64decode(text) for text in body["canaries"]),
-            captured=bool(body["captured"]),
-        )
+        body = _CAPTURES.decode(self._open(f"copy/{ref}", sealed))
+        return Capture(locator=body.locator, canaries=body.canaries, captured=body.captured)
+
+    def _open(self, name: str, sealed: bytes) -> bytes:
+        return unseal_small(self._key, sealed, tenant=self._tenant, label=REQUEST_CLASS, name=f"{self._owner}/{name}")
 
     def _seal(self, name: str, data: bytes) -> bytes:
         return seal_small(self._key, data, tenant=self._tenant, label=REQUEST_CLASS, name=f"{self._owner}/{name}")

@@ -17,7 +17,7 @@ from connectors.base import Level, ReclaimReport
 from erasure.errors import UnknownRequest
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
-from erasure.plan import PlanCopy, PlanInput, exceeds, redecide, was_shown
+from erasure.plan import PlanCopy, PlanInput, exceeds, going_plainly, redecide, was_shown
 from erasure.request import CopyState
 from erasure.sealed import SWEEP_KEY, Capture, RequestSeal
 from erasure.selector import select_artifacts
@@ -154,9 +154,16 @@ def goes(copy: CopyRow, line: PlanCopy) -> bool:
     return line.action in DESTRUCTIVE or (line.action == "review" and copy.method == BY_HAND)
 
 
-def goes_plainly(line: PlanCopy | None) -> bool:
-    """Whether a copy goes whatever its own row says: by its class or request, and nobody else loses anything by it."""
-    return line is None or (line.action in DESTRUCTIVE and not line.collateral)
+def going_now(session: Session, work: Work, copies: Sequence[_Line], now: datetime) -> tuple[set[str], PlanInput]:
+    """Which of these artifacts go whatever their own rows say, and what that was decided by.
+
+    So go those that go by class or request while nobody else loses anything by it, and those without a row in the
+    registry, where nothing speaks for them. What is not among them is not decided: see `sort_out`.
+    """
+    given = facts_now(session, work, copies, now)
+    known = {fact.name for fact in given.artifacts}
+    plain = going_plainly(given)
+    return {copy.ref for copy in copies if copy.ref in plain or copy.ref not in known}, given
 
 
 def mark_staying(session: Session, copies: Sequence[CopyRow], lines: Mapping[str, PlanCopy]) -> None:
