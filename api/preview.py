@@ -2,11 +2,13 @@
 
 Guarantees: nothing is changed. Every clock is counted: an item's own dates and activity, the last of the events that
 started it, and the cap of those that never start; and keys of the record by their month. An item's own expiry counts
-under any class. Holds, restrictions and requests are not asked: they stop an end when it comes, not its being due.
+under any class. What waits for a person's review is due as well; what ends without one is counted apart. Holds,
+restrictions and requests are not asked: they stop an end when it comes, not its being due.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import datetime
 
 import sqlalchemy as sa
@@ -24,6 +26,7 @@ from retention.schedule import newest_start, schedule_of
 from vault.models import OPENING, DataKey
 
 SHOWN = 100
+REVIEW = "review"
 _ARTIFACT = "a"
 
 
@@ -35,13 +38,21 @@ def due_under(session: Session, tenant_id: int, one: DataClass, now: datetime) -
     return int(copies or 0) + _keys_due(session, tenant_id, one, now)
 
 
-def newly_due(session: Session, tenant_id: int, known: DataClass | None, wanted: DataClass, now: datetime) -> list[str]:
-    """The first copies, by id, that the declaration makes due and the class in force does not."""
-    query = sa.select(col(Artifact.id), col(Artifact.given_id)).where(
-        *_of(tenant_id, wanted.name), _is_due(tenant_id, wanted, now)
+def ending_under(session: Session, tenant_id: int, one: DataClass, now: datetime) -> int:
+    """How many of them would end without a person's review."""
+    copies = session.scalar(
+        sa.select(sa.func.count()).select_from(Artifact).where(*_of(tenant_id, one.name), _ends(tenant_id, one, now))
     )
+    return int(copies or 0) + _keys_due(session, tenant_id, one, now, unasked=True)
+
+
+def newly_due(session: Session, tenant_id: int, known: DataClass | None, wanted: DataClass, now: datetime) -> list[str]:
+    """The first copies, by id, that the declaration makes due, or ends unasked, and the class in force does not."""
+    due, ends = _is_due(tenant_id, wanted, now), _ends(tenant_id, wanted, now)
     if known is not None:
-        query = query.where(sa.not_(_is_due(tenant_id, known, now)))
+        due = sa.and_(due, sa.not_(_is_due(tenant_id, known, now)))
+        ends = sa.and_(ends, sa.not_(_ends(tenant_id, known, now)))
+    query = sa.select(col(Artifact.id), col(Artifact.given_id)).where(*_of(tenant_id, wanted.name), sa.or_(due, ends))
     rows = session.execute(query.order_by(col(Artifact.id)).limit(SHOWN))
     return [row.given_id or artifact_name(row.id) for row in rows]
 
@@ -60,6 +71,8 @@ def _is_due(tenant_id: int, one: DataClass, now: datetime) -> sa.ColumnElement[b
     ends: list[sa.ColumnElement[bool]] = [expired]
     if one.latest is not None:
         ends.append(created <= _start(one.latest, now))
+    if one.ceiling is not None:
+        ends.append(created <= _start(one.ceiling.keep, now))
     newest = _start(one.keep, now)
     if one.event is not None:
         ends.append(_events_over(tenant_id, one.event, newest))
@@ -69,6 +82,15 @@ def _is_due(tenant_id: int, one: DataClass, now: datetime) -> sa.ColumnElement[b
         )
         ends.append((created if own is None else sa.func.coalesce(own, created)) <= newest)
     return sa.or_(*ends)
+
+
+def _ends(tenant_id: int, one: DataClass, now: datetime) -> sa.ColumnElement[bool]:
+    """Whether it ends without a person's word: in a class with reviews only what is past its ceiling does."""
+    if one.then != REVIEW:
+        return _is_due(tenant_id, one, now)
+    if one.ceiling is None:
+        return sa.false()
+    return col(Artifact.created_at) <= _start(one.ceiling.keep, now)
 
 
 def _events_over(tenant_id: int, event: str, newest: sa.ColumnElement[datetime]) -> sa.ColumnElement[bool]:
@@ -96,8 +118,15 @@ def _events_over(tenant_id: int, event: str, newest: sa.ColumnElement[datetime])
     return sa.and_(happened(), sa.not_(happened(col(EventRow.at) > newest)))
 
 
-def _keys_due(session: Session, tenant_id: int, one: DataClass, now: datetime) -> int:
-    month = due_month(schedule_of(one), now)
+def _keys_due(session: Session, tenant_id: int, one: DataClass, now: datetime, *, unasked: bool = False) -> int:
+    schedule = schedule_of(one)
+    if unasked and one.then == REVIEW:
+        if one.ceiling is None:
+            return 0
+        keep = one.ceiling.keep
+        rules = replace(schedule.rules, keep=keep, starts="created", latest=None)
+        schedule = replace(schedule, keep=keep, latest=None, rules=rules)
+    month = due_month(schedule, now)
     if month is None:
         return 0
     found = session.scalar(

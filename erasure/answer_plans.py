@@ -59,6 +59,8 @@ def _terms(spec: DataClass) -> ClassTerms:
     period = f"{kept.get('keep')} from {spec.keep_from}"
     if spec.latest is not None:
         period += f", at the latest {kept.get('latest')} from created"
+    if spec.ceiling is not None:
+        period += f", never longer than {spec.ceiling.keep} from created ({spec.ceiling.basis})"
     return ClassTerms(
         name=spec.name,
         description=spec.description,

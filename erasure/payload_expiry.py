@@ -21,7 +21,7 @@ from registry import classes
 from registry.declaration import DataClass
 from registry.drafting import lock_end
 from registry.keyed import NO_MONTH, chunks
-from retention.decide import Item, class_end
+from retention.decide import Item, ceiling, class_end
 from retention.schedule import RECORD_STATE, month_end, rules_of
 from vault.models import DataKey, KeyState, PartKey
 
@@ -176,10 +176,17 @@ def _ends_of(spec: DataClass, months: Collection[str]) -> Iterator[datetime | No
     rules = rules_of(spec)
     for month in months:
         at = month_end(month)
-        # What a key's clock waits for may come at any time, so only the cap is sure.
+        # What a key's clock waits for may come at any time, so only the cap is sure; what a person decides, only the
+        # ceiling.
+        most = ceiling(at, rules)
         waits = rules.starts in ("last_activity", "consent") or spec.event is not None
-        if waits:
-            yield None if spec.latest is None else spec.latest.add_to(at)
+        if spec.then == "review":
+            yield most
+        elif waits:
+            yield min(
+                (end for end in (most, None if spec.latest is None else spec.latest.add_to(at)) if end is not None),
+                default=None,
+            )
         else:
             yield class_end(Item(item_id=0, data_class=spec.name, created=at), rules)
         if spec.floor is not None:

@@ -188,8 +188,9 @@ class Sweeps:
                 "quarantine": setbacks_of(session, acting.tenant_id, quarantine.aside(session, acting.tenant_id)),
                 "reclaimed": freed_of(copies, load_work(session, acting.tenant_id, sweep_id).facts()),
                 "maximum_age_days": {
-                    name: -(-maximum_age(one, sweep_every=self._every) // timedelta(days=1))
+                    name: None if most is None else -(-most // timedelta(days=1))
                     for name, one in sorted(schedules.items())
+                    for most in (maximum_age(one, sweep_every=self._every),)
                 },
             }
 

@@ -61,6 +61,7 @@ def class_schema() -> dict[str, Any]:
 
 def _retention() -> dict[str, Any]:
     floor = {"for": _duration(), "basis": _text("The law."), "covers": _words(("content", "skeleton"))}
+    ceiling = {"for": _duration(), "basis": _text("Who promised it where.")}
     return {
         "type": "object",
         "additionalProperties": False,
@@ -72,6 +73,7 @@ def _retention() -> dict[str, Any]:
             "lock": _or_null(_duration()),
             "then": _words(("erase", "review")),
             "floor": _object(floor, required=("for", "basis", "covers")),
+            "ceiling": _object(ceiling, required=("for", "basis")),
         },
         "if": {"properties": {"from": {"enum": ["created", "observed"]}}},
         "else": {"required": ["latest"], "properties": {"latest": _duration()}},

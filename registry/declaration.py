@@ -47,6 +47,14 @@ class Floor:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Ceiling:
+    """What was promised at most: how old an item may become from its registration, and who promised it where."""
+
+    keep: Duration
+    basis: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Callback:
     """Where a derived copy is made anew: address, reference of the signing secret, and how long it may take."""
 
@@ -105,6 +113,7 @@ class DataClass:
     lock: Duration | None
     then: str
     floor: Floor | None
+    ceiling: Ceiling | None
     on_request: str
     required: str
     basis: str | None
@@ -171,7 +180,8 @@ def _identity(top: Reader) -> dict[str, Any]:
 
 
 def _retention(top: Reader) -> dict[str, Any]:
-    empty = {"keep": None, "keep_from": "", "latest": None, "lock": None, "then": "", "floor": None}
+    names = ("keep", "latest", "lock", "floor", "ceiling")
+    empty = {"keep_from": "", "then": "", **dict.fromkeys(names)}
     reader = top.inner("retention")
     if reader is None:
         top.add(
@@ -192,6 +202,7 @@ def _retention(top: Reader) -> dict[str, Any]:
         "lock": reader.duration("lock"),
         "then": reader.choice("then", ("erase", "review"), required="what happens at the end"),
         "floor": _floor(reader.inner("floor")),
+        "ceiling": _ceiling(reader.inner("ceiling")),
     }
     if (start in OPEN_ENDED_CLOCKS or start.startswith("event:")) and reader.fields.get("latest") is None:
         reader.add("latest", f"missing: a clock from {start} may never start; without a cap the data is kept for ever")
@@ -207,6 +218,15 @@ def _floor(reader: Reader | None) -> Floor | None:
     covers = reader.choice("covers", ("content", "skeleton"), required="what must stay")
     reader.done()
     return Floor(keep=keep, basis=basis, covers=covers) if keep is not None else None
+
+
+def _ceiling(reader: Reader | None) -> Ceiling | None:
+    if reader is None:
+        return None
+    keep = reader.duration("for", required="how old an item may become, counted from its registration")
+    basis = reader.text("basis", required="who promised it where; whoever is refused an extension must be told")
+    reader.done()
+    return Ceiling(keep=keep, basis=basis) if keep is not None else None
 
 
 def _erasure(top: Reader) -> dict[str, Any]:
@@ -372,6 +392,8 @@ def _check_together(values: Mapping[str, Any], faults: Faults) -> None:
     latest = values["latest"]
     if keep is not None and latest is not None and keep.exceeds(latest):
         faults.add("/retention/latest", "shorter than keep: the cap would end every item before its own rule")
+    if values["ceiling"] is not None:
+        _check_ceiling(values, values["ceiling"].keep, faults)
     if values["aggregate"] and values["derived_default"] != "review":
         faults.add(
             "/derived/default",
@@ -383,3 +405,20 @@ def _check_together(values: Mapping[str, Any], faults: Faults) -> None:
         faults.add("/write", "only classes of state memory say how memories are written")
     if values["schema"] is not None and values["state"] not in ("memory", "conversation"):
         faults.add("/schema", "only values of state memory or conversation (summaries) are checked when registered")
+
+
+def _check_ceiling(values: Mapping[str, Any], most: Duration, faults: Faults) -> None:
+    """What the class promises to keep must fit under what it promises to remove."""
+    at = "/retention/ceiling/for"
+    keep, latest, floor, until = values["keep"], values["latest"], values["floor"], values["until"]
+    ends = keep if latest is None else latest
+    if floor is not None and floor.covers == "content" and floor.keep.exceeds(most):
+        faults.add(at, f"shorter than the floor ({floor.basis}): the law demands what the ceiling promises to remove")
+    elif keep is not None and keep.exceeds(most):
+        faults.add(at, "shorter than keep: no item would reach its own rule; shorten keep instead")
+    elif latest is not None and latest.exceeds(most):
+        faults.add(at, "shorter than latest: the cap would never be reached; shorten latest instead")
+    elif values["then"] == "review" and ends is not None and not most.exceeds(ends):
+        faults.add(at, "no longer than keep or latest: nobody would have time for the review that `then` asks for")
+    if values["on_request"] == "retain" and isinstance(until, Duration) and until.exceeds(most):
+        faults.add("/erasure/until", "longer than the ceiling: what is retained against a request ends there as well")

@@ -62,6 +62,8 @@ def default_ends_at(data_class: DataClass, dates: Dates) -> datetime | None:
         ends.append(data_class.keep.add_to(start))
     if data_class.latest is not None:
         ends.append(data_class.latest.add_to(dates.created))
+    if data_class.ceiling is not None:
+        ends.append(data_class.ceiling.keep.add_to(dates.created))
     if dates.expires is not None:
         ends.append(dates.expires)
     if (faded := fades_at(data_class, dates)) is not None:

@@ -145,6 +145,7 @@ def _activity(one: DataClass, placed: Mapping[str, StoreRow], counts: Mapping[tu
             "floor": None
             if one.floor is None
             else {"for": str(one.floor.keep), "basis": one.floor.basis, "covers": one.floor.covers},
+            "ceiling": None if one.ceiling is None else {"for": str(one.ceiling.keep), "basis": one.ceiling.basis},
         },
     }
 

@@ -18,6 +18,9 @@ The order (DESIGN §6), first match wins:
 
 A floor says «keep» only when something would remove the item; until then the item's own clock is the answer. Among
 retentions the longest wins, among deletions the shortest.
+
+A ceiling is the age at which an item ends whatever its clock, a review or an extension says: part of step 7, so that a
+hold, a restriction, a duty and a person's open request for a copy still keep it. An exemption ends with it.
 """
 
 from __future__ import annotations
@@ -122,6 +125,8 @@ class Rules:
     floor_for: Period | None = None
     floor_basis: str | None = None
     floor_covers: Literal["content", "skeleton"] = "content"
+    ceiling_for: Period | None = None
+    ceiling_basis: str | None = None
     on_request: Literal["erase", "regenerate", "retain"] = "erase"
     exempt_basis: str | None = None
     exempt_for: Period | None = None
@@ -206,7 +211,15 @@ def class_end(item: Item, rules: Rules) -> datetime | None:
         end = cap if end is None else min(end, cap)
     if end is not None and item.kept_until is not None:
         end = max(end, item.kept_until)
+    most = ceiling(item.created, rules)
+    if most is not None:
+        end = most if end is None else min(end, most)
     return end
+
+
+def ceiling(created: datetime, rules: Rules) -> datetime | None:
+    """The instant that no clock, review or extension moves; None where the class has no ceiling."""
+    return None if rules.ceiling_for is None else rules.ceiling_for.add_to(created)
 
 
 def own_end(item: Item, rules: Rules) -> datetime | None:
@@ -304,7 +317,10 @@ def _by_request(item: Item, rules: Rules, claim: Claim) -> Decision:
 
 
 def _due(item: Item, rules: Rules, end: datetime | None, now: datetime) -> Decision | None:
-    """The retention rule whose time has come: own expiry, then the class, then a source; None when none has."""
+    """The retention rule whose time has come: the ceiling, own expiry, the class, a source; None when none has."""
+    most = ceiling(item.created, rules)
+    if most is not None and most <= now:
+        return Decision("erase", "class_retention", most, (Because("class_retention", "erase", _ceiling_named(rules)),))
     own = own_end(item, rules)
     if own is not None and own <= now and (item.kept_until is None or item.kept_until <= now):
         return _ended(rules, "item_expiry", own)
@@ -355,7 +371,12 @@ def _not_due(item: Item, rules: Rules, end: datetime | None) -> Decision:
     rule: Rule = "class_retention"
     if until is not None and until != end:
         rule = "item_expiry" if until == own_end(item, rules) else "source_end"
-    return Decision("keep", rule, until, (Because(rule, "keep", rules.name),))
+    cut = rule == "class_retention" and until is not None and until == ceiling(item.created, rules)
+    return Decision("keep", rule, until, (Because(rule, "keep", _ceiling_named(rules) if cut else rules.name),))
+
+
+def _ceiling_named(rules: Rules) -> str:
+    return f"{rules.name} ceiling: {rules.ceiling_basis}"
 
 
 def _protected(item: Item, rules: Rules, wanted: Decision, now: datetime) -> Decision | None:
@@ -390,4 +411,6 @@ def _exempt_until(item: Item, rules: Rules) -> datetime:
         *([] if rules.exempt_until is None else [rules.exempt_until]),
         *([] if rules.exempt_for is None else [rules.exempt_for.add_to(_start(item, rules) or item.created)]),
     ]
-    return max(ends, default=item.created)
+    until = max(ends, default=item.created)
+    most = ceiling(item.created, rules)
+    return until if most is None else min(until, most)

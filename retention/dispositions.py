@@ -30,7 +30,7 @@ from retention.errors import NotKnown, NotOpen
 from retention.events import ARTIFACT_KIND, ENDED, happened, scopes_of, write_hints
 from retention.items import VAULT
 from retention.models import DispositionRow
-from retention.schedule import ends_at
+from retention.schedule import ends_at, month_end
 from retention.stops import EventRecord
 from retention.sweep import SweepItem
 from vault.models import OPENING, DataKey
@@ -156,6 +156,8 @@ def decide_disposition(
     artifact = by_numbers(session, acting.tenant_id, (row.artifact_id,)).get(row.artifact_id)
     if row.state not in WAITING or not _is_there(session, row, artifact):
         raise NotOpen("disposition", disposition_id, row.state if row.state not in WAITING else GONE, "decided")
+    if until is not None:
+        _refuse_beyond_ceiling(session, row, artifact, until)
     if artifact is None:
         _refuse_reclassified_key(data_class)
     elif data_class is not None:
@@ -198,7 +200,22 @@ def _refuse_reclassified_key(data_class: str | None) -> None:
     """What was recorded stays under the class whose key sealed it. Raises: InvalidDeclaration."""
     if data_class is not None:
         faults = Faults("disposition")
-        faults.add("decision", "a record key stays in its class; erase or extend it")
+        faults.add("/decision", "a record key stays in its class; erase or extend it")
+        faults.raise_any()
+
+
+def _refuse_beyond_ceiling(session: Session, row: DispositionRow, artifact: Artifact | None, until: datetime) -> None:
+    """Nobody extends past what the class promises at most. Raises: InvalidDeclaration."""
+    name = row.data_class if artifact is None else artifact.data_class
+    spec = classes.in_force(session, row.tenant_id).get(name)
+    if spec is None or spec.ceiling is None:
+        return
+    key = None if row.key_id is None else session.get(DataKey, (row.tenant_id, row.key_id))
+    created = artifact.created_at if artifact is not None else None if key is None else month_end(key.month)
+    most = None if created is None else spec.ceiling.keep.add_to(created)
+    if most is not None and until > most:
+        faults = Faults("disposition")
+        faults.add("/until", f"lies behind the ceiling of {name}, {most.isoformat()} ({spec.ceiling.basis})")
         faults.raise_any()
 
 

@@ -114,6 +114,8 @@ def due_month(schedule: Schedule, before: datetime) -> str | None:
         starts.append(newest_start(schedule.keep, before))
     if schedule.latest is not None:
         starts.append(newest_start(schedule.latest, before))
+    if schedule.ceiling is not None:
+        starts.append(newest_start(schedule.ceiling, before))
     if not starts:
         return None
     month = month_of(max(starts))

@@ -27,6 +27,8 @@ _LONGEST_MONTH = timedelta(days=31)
 _MONTHS_A_YEAR = 12
 RECORD_STATE = "record"
 """The state of classes whose content lies in the record under keys of a month."""
+OWN_DATES = ("created", "observed")
+"""Clocks that start with a date that an item has from the beginning."""
 _NO_EVENTS: Mapping[str, datetime | None] = {}
 
 
@@ -40,6 +42,7 @@ class Schedule:
     required: str
     keep: Duration
     latest: Duration | None
+    ceiling: Duration | None
     event: str | None
     rules: Rules = field(repr=False)
 
@@ -53,6 +56,7 @@ def schedule_of(spec: DataClass) -> Schedule:
         required=spec.required,
         keep=spec.keep,
         latest=spec.latest,
+        ceiling=None if spec.ceiling is None else spec.ceiling.keep,
         event=spec.event,
         rules=rules_of(spec),
     )
@@ -71,6 +75,8 @@ def rules_of(spec: DataClass) -> Rules:
         floor_for=None if floor is None else floor.keep,
         floor_basis=None if floor is None else floor.basis,
         floor_covers="content" if floor is not None and floor.covers == "content" else "skeleton",
+        ceiling_for=None if spec.ceiling is None else spec.ceiling.keep,
+        ceiling_basis=None if spec.ceiling is None else spec.ceiling.basis,
         on_request=cast("Literal['erase', 'regenerate', 'retain']", spec.on_request),
         exempt_basis=spec.basis,
         exempt_for=until if isinstance(until, Duration) else None,
@@ -131,11 +137,17 @@ def month_of(at: datetime) -> str:
     return f"{at.astimezone(UTC):%Y-%m}"
 
 
-def maximum_age(schedule: Schedule, *, sweep_every: timedelta) -> timedelta:
-    """The longest an item can exist from its clock's start, unless it is held: what a notice may promise.
+def maximum_age(schedule: Schedule, *, sweep_every: timedelta) -> timedelta | None:
+    """The longest an item can exist from its creation or observation: what a notice may promise. None: no promise.
 
-    Longest civil length of `keep`, plus the month that a record key covers, plus the wait for the next sweep. For a
-    clock that waits (event, activity, consent) from its start; `latest` caps it from creation.
+    Longest civil length of `keep`, or of `latest` where the clock waits for something; plus the month that a record key
+    covers, plus the wait for the next sweep. What ends in a review ends by its ceiling at the latest; without one there
+    is no promise, since a person may extend. Holds, restrictions, duties and a store that refuses keep an item longer.
     """
+    longest = schedule.keep if schedule.rules.starts in OWN_DATES else schedule.latest
+    if schedule.rules.then == "review":
+        longest = schedule.ceiling  # which is no shorter than either, in any class
+    if longest is None:
+        return None
     key_period = _LONGEST_MONTH if schedule.state == RECORD_STATE else timedelta()
-    return schedule.keep.upper_bound() + key_period + sweep_every
+    return longest.upper_bound() + key_period + sweep_every

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from api.answers import Open, Row
 from api.auth import Anyone, Parts, Platform
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, Page, paged, read_cursor
-from api.preview import due_under, newly_due
+from api.preview import due_under, ending_under, newly_due
 from api.requests import DryRun, Whole, make_router
 from ledger.entry import Kind
 from registry import classes
@@ -51,7 +51,11 @@ class Preview(BaseModel):
     live: int
     due_now: int = Field(description="Copies and record keys past their end by the class in force.")
     due_after: int = Field(description="The same by the declaration; holds and requests are asked when it comes to it.")
-    newly_due: list[str] = Field(description="The first hundred copies that only the declaration makes due.")
+    ending_now: int = Field(description="Those of `due_now` that end without a person's review.")
+    ending_after: int = Field(description="The same of `due_after`: a ceiling, or no review any more, adds to them.")
+    newly_due: list[str] = Field(
+        description="The first hundred copies that only the declaration makes due, or ends without a review."
+    )
 
 
 def _view(one: DataClass) -> ClassView:
@@ -122,6 +126,8 @@ def preview_class(name: Name, spec: Spec, acting: Platform, parts: Parts) -> Pre
             live=classes.live_items(session, acting.tenant_id, name),
             due_now=0 if known is None else due_under(session, acting.tenant_id, known, now),
             due_after=due_under(session, acting.tenant_id, wanted, now),
+            ending_now=0 if known is None else ending_under(session, acting.tenant_id, known, now),
+            ending_after=ending_under(session, acting.tenant_id, wanted, now),
             newly_due=newly_due(session, acting.tenant_id, known, wanted, now),
         )
 

@@ -27,6 +27,7 @@ FULL: dict[str, Any] = {
     "retention": {
         "keep": "P90D", "from": "event:role.closed", "latest": "P1Y", "lock": "P30D", "then": "erase",
         "floor": {"for": "P6M", "basis": "AI Act 26(6)", "covers": "skeleton"},
+        "ceiling": {"for": "P2Y", "basis": "notice of 2026, 4"},
     },
     "erasure": {"on_request": "retain", "required": "L2", "basis": "Art. 17(3)(b)", "until": "2030-01-01"},
     "derived": {

@@ -79,6 +79,9 @@ def test_absent_fields_get_the_defaults_of_the_contract() -> None:
         ("retention.floor", {"for": "P1Y", "basis": "tax", "covers": "content"}, "/retention/floor/for"),
         ("retention.floor", {"for": "P1D", "covers": "content"}, "/retention/floor/basis"),
         ("retention.floor", {"for": "P1D", "basis": "tax"}, "/retention/floor/covers"),
+        ("retention.ceiling", {"for": "P1Y"}, "/retention/ceiling/basis"),
+        ("retention.ceiling", {"basis": "notice"}, "/retention/ceiling/for"),
+        ("retention.ceiling", {"for": "P89D", "basis": "notice"}, "/retention/ceiling/for"),
         ("erasure", GONE, "/erasure"), ("erasure.on_request", GONE, "/erasure/on_request"),
         ("erasure.on_request", "forget", "/erasure/on_request"), ("erasure.required", "L9", "/erasure/required"),
         ("erasure.on_request", "retain", "/erasure/basis"), ("erasure.until", "some day", "/erasure/until"),
@@ -120,6 +123,32 @@ def test_what_is_not_built_is_refused_by_name(path: str, value: Any) -> None:
         parse_class("support", changed(path, value))
     assert refused.value.problem == "not-built"
     assert refused.value.faults[0].pointer == "/" + path.replace(".", "/")
+
+
+@pytest.mark.parametrize(
+    ("retention", "erasure", "pointer", "says"),
+    [
+        ({"floor": {"for": "P80D", "basis": "tax", "covers": "content"}, "keep": "P80D", "lock": None}, {},
+         "/retention/ceiling/for", "shorter than the floor (tax)"),
+        ({}, {}, "/retention/ceiling/for", "shorter than keep"),
+        ({"keep": "P30D", "latest": "P90D"}, {}, "/retention/ceiling/for", "shorter than latest"),
+        ({"keep": "P60D", "then": "review"}, {}, "/retention/ceiling/for", "time for the review"),
+        ({"keep": "P30D", "latest": "P60D", "from": "event:x", "then": "review"}, {}, "/retention/ceiling/for",
+         "time for the review"),
+        ({"keep": "P30D"}, {"on_request": "retain", "basis": "claims", "until": "P61D"}, "/erasure/until",
+         "ends there"),
+    ],
+)  # fmt: skip
+def test_a_ceiling_leaves_room_for_what_the_class_promises_to_keep(
+    retention: dict[str, Any], erasure: dict[str, Any], pointer: str, says: str
+) -> None:
+    spec = copy.deepcopy(FULL)
+    spec["retention"] |= {"ceiling": {"for": "P60D", "basis": "notice of 2026"}, **retention}
+    spec["erasure"] |= erasure
+    with pytest.raises(InvalidDeclaration) as refused:
+        parse_class("support", spec)
+    assert [fault.pointer for fault in refused.value.faults] == [pointer]
+    assert says in refused.value.faults[0].detail
 
 
 def test_an_aggregate_ends_by_a_humans_decision_only() -> None:

@@ -43,6 +43,7 @@ NOTE = Rules(name="note", keep=Days(90), starts="created")
 FLOORED = replace(NOTE, floor_for=Days(500), floor_basis="AI Act 26(6)", floor_covers="content")
 SKELETON = replace(FLOORED, floor_covers="skeleton")
 RETAINED = replace(NOTE, on_request="retain", exempt_basis="GDPR Art. 17(3)(b)", exempt_for=Days(700))
+CAPPED = replace(NOTE, ceiling_for=Days(200), ceiling_basis="notice of 2026")
 HOLD = Hold(hold_id="hold_1", subjects=frozenset({ADA}))
 RESTRICTION = Restriction(request_id="req_9", subject=ADA, since=ago(5))
 ERASURE = Claim(request_id="req_1", right="erasure", subjects=frozenset({ADA}), at=ago(2), due_at=ago(-28))
@@ -134,6 +135,23 @@ DERIVED = replace(FRESH, own_subjects=frozenset(), sources=(SourceEnd("live", No
         ("expiry before class", replace(FRESH, expires_at=ago(1)), NOTE, [], [], [], ("erase", "item_expiry")),
         ("class before expiry", replace(OLD, expires_at=ago(-9)), NOTE, [], [], [], ("erase", "class_retention")),
         ("review instead", OLD, replace(NOTE, then="review"), [], [], [], ("review", "class_retention")),
+        # A ceiling: no clock, review or extension goes behind it, the law and the person do.
+        ("under the ceiling", FRESH, CAPPED, [], [], [], ("keep", "class_retention")),
+        ("ceiling over an extension", replace(OLD, kept_until=ago(-50)), CAPPED, [], [], [],
+         ("erase", "class_retention")),
+        ("ceiling over a review", OLD, replace(CAPPED, then="review"), [], [], [], ("erase", "class_retention")),
+        ("review before the ceiling", replace(FRESH, created=ago(100)), replace(CAPPED, then="review"), [], [], [],
+         ("review", "class_retention")),
+        ("ceiling over activity", replace(OLD, last_activity=ago(1)), replace(CAPPED, starts="last_activity"), [], [],
+         [], ("erase", "class_retention")),
+        ("ceiling over an event that never came", OLD, replace(CAPPED, starts="event:x"), [], [], [],
+         ("erase", "class_retention")),
+        ("ceiling over an exemption", replace(FRESH, created=ago(300)),
+         replace(RETAINED, ceiling_for=Days(200), ceiling_basis="n"), [], [], [ERASURE], ("erase", "request")),
+        ("hold over ceiling", OLD, CAPPED, [HOLD], [], [], ("keep", "hold")),
+        ("restriction over ceiling", OLD, CAPPED, [], [RESTRICTION], [], ("restrict", "restriction")),
+        ("floor over ceiling", OLD, replace(FLOORED, ceiling_for=Days(200)), [], [], [], ("restrict", "floor")),
+        ("access over ceiling", OLD, CAPPED, [], [], [ACCESS], ("keep", "access_pending")),
         # Derived items.
         ("cascade", DERIVED, NOTE, [], [], [], ("erase", "source_end")),
         ("other sources keep", DERIVED, replace(NOTE, derived="keep_if_other_sources"), [], [], [],
@@ -229,6 +247,15 @@ def test_a_disposition_that_extended_an_item_moves_both_its_ends() -> None:
     assert decide(item, NOTE, [], [], [], NOW).action == "keep"
 
 
+def test_a_ceiling_is_named_where_it_ends_an_item_or_will() -> None:
+    assert decide(OLD, CAPPED, [], [], [], NOW).because[0].detail == "note ceiling: notice of 2026"
+    extended = replace(FRESH, created=ago(100), kept_until=ago(-500))
+    found = decide(extended, CAPPED, [], [], [], NOW)
+    assert (found.until, found.because[0].detail) == (ago(-100), "note ceiling: notice of 2026")
+    assert decide(FRESH, CAPPED, [], [], [], NOW).because[0].detail == "note"
+    assert ends_at(extended, CAPPED) == ago(-100)
+
+
 def test_the_hint_for_sweeps_is_the_earliest_end() -> None:
     item = replace(FRESH, expires_at=ago(-50), sources=(SourceEnd("live", ago(-20)),))
     assert ends_at(item, NOTE) == ago(-20)
@@ -261,6 +288,7 @@ _rules = st.builds(
     then=st.sampled_from(["erase", "review"]),
     floor_for=st.none() | _periods,
     floor_covers=st.sampled_from(["content", "skeleton"]),
+    ceiling_for=st.none() | _periods,
     on_request=st.sampled_from(["erase", "regenerate", "retain"]),
     exempt_for=st.none() | _periods,
     derived=st.sampled_from(["cascade", "regenerate", "keep_if_other_sources", "review"]),
@@ -309,6 +337,16 @@ def test_nothing_held_restricted_or_without_a_rule_is_ever_destroyed(
             )
     if found.until is not None and found.rule in {"floor", "exemption"}:
         assert found.until > NOW
+
+
+@given(_items, _rules, st.none() | _days, st.none() | _days)
+def test_what_nobody_stands_up_for_is_gone_behind_its_ceiling(
+    item: Item, rules: Rules, kept: datetime | None, active: datetime | None
+) -> None:
+    item = replace(item, kept_until=kept, last_activity=active)
+    found = decide(item, replace(rules, floor_for=None), [], [], [], NOW)
+    if rules.ceiling_for is not None and rules.ceiling_for.add_to(item.created) <= NOW:
+        assert (found.action, found.rule) == ("erase", "class_retention")
 
 
 @given(_items, _rules, _holds, _restrictions, _claims)

@@ -44,6 +44,12 @@ SUPPORT: dict[str, dict[str, Any]] = {
         "retention": {"keep": "P0D", "from": "consent", "latest": "P3Y", "then": "erase"},
         "erasure": {"on_request": "erase", "required": "L2"},
     },
+    "complaint": {
+        **_BASE, "state": "conversation",
+        "retention": {"keep": "P6M", "from": "event:role.closed", "latest": "P18M", "then": "review",
+                      "ceiling": {"for": "P24M", "basis": "notice to applicants"}},
+        "erasure": {"on_request": "erase", "required": "L2"},
+    },
     "agent_log": {
         **_BASE, "state": "conversation",
         "retention": {"keep": "P2Y", "from": "created", "then": "erase",
@@ -55,12 +61,16 @@ SUPPORT: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Rule:
-    """A line of the table as a person would write it down: lengths in months and days."""
+    """A line of the table as a person would write it down: lengths in months and days.
+
+    A ceiling stands where a person reviews: nobody does here, so that things end by it.
+    """
 
     clock: str
     keep: tuple[int, int]
     latest: tuple[int, int] | None = None
     floor: tuple[int, int] | None = None
+    ceiling: tuple[int, int] | None = None
 
 
 TABLE = {
@@ -75,6 +85,7 @@ TABLE = {
     "transcript": Rule("created", (0, 90)),
     "refund_decision": Rule("created", (84, 0), floor=(84, 0)),
     "voice": Rule("consent", (0, 0), (36, 0)),
+    "complaint": Rule("role.closed", (6, 0), (18, 0), ceiling=(24, 0)),
     "agent_log": Rule("created", (24, 0)),
 }
 
@@ -136,6 +147,8 @@ def on(day: int) -> datetime:
 def end_of(thing: Thing, world: World, day: int) -> datetime | None:
     """When the table ends it, as far as is known on that day."""
     rule = TABLE[thing.name]
+    if rule.ceiling is not None:
+        return later(on(thing.born), rule.ceiling)
     ends = [] if rule.latest is None else [later(on(thing.born), rule.latest)]
     if rule.clock == "created":
         ends.append(later(on(thing.born), rule.keep))
@@ -264,8 +277,9 @@ def product(world: World) -> dict[int, int]:
         living = [candidate(one, world, day) for one in world.things if one.born <= day and one.number not in gone]
         for line in plan_items(living, known, stops_on(world, day), on(day)) if living else ():
             assert line.artifact_id is not None
-            assert line.ends
-            gone[line.artifact_id] = day
+            assert line.ends or TABLE[line.data_class].ceiling, "nobody is asked in vain"
+            if line.ends:
+                gone[line.artifact_id] = day
     return gone
 
 

@@ -95,11 +95,15 @@ def test_the_newest_start_is_the_last_instant_whose_end_has_come(keep: Duration,
     keep=st.sampled_from(["P0D", "P1D", "P90D", "P1M", "P6M", "P7Y"]),
     latest=st.sampled_from([None, "P7Y", "P8Y"]),
     starts=st.sampled_from(["created", "event:done"]),
+    reviewed=st.booleans(),
 )
 def test_a_month_of_the_record_is_due_exactly_when_its_last_instant_is(
-    at: datetime, keep: str, latest: str | None, starts: str
+    at: datetime, keep: str, latest: str | None, starts: str, reviewed: bool
 ) -> None:
-    schedule = a_schedule("record", spec(keep, starts, "P7Y" if starts != "created" else latest))
+    declared = spec(keep, starts, "P7Y" if starts != "created" else latest)
+    if reviewed:
+        declared["retention"] |= {"then": "review", "ceiling": {"for": "P9Y", "basis": "notice"}}
+    schedule = a_schedule("record", declared)
     found = due_month(schedule, at)
     assert found is not None
     period = schedule.keep if starts == "created" else schedule.latest
@@ -118,11 +122,26 @@ def test_the_printed_maximum_covers_month_lengths_the_key_s_month_and_the_wait_f
     plain = a_schedule("note", spec("P90D"))
     assert maximum_age(plain, sweep_every=lag) == timedelta(days=90, hours=1)
     record = a_schedule("record", {**spec("P90D"), "state": "record"})
-    assert maximum_age(record, sweep_every=lag) == timedelta(days=121, hours=1)
+    most = maximum_age(record, sweep_every=lag)
+    assert most == timedelta(days=121, hours=1)
     for day in range(366):
         said = datetime(2027, 7, 1, tzinfo=UTC) + day * DAY
         gone = record.keep.add_to(month_end(f"{said:%Y-%m}")) + lag
-        assert gone - said <= maximum_age(record, sweep_every=lag)
+        assert gone - said <= most
+
+
+def test_the_printed_maximum_counts_the_cap_of_what_waits_and_promises_nothing_for_a_person() -> None:
+    def most(keep: str, starts: str, latest: str | None, ceiling: str | None = None, **more: Any) -> timedelta | None:
+        declared = spec(keep, starts, latest, **more)
+        if ceiling is not None:
+            declared["retention"]["ceiling"] = {"for": ceiling, "basis": "notice"}
+        return maximum_age(a_schedule("note", declared), sweep_every=timedelta(hours=1))
+
+    hour = timedelta(hours=1)
+    assert most("P0D", "consent", "P300D") == 300 * DAY + hour
+    assert most("P9D", "last_activity", "P300D", "P400D") == 300 * DAY + hour
+    assert most("P9D", "created", None, then="review") is None
+    assert most("P9D", "created", None, "P30D", then="review") == 30 * DAY + hour
 
 
 def test_the_recruiting_table_is_the_one_of_practice(shared_folder: Path) -> None:

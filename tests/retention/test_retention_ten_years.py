@@ -27,7 +27,7 @@ from tests.retention.test_retention_practice import SUPPORT, YEARS_10, Span, Thi
 FIRST = datetime(2058, 1, 31, 9, tzinfo=UTC)
 """28 years after the world's first day: the calendar is the same, and locks lie beyond the machine's own date."""
 PEOPLE = 6
-SEED = 43
+SEED = 49
 FOREVER = 2 * YEARS_10
 
 
