@@ -22,7 +22,7 @@ from retention.errors import NotKnown
 from retention.items import Candidate, load_artifacts, load_entry
 from retention.quarantine import aside
 from retention.schedule import Schedule
-from retention.stops import Desk
+from retention.stops import Desk, Stops
 from retention.sweep import decided, decision_about, is_due
 
 REQUEST = "request"
@@ -111,7 +111,7 @@ def list_due(
     while len(lines) < limit:
         batch = due(session, tenant_id, schedules, before=before, limit=limit - len(lines), place=following)
         numbers = [one.artifact_id for one in batch.candidates if one.artifact_id is not None]
-        stops = desk.stops(session, tenant_id, numbers)
+        stops = desk.stops(session, tenant_id, numbers) if batch.candidates else Stops()
         for one in batch.candidates:
             schedule = schedules.get(one.data_class)
             rules = None if schedule is None else schedule.rules

@@ -109,6 +109,8 @@ class Gathering:
         beside: dict[str, Candidate] = {}
         for found in every_due(self._session, self._tenant_id, self._schedules, before=self._at, batch=batch):
             free = self._free(found, count=True)
+            if not free:
+                continue
             stops = self._stops_about(free)
             for one in free:
                 schedule = self._schedules.get(one.data_class)
@@ -148,6 +150,8 @@ class Gathering:
 
     def _free(self, candidates: Sequence[Candidate], *, count: bool = False) -> list[Candidate]:
         """Those that no open run has in its plan."""
+        if not candidates:
+            return []
         artifact_ids = [one.artifact_id for one in candidates if one.artifact_id is not None]
         key_ids = [one.key_id or one.ref for one in candidates if one.artifact_id is None]
         busy = self._desk.busy(self._session, self._tenant_id, artifact_ids, key_ids)
