@@ -10,7 +10,21 @@ from itertools import islice
 from secrets import randbelow
 from typing import Any, TypeVar
 
-from sqlalchemy import Connection, CursorResult, RowMapping, Table, and_, func, insert, select, update
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    CursorResult,
+    RowMapping,
+    Table,
+    and_,
+    any_,
+    bindparam,
+    func,
+    insert,
+    select,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Session, SQLModel
 
@@ -82,7 +96,7 @@ def keys_by_spec(db: Connection, tenant_id: int, specs: Collection[KeySpec]) -> 
     classes = {spec.data_class for spec in specs}
     found = {}
     for subjects in _chunks({spec.subject_id for spec in specs}):
-        wanted = and_(KEYS.c.subject_id.in_(subjects), KEYS.c.month.in_(months), KEYS.c.data_class.in_(classes))
+        wanted = and_(_among(db, KEYS.c.subject_id, subjects), KEYS.c.month.in_(months), KEYS.c.data_class.in_(classes))
         for row in db.execute(select(KEYS).where(KEYS.c.tenant_id == tenant_id, wanted)).mappings():
             found[spec_of(row)] = row
     return {spec: found[spec] for spec in specs if spec in found}
@@ -92,7 +106,7 @@ def keys_by_id(db: Connection, tenant_id: int, key_ids: Iterable[str]) -> dict[s
     """Return the rows there are for these ids."""
     found = {}
     for chunk in _chunks(key_ids):
-        statement = select(KEYS).where(KEYS.c.tenant_id == tenant_id, KEYS.c.key_id.in_(chunk))
+        statement = select(KEYS).where(KEYS.c.tenant_id == tenant_id, _among(db, KEYS.c.key_id, chunk))
         found.update({row["key_id"]: row for row in db.execute(statement).mappings()})
     return found
 
@@ -119,8 +133,8 @@ def fenced(db: Connection, tenant_id: int, subject_ids: Iterable[int]) -> set[in
     """Return which of these incarnations are fenced."""
     found: set[int] = set()
     for chunk in _chunks(subject_ids):
-        statement = select(FENCES.c.subject_id).where(FENCES.c.tenant_id == tenant_id, FENCES.c.subject_id.in_(chunk))
-        found.update(db.execute(statement).scalars())
+        here = and_(FENCES.c.tenant_id == tenant_id, _among(db, FENCES.c.subject_id, chunk))
+        found.update(db.execute(select(FENCES.c.subject_id).where(here)).scalars())
     return found
 
 
@@ -341,6 +355,13 @@ def groups_by_number(db: Connection, tenant_id: int, group_nos: Iterable[int]) -
         statement = select(GROUPS).where(GROUPS.c.tenant_id == tenant_id, GROUPS.c.group_no.in_(chunk))
         found.update({row["group_no"]: row for row in db.execute(statement).mappings()})
     return found
+
+
+def _among(db: Connection, column: Column[Any], values: Sequence[Any]) -> ColumnElement[bool]:
+    """Whether a column holds one of the values; PostgreSQL gets them as one array, in one text for any number."""
+    if db.dialect.name != "postgresql":
+        return column.in_(values)
+    return column == any_(bindparam(None, list(values), type_=postgresql.ARRAY(column.type)))
 
 
 def _chunks(values: Iterable[T]) -> Iterator[list[T]]:
