@@ -4,7 +4,8 @@ Prints median and p99 over many different persons, by the clock and by the proce
 shared machine does), with the look-up of the same 20 plain rows by their ids as the yardstick. Absolute figures do not
 carry over to another machine; the ratio does. The target is a p99 of 10 ms at 10 million artifacts.
 Of more than 200,000 memories 100,000 are registered and asked for, the others copied in the database (`bench.growing`).
-Run: `python -m bench.memory [--artifacts N] [--calls N] [--postgres URL]`.
+`--keep DIR --fill-only` fills a registry that later calls with `--keep DIR` find and ask.
+Run: `python -m bench.memory [--artifacts N] [--calls N] [--postgres URL] [--keep DIR [--fill-only]]`.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from bench.growing import grow
 from registry import artifact_rows, memory_use, registration
 from registry.acting import Acting
 from registry.classes import STARTER_CLASSES, put_class
+from registry.models import Artifact, Tenant
 from registry.stores import put_store
 from registry.tenants import create_tenant
 from vault.keks import KekStore
@@ -44,13 +46,16 @@ REGISTERED, MOST_REGISTERED = 100_000, 200_000
 
 
 def build(folder: Path, url: str) -> tuple[sa.Engine, Vault, Acting]:
-    """Return an empty registry with one tenant, its classes and a store."""
+    """Return the registry of a folder: what is there, or an empty one with one tenant, its classes and a store."""
     engine = Database(url or f"sqlite:///{folder}/registry.db").engine
     SQLModel.metadata.create_all(engine)
     vault = Vault(KekStore(folder / "keys", FileRoot(folder / "keys", clock=lambda: NOW)), clock=lambda: NOW)
     with Session(engine) as session:
-        tenant = create_tenant(session, "bench", NOW)
+        known = session.scalars(sa.select(Tenant)).one_or_none()
+        tenant = known or create_tenant(session, "bench", NOW)
         acting = Acting.system(tenant_id=tenant.id, tenant="bench", log_id=tenant.log_id)
+        if known is not None:
+            return engine, vault, acting
         for name, spec in STARTER_CLASSES.items():
             put_class(session, acting, name, spec, NOW)
         config = {"kind": "sql", "config": {"url": f"sqlite:///{folder}/app.db"}}
@@ -115,39 +120,57 @@ def main() -> None:
     parser.add_argument("--artifacts", type=int, default=100_000)
     parser.add_argument("--calls", type=int, default=1_000)
     parser.add_argument("--postgres", default="", help="an empty database instead of a SQLite file")
+    parser.add_argument("--keep", type=Path, help="the folder of a registry that stays, and may be there already")
+    parser.add_argument("--fill-only", action="store_true", help="only have a registry of that size")
     chosen = parser.parse_args()
-    registered = chosen.artifacts if chosen.artifacts <= MOST_REGISTERED else REGISTERED
-    people = registered // EACH
     with tempfile.TemporaryDirectory() as base:
-        engine, vault, acting = build(Path(base), chosen.postgres)
-        begun = time.perf_counter()
+        folder = chosen.keep or Path(base)
+        folder.mkdir(parents=True, exist_ok=True)
+        engine, vault, acting = build(folder, chosen.postgres)
+        people = grown(engine, vault, acting, chosen.artifacts)
+        if not chosen.fill_only:
+            measure(engine, vault, acting, people, chosen.calls)
+        engine.dispose()
+
+
+def grown(engine: sa.Engine, vault: Vault, acting: Acting, artifacts: int) -> int:
+    """Have a registry of about so many artifacts; how many people there are to ask for."""
+    registered = artifacts if artifacts <= MOST_REGISTERED else REGISTERED
+    with Session(engine) as session:
+        there = session.scalar(sa.select(sa.func.count()).select_from(Artifact)) or 0
+    begun = time.perf_counter()
+    if not there:
         fill(engine, vault, acting, registered)
         print(f"{registered:,} memories registered in {time.perf_counter() - begun:.0f} s")
-        if chosen.artifacts > registered:
-            grow(engine, acting.tenant_id, chosen.artifacts)
+    if artifacts > max(registered, there):
+        grow(engine, acting.tenant_id, artifacts)
         if engine.dialect.name == "postgresql":
             with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                 connection.execute(sa.text("VACUUM ANALYZE"))
+    return registered // EACH
 
-        def resolve(person: int) -> None:
-            with Session(engine) as session:
-                spec = {"subject": f"user:{person}", "purpose": "support", "scope": {"conversation": f"c{person}"}}
-                found = memory_use.resolve(session, vault, acting, spec, NOW)
-            if len(found) != EACH:
-                raise SystemExit(f"expected {EACH} verdicts, got {len(found)}")
 
-        def rows(person: int) -> None:
-            names = [f"art_{number:020d}" for number in range(person * EACH, (person + 1) * EACH)]
-            with Session(engine) as session:
-                artifact_rows.find_artifacts(session, acting.tenant_id, names)
+def measure(engine: sa.Engine, vault: Vault, acting: Acting, people: int, calls: int) -> None:
+    """Ask for so many people, and print."""
 
-        timed(resolve, 50, people)
-        asked, plain = timed(resolve, chosen.calls, people), timed(rows, chosen.calls, people)
-        kind = "PostgreSQL" if chosen.postgres else "SQLite"
-        print(f"memory:resolve of {EACH} on {kind}: {shown(asked)}; target p99 {TARGET_MS:.0f} ms")
-        print(f"the same {EACH} rows alone: {shown(plain)}")
-        print(f"ratio at p50, processor: {statistics.median(asked[1]) / statistics.median(plain[1]):.1f}")
-        engine.dispose()
+    def resolve(person: int) -> None:
+        with Session(engine) as session:
+            spec = {"subject": f"user:{person}", "purpose": "support", "scope": {"conversation": f"c{person}"}}
+            found = memory_use.resolve(session, vault, acting, spec, NOW)
+        if len(found) != EACH:
+            raise SystemExit(f"expected {EACH} verdicts, got {len(found)}")
+
+    def rows(person: int) -> None:
+        names = [f"art_{number:020d}" for number in range(person * EACH, (person + 1) * EACH)]
+        with Session(engine) as session:
+            artifact_rows.find_artifacts(session, acting.tenant_id, names)
+
+    timed(resolve, 50, people)
+    asked, plain = timed(resolve, calls, people), timed(rows, calls, people)
+    kind = "PostgreSQL" if engine.dialect.name == "postgresql" else "SQLite"
+    print(f"memory:resolve of {EACH} on {kind}: {shown(asked)}; target p99 {TARGET_MS:.0f} ms")
+    print(f"the same {EACH} rows alone: {shown(plain)}")
+    print(f"ratio at p50, processor: {statistics.median(asked[1]) / statistics.median(plain[1]):.1f}")
 
 
 if __name__ == "__main__":
