@@ -23,7 +23,6 @@ from sqlmodel import Session, col, select
 
 from connectors.agent import AGENT
 from connectors.base import Connector, Item, Level, Outcome, Receipt, ReclaimReport
-from connectors.errors import ConnectorError
 from erasure import captures, copies, tasks
 from erasure.captures import Wanted
 from erasure.models import CopyRow
@@ -180,23 +179,25 @@ class Dispatch:
             raise self._failures[0]
 
     def _work(self, name: str, levels: Mapping[int, Sequence[int]], order: _Order) -> None:
-        """Everything about one store, in its own thread."""
+        """Everything about one store, in its own thread. What is raised here is ours: the store's is caught before."""
+        stack = ExitStack()
         try:
-            with ExitStack() as stack:
-                # Depth before store: a copy goes before what it was made from, wherever the two lie.
-                for depth in sorted(levels, reverse=True):
-                    order.wait(name, depth)
-                    self._erase_store(stack, name, levels[depth])
-                    order.done(name, depth)
-                order.done(name)
-                if name in self._needing_reclaim():
-                    self._reclaim(stack, name)
-        except (ConnectorError, OSError):
-            self._down.add(name)  # closing it failed: what it did is written down
+            # Depth before store: a copy goes before what it was made from, wherever the two lie.
+            for depth in sorted(levels, reverse=True):
+                order.wait(name, depth)
+                self._erase_store(stack, name, levels[depth])
+                order.done(name, depth)
+            order.done(name)
+            if name in self._needing_reclaim():
+                self._reclaim(stack, name)
         except BaseException as error:  # noqa: BLE001 - raised by run, in the thread that asked
             self._failures.append(error)
         finally:
             order.done(name)
+            try:
+                stack.close()
+            except Exception:  # noqa: BLE001 - a store that cannot be closed: what it did is written down
+                self._down.add(name)
 
     def _await(self, name: str, thread: threading.Thread, order: _Order) -> None:
         """Wait for a store's thread while it gets on."""

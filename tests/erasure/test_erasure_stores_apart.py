@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import sqlite3
+import threading
 import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from sqlmodel import Session
 
 from api.secrets import SecretRefused
 from connectors.base import Connector
@@ -263,3 +267,29 @@ def test_a_copy_at_which_every_worker_dies_is_given_up_and_the_rest_is_done(worl
     found = by_store(world, request)
     assert (found["deadly"].state, found["db"].state) == ("unreachable", "erased_physical")
     assert world.state(request) == "partially_failed"
+
+
+def test_a_full_disk_of_our_own_is_not_taken_for_a_store_that_is_down(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An OSError in a store's thread counted as the store's, and the work was told to go on without it."""
+    world.note("n1", "Ada in the database")
+    request = approved(world)
+    real = Session.commit
+
+    def commit(self: Session) -> None:
+        with sqlite3.connect(world.database_file) as db:
+            (left,) = db.execute("SELECT count(*) FROM note").fetchone()
+        if threading.current_thread().name == "erase db" and not left:
+            raise OSError(errno.ENOSPC, "no space left on device")
+        real(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "commit", commit)
+        with pytest.raises(OSError, match="no space left"):
+            world.work(1)
+    assert by_store(world, request)["db"].state == "running", "what the store did could not be written down"
+    assert "work_failed" in [line["event"] for line in world.reader.get(world.acting(), request)["history"]]
+    world.work()
+    assert by_store(world, request)["db"].state == "already_absent"
+    assert world.state(request) == "completed"
