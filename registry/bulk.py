@@ -12,7 +12,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, overload
 
 from sqlmodel import Session
 
@@ -48,6 +48,14 @@ def gather(
 def instant(at: datetime | None) -> int | None:
     """An instant as it stands in a column."""
     return None if at is None else microseconds(at)
+
+
+@overload
+def moment(value: int) -> datetime: ...
+
+
+@overload
+def moment(value: int | None) -> datetime | None: ...
 
 
 def moment(value: int | None) -> datetime | None:

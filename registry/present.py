@@ -6,7 +6,6 @@ Guarantees: one look-up for all values of a kind; of sources only what a batch n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -15,14 +14,13 @@ from sqlmodel import Session, col
 from ledger.actions import ActionState
 from ledger.models import ActionRow
 from registry import bulk
-from registry.ends import Dates
+from registry.ends import Dates, Instants, dates_of
 from registry.ids import artifact_name
 from registry.item import OWN_ID
 from registry.keyed import chunks
 
 TURN = "turn."
 """How the kinds of turns begin."""
-_NEVER = datetime.min.replace(tzinfo=UTC)
 _READ = (
     "id", "given_id", "data_class", "set_id", "own_set_id", "status", "registered_by", "expires_at", "created_at",
     "observed_at", "last_activity_at", "confirmed_at", "confidence", "request_id", "anonymised", "digest",
@@ -44,9 +42,7 @@ class Behind(NamedTuple):
     request_id: str | None
 
 
-class Known(NamedTuple):
-    """What a batch needs of an artifact that lies at a place it names, as `_READ` brings it."""
-
+class _KnownRow(NamedTuple):
     id: int
     given_id: str | None
     data_class: str
@@ -68,6 +64,12 @@ class Known(NamedTuple):
     store: str
     locator_hash: bytes
 
+
+class Known(Instants, _KnownRow):
+    """What a batch needs of an artifact that lies at a place it names, as `_READ` brings it."""
+
+    __slots__ = ()
+
     @property
     def name(self) -> str:
         """Its public id."""
@@ -76,14 +78,7 @@ class Known(NamedTuple):
     @property
     def dates(self) -> Dates:
         """The instants from which its end is counted."""
-        return Dates(
-            created=bulk.moment(self.created_us) or _NEVER,
-            observed=bulk.moment(self.observed_us),
-            last_activity=bulk.moment(self.last_activity_us),
-            expires=bulk.moment(self.expires_us),
-            confidence=self.confidence,
-            confirmed=bulk.moment(self.confirmed_us),
-        )
+        return dates_of(self)
 
 
 class Present:

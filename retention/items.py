@@ -19,6 +19,7 @@ from sqlmodel import Session, col, select
 from ledger.models import EntryRow, PartRef
 from registry import bulk, limited
 from registry.claims import Edge, claims_of
+from registry.ends import Instants
 from registry.graph import ARTIFACT, ENTRY, Parent, parents_of
 from registry.ids import artifact_name
 from registry.keyed import NO_MONTH, chunks
@@ -78,12 +79,7 @@ class Candidate:
     """Whether a human decided in a review that it is to be erased."""
 
 
-class Dated(NamedTuple):
-    """What a decision reads of an artifact's row, as the database has it: ten thousand a batch, without an object each.
-
-    Instants are microseconds; the names of the properties are those of `Artifact`.
-    """
-
+class _DatedRow(NamedTuple):
     id: int
     given_id: str | None
     data_class: str
@@ -98,30 +94,11 @@ class Dated(NamedTuple):
     expires_us: int | None
     ends_us: int | None
 
-    @property
-    def created_at(self) -> datetime:
-        """When it was registered."""
-        return bulk.moment(self.created_us) or _NEVER
 
-    @property
-    def observed_at(self) -> datetime | None:
-        """When what it says was observed."""
-        return bulk.moment(self.observed_us)
+class Dated(Instants, _DatedRow):
+    """What a decision reads of an artifact's row, as the database has it: ten thousand a batch, no object each."""
 
-    @property
-    def last_activity_at(self) -> datetime | None:
-        """When something last happened to it."""
-        return bulk.moment(self.last_activity_us)
-
-    @property
-    def confirmed_at(self) -> datetime | None:
-        """When its person last said that it holds."""
-        return bulk.moment(self.confirmed_us)
-
-    @property
-    def expires_at(self) -> datetime | None:
-        """Its own end."""
-        return bulk.moment(self.expires_us)
+    __slots__ = ()
 
 
 DATED = (
