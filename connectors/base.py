@@ -203,10 +203,13 @@ class Corrector(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """What became of a legal hold on one item. `versions`: those on which it was set or lifted now, and no other."""
+    """What became of a legal hold on one item. `versions`: those on which it was set or lifted now, and no other.
+
+    `left`: it lies there and was not lifted, because it may be somebody else's as well.
+    """
 
     copy_id: str
-    state: Literal["set", "lifted", "absent", "refused"]
+    state: Literal["set", "lifted", "left", "absent", "refused"]
     versions: tuple[str, ...]
     detail: str
 
@@ -219,8 +222,13 @@ class Holder(Protocol):
         """Set a legal hold on every version that has none; one answer each, in order."""
         ...
 
-    def lift(self, items: Sequence[tuple[Item, Sequence[str]]], *, deadline: float) -> list[Held]:
-        """Lift it from the named versions, those that `hold` set; a version that is gone is lifted."""
+    def lift(
+        self, items: Sequence[tuple[Item, Sequence[str]]], *, deadline: float, doubted: bool = False
+    ) -> list[Held]:
+        """Lift it from the named versions, those that `hold` set; a version that is gone is lifted.
+
+        Where somebody else's hold lies on another version, or with `doubted`, it is left and only looked at.
+        """
         ...
 
 

@@ -55,13 +55,17 @@ _WINDOW = 48
 _SETTINGS = {"endpoint_url": "endpoint_url", "region": "region_name", "access_key": "aws_access_key_id",
              "secret_key": "aws_secret_access_key"}  # fmt: skip
 _CAPTURED_VERSIONS = 8
+_SHARED = "others set legal holds in this bucket, so nobody can tell whose this one is; lift it by hand"
+_DOUBTED = "somebody lifted our hold while it was in force, so another may have been set; lift it by hand"
+_BESIDE = "somebody else holds another version of the key, and may hold this one too; lift it by hand"
 Answer = tuple[Outcome, str]
 _BAD_CONFIG = "bucket is a name; endpoint_url, region, access_key, secret_key and owner_field are texts"
+_LEGAL_HOLDS = ("ours", "shared")
 
 
 def open_store(config: Mapping[str, Any], *, read_only: bool) -> S3Connector:
     """Return the connector of a bucket. Raises: BadConfig."""
-    unknown = set(config) - {"bucket", "owner_field", *_SETTINGS}
+    unknown = set(config) - {"bucket", "owner_field", "legal_holds", *_SETTINGS}
     if unknown:
         raise BadConfig(f"unknown setting {', '.join(sorted(unknown))}")
     given = {name: value for name, value in config.items() if value is not None}
@@ -69,9 +73,16 @@ def open_store(config: Mapping[str, Any], *, read_only: bool) -> S3Connector:
         raise BadConfig(_BAD_CONFIG)
     if ("access_key" in given) != ("secret_key" in given):
         raise BadConfig("access_key and secret_key are given together, or neither")
+    if given.get("legal_holds", "ours") not in _LEGAL_HOLDS:
+        raise BadConfig("legal_holds is ours (nobody else sets any in this bucket) or shared (none is lifted)")
     settings = {_SETTINGS[name]: value for name, value in given.items() if name in _SETTINGS}
     settings.setdefault("region_name", "us-east-1")
-    return S3Connector(Bucket(given["bucket"], settings), owner_field=given.get("owner_field"), read_only=read_only)
+    return S3Connector(
+        Bucket(given["bucket"], settings),
+        owner_field=given.get("owner_field"),
+        read_only=read_only,
+        shared=given.get("legal_holds") == "shared",
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -89,8 +100,9 @@ class _Place:
 class S3Connector(Connector):
     """Drives one bucket."""
 
-    def __init__(self, bucket: Bucket, *, owner_field: str | None, read_only: bool) -> None:
-        self._bucket = bucket
+    def __init__(self, bucket: Bucket, *, owner_field: str | None, read_only: bool, shared: bool = False) -> None:
+        """`shared`: others set legal holds in the bucket too, so that none of ours can be told from theirs."""
+        self._bucket, self._shared = bucket, shared
         self._owner_field = owner_field.lower() if owner_field else None
         self._read_only = read_only
 
@@ -347,10 +359,13 @@ class S3Connector(Connector):
             return [_held(item, "refused", (), why) for item in items]
         return self._map(lambda item: self._hold(item, limit), items)
 
-    def lift(self, items: Sequence[tuple[Item, Sequence[str]]], *, deadline: float) -> list[Held]:
-        """Lift the legal hold from the named versions. Raises: as `erase`."""
+    def lift(
+        self, items: Sequence[tuple[Item, Sequence[str]]], *, deadline: float, doubted: bool = False
+    ) -> list[Held]:
+        """Lift the legal hold from the named versions, unless it may be somebody else's too. Raises: as `erase`."""
         limit = self._writing("lift", deadline)
-        return self._map(lambda pair: self._lift(pair[0], frozenset(pair[1]), limit), items)
+        why = _SHARED if self._shared else _DOUBTED if doubted else None
+        return self._map(lambda pair: self._lift(pair[0], frozenset(pair[1]), why, limit), items)
 
     def _writing(self, verb: str, deadline: float) -> Deadline:
         if self._read_only:
@@ -380,13 +395,17 @@ class S3Connector(Connector):
             return _held(item, "absent", done, "no version of the key is listed")
         return _held(item, "set", done, f"a legal hold lies on {len(found)} versions")
 
-    def _lift(self, item: Item, ours: frozenset[str], limit: Deadline) -> Held:
+    def _lift(self, item: Item, ours: frozenset[str], why: str | None, limit: Deadline) -> Held:
         done: list[str] = []
         try:
-            for version in self._bucket.versions(_key(item.locator), limit):
-                if version.version_id in ours and not version.is_marker:
-                    self._bucket.set_hold(version, limit, on=False)
-                    done.append(version.version_id)
+            found = [one for one in self._bucket.versions(_key(item.locator), limit) if not one.is_marker]
+            held = [version for version in found if ours and _is_held(self._bucket.head(version, limit))]
+            mine = [version for version in held if version.version_id in ours]
+            if mine and (why is not None or len(held) > len(mine)):
+                return _held(item, "left", (), why or _BESIDE)
+            for version in mine:
+                self._bucket.set_hold(version, limit, on=False)
+                done.append(version.version_id)
         except (Refused, BadLocator) as error:
             return _held(item, "refused", done, f"the store refused to lift the hold: {error}")
         return _held(item, "lifted", sorted(ours), f"lifted from {len(done)} versions")
@@ -549,7 +568,9 @@ def _is_held(headers: Mapping[str, Any] | None) -> bool:
     return (headers or {}).get("ObjectLockLegalHoldStatus") == "ON"
 
 
-def _held(item: Item, state: Literal["set", "lifted", "absent", "refused"], done: Sequence[str], detail: str) -> Held:
+def _held(
+    item: Item, state: Literal["set", "lifted", "left", "absent", "refused"], done: Sequence[str], detail: str
+) -> Held:
     return Held(copy_id=item.copy_id, state=state, versions=tuple(done), detail=detail)
 
 

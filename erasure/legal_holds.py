@@ -14,7 +14,9 @@ One look, in order, each step bounded and run again from where it ended:
     lock that was prolonged for a hold that is over would keep the object for nothing.
 
 Guarantees: somebody else's hold in a registered store is never lifted, nor one that was on an object of the record
-before ours (`ledger.holding`). A store that refuses is noted with its answer and asked again a day later.
+before ours (`ledger.holding`). A store keeps one flag, so that a hold that is set while ours is on cannot be seen: ours
+is left, and that is noted, where anything shows that others set holds there too (ADR 39). A store that refuses is noted
+with its answer and asked again a day later.
 Not here: whether anything may be erased (`retention.decide`).
 """
 
@@ -50,7 +52,8 @@ from vault.models import DataKey, KeyState, PartKey
 
 KINDS = ("s3",)
 """Kinds of stores whose connector has legal holds."""
-SET, ABSENT, REFUSED = "set", "absent", "refused"
+CONTESTED = "contested"
+"""The state of a hold of ours that somebody lifted while it was in force; it was set again."""
 LIMIT = 500
 """How many artifacts one look sets or lifts."""
 SPAN = 20_000
@@ -66,6 +69,7 @@ class _Copy:
     artifact_id: int
     store: str
     versions: tuple[str, ...] = ()
+    doubted: bool = False
 
 
 class LegalHolds:
@@ -149,7 +153,8 @@ class LegalHolds:
             free = _no_longer_held(session, tenant_id, holds, rows)
         done = sum(
             self._at_store(tenant_id, known[name], some, now, on=False)
-            for name, some in _by_store(free)
+            for doubted in (False, True)
+            for name, some in _by_store([copy for copy in free if copy.doubted is doubted])
             if name in known
         )
         if done < sum(copy.store in known for copy in free):
@@ -165,7 +170,10 @@ class LegalHolds:
         return done
 
     def _at_store(self, tenant_id: int, store: StoreRow, copies: Sequence[_Copy], now: datetime, *, on: bool) -> int:
-        """Set or lift at one store and note it; a store that does not answer is asked again by the next look."""
+        """Set or lift at one store and note it, all of them doubted or none.
+
+        A store that does not answer is asked again by the next look.
+        """
         places = places_of(self._parts, tenant_id, [_wanted(copy) for copy in copies])
         there = [copy for copy in copies if str(copy.artifact_id) in places]
         items = [Capture(places[str(copy.artifact_id)]).item(number) for number, copy in enumerate(there)]
@@ -175,7 +183,8 @@ class LegalHolds:
                     answers = _holder(connector).hold(items, deadline=self._parts.store_seconds)
                 else:
                     pairs = [(item, copy.versions) for item, copy in zip(items, there, strict=True)]
-                    answers = _holder(connector).lift(pairs, deadline=self._parts.store_seconds)
+                    doubted = any(copy.doubted for copy in copies)
+                    answers = _holder(connector).lift(pairs, deadline=self._parts.store_seconds, doubted=doubted)
         except ConnectorError as error:
             why = f"the store does not answer: {type(error).__name__}"
             if not on:
@@ -272,7 +281,12 @@ def _no_longer_held(
     loaded = load_artifacts(session, tenant_id, live, schedules_in_force(session, tenant_id)) if live else []
     held = {one.artifact_id for one in loaded if is_held(one.item, holds)}
     return [
-        _Copy(artifact_id=row.artifact_id, store=row.store, versions=tuple(row.versions))
+        _Copy(
+            artifact_id=row.artifact_id,
+            store=row.store,
+            versions=tuple(row.versions),
+            doubted=row.state == CONTESTED,
+        )
         for row in rows
         if row.artifact_id not in held
     ]
@@ -288,8 +302,10 @@ def _note(session: Session, tenant_id: int, copy: _Copy, answer: Held, now: date
         row = StoreHoldRow(
             tenant_id=tenant_id, artifact_id=copy.artifact_id, store=copy.store, state="", detail="", at=now
         )
-    # A lift that is refused leaves the hold: it is noted as such and tried again.
-    row.state, row.detail, row.at = answer.state, answer.detail[:256], now
+    # A lift that is refused leaves the hold: it is noted as such and tried again. What was set once and had to be set
+    # again was lifted by somebody, and stays doubtful.
+    doubtful = row.state == CONTESTED or (answer.state == "set" and not set(answer.versions).isdisjoint(row.versions))
+    row.state, row.detail, row.at = CONTESTED if doubtful else answer.state, answer.detail[:256], now
     row.versions = sorted({*row.versions, *answer.versions})
     session.add(row)
 

@@ -34,7 +34,10 @@ _CONFIG: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     ),
     "pgvector": (("url",), frozenset({"url", "owner_field", "statement_timeout", "wal_retention"})),
     "redis": (("url",), frozenset({"url", "owner_field"})),
-    "s3": (("bucket",), frozenset({"bucket", "endpoint_url", "region", "access_key", "secret_key", "owner_field"})),
+    "s3": (
+        ("bucket",),
+        frozenset({"bucket", "endpoint_url", "region", "access_key", "secret_key", "owner_field", "legal_holds"}),
+    ),
     "files": (("root",), frozenset({"root", "owner_field", "hard_links"})),
     "qdrant": _VECTOR,
     "chroma": _VECTOR,
@@ -253,7 +256,8 @@ _SCHEMES = {
     "mem0": ("https://", "http://"),
 }
 _CHOICES = {("files", "hard_links"): ("refuse", "erase_all"), ("sql", "children"): ("refuse", "delete"),
-            ("langgraph", "fence"): ("none", "triggers"), ("agent", "kind"): KINDS}  # fmt: skip
+            ("langgraph", "fence"): ("none", "triggers"), ("s3", "legal_holds"): ("ours", "shared"),
+            ("agent", "kind"): KINDS}  # fmt: skip
 
 
 def _check_kind(kind: str, values: Mapping[str, Any], reader: Reader) -> None:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import boto3
 import pytest
@@ -320,6 +320,80 @@ def test_somebody_elses_hold_in_the_bucket_is_left_alone(house: Any, blobs: Blob
     run = house.sweep()
     assert run["counts"]["removed"] == 0
     assert run["alarm"] is not None
+
+
+def set_by_hand(blobs: Blobs, key: str, status: Literal["ON", "OFF"], version: str | None = None) -> None:
+    """What somebody else does in the bucket, to the newest version or another one."""
+    newest = blobs.s3.head_object(Bucket=blobs.bucket, Key=key)["VersionId"]
+    blobs.s3.put_object_legal_hold(
+        Bucket=blobs.bucket, Key=key, LegalHold={"Status": status}, VersionId=version or newest
+    )
+
+
+@pytest.mark.s3
+def test_in_a_bucket_that_others_hold_in_too_ours_is_left_until_a_person_lifts_it(house: Any, blobs: Blobs) -> None:
+    with house.transaction() as session:
+        spec = {"kind": "s3", "config": {**blobs.config, "owner_field": "owner", "legal_holds": "shared"}}
+        put_store(session, house.acting(), "blobs", spec, house.now, check_target=lambda *_: None)
+    blobs.put("0")
+    placed = hold(house, subjects=[ADA])
+    settle(house)
+    set_by_hand(blobs, "0", "ON")  # which nobody can see
+    release(house, placed)
+    settle(house)
+    assert blobs.state("0") == "ON"
+    [row] = blobs.rows()
+    assert (row.state, "lift it by hand" in row.detail) == ("left", True)
+    house.now += timedelta(days=100)
+    assert house.sweep()["counts"]["removed"] == 0
+    set_by_hand(blobs, "0", "OFF")
+    settle(house)
+    assert blobs.rows() == []
+    assert house.sweep()["counts"]["removed"] == 1
+
+
+@pytest.mark.s3
+def test_a_hold_of_somebody_else_on_another_version_leaves_ours_as_well(house: Any, blobs: Blobs) -> None:
+    """Who holds a key holds what is there: the version that we held before may be meant too."""
+    blobs.put("0")
+    placed = hold(house, subjects=[ADA])
+    settle(house)
+    [first] = blobs.rows()[0].versions
+    made = blobs.s3.put_object(Bucket=blobs.bucket, Key="0", Body=b"a second version", Metadata={"owner": ADA})
+    set_by_hand(blobs, "0", "ON", made["VersionId"])
+    release(house, placed)
+    settle(house)
+    assert [row.state for row in blobs.rows()] == ["left"]
+    found = blobs.s3.head_object(Bucket=blobs.bucket, Key="0", VersionId=first)
+    assert found["ObjectLockLegalHoldStatus"] == "ON"
+    set_by_hand(blobs, "0", "OFF", made["VersionId"])
+    house.now += timedelta(days=1)
+    settle(house)
+    assert blobs.rows() == [], "now it is ours alone again"
+    found = blobs.s3.head_object(Bucket=blobs.bucket, Key="0", VersionId=first)
+    assert found.get("ObjectLockLegalHoldStatus", "OFF") == "OFF"
+
+
+@pytest.mark.s3
+def test_a_hold_that_somebody_lifted_while_it_was_in_force_is_set_again_and_lifted_by_nobody_here(
+    house: Any, blobs: Blobs
+) -> None:
+    blobs.put("0")
+    placed = hold(house, subjects=[ADA])
+    settle(house)
+    set_by_hand(blobs, "0", "OFF")
+    house.now += timedelta(days=1)
+    settle(house)
+    assert blobs.state("0") == "ON"
+    [listed] = house.holds.holds(house.acting())
+    assert listed["at_stores"] == {"contested": 1}
+    release(house, placed)
+    settle(house)
+    assert (blobs.state("0"), [row.state for row in blobs.rows()]) == ("ON", ["contested"])
+    set_by_hand(blobs, "0", "OFF")
+    house.now += timedelta(days=1)
+    settle(house)
+    assert blobs.rows() == []
 
 
 @pytest.mark.s3
