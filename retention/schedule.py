@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Literal, cast
 
 from registry.declaration import DataClass
@@ -113,9 +114,11 @@ def ends_at(
     return min((end for end in ends if end is not None), default=None)
 
 
+@lru_cache(maxsize=1_024)
 def newest_start(keep: Duration, end: datetime) -> datetime:
     """The newest instant whose civil end under `keep` is at or before `end`; found by halving, since months differ."""
-    low, high = 0, max(0, (end - _EPOCH) // _MICROSECOND)
+    low = max(0, (end - _EPOCH - keep.upper_bound()) // _MICROSECOND)
+    high = max(low, (end - _EPOCH) // _MICROSECOND) if keep.years or keep.months else low
     while low < high:
         middle = (low + high + 1) // 2
         if keep.add_to(_EPOCH + timedelta(microseconds=middle)) <= end:
