@@ -131,3 +131,40 @@ class UnsupportedShape(MunimentError):
         super().__init__(f"cannot import {shape}: {advice}")
         self.shape = shape
         self.advice = advice
+
+
+class GovernError(MunimentError):
+    """The base of what governed storage refuses; raised into the run that asked, so that it stops there."""
+
+
+class ThreadErased(GovernError):
+    """The thread was erased; nothing of it is read or written again."""
+
+    def __init__(self) -> None:
+        """Say so, without the thread's id."""
+        super().__init__("the thread was erased; begin a new one under a new id")
+
+
+class KeyMissing(GovernError):
+    """What is sealed cannot be opened: its key is gone, damaged or not in this folder."""
+
+    def __init__(self) -> None:
+        """Say so, without a name."""
+        super().__init__("the thread's key is gone or cannot be read; is this the folder that it was written with?")
+
+
+class SealBroken(GovernError):
+    """A stored value is not what was sealed: altered, moved from another place, or written past the seal."""
+
+    def __init__(self) -> None:
+        """Say so, without the value."""
+        super().__init__("a stored value does not open under the thread's key; it was altered, moved or never sealed")
+
+
+class SubjectMissing(GovernError):
+    """A thread would begin that names nobody, and could not be found again when somebody asks for erasure."""
+
+    def __init__(self, where: str, fault: str) -> None:
+        """Name where a person was looked for and what is wrong there; never the person."""
+        super().__init__(f"{fault} at {where}; give one there, or open `with subject(...)` around the run")
+        self.where = where

@@ -1,0 +1,50 @@
+"""What the governed savers share: whose thread a run is, and the folder in which its files lie."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
+from muniment.context import current_scope
+from muniment.thread_folder import ThreadFolder
+
+SubjectFrom = str | Callable[[Any], str | None]
+"""A path in the run's config, such as `configurable.user_id`, or what returns a subject of a config, or None."""
+
+
+class Whose:
+    """Finds whose thread a run's config is."""
+
+    def __init__(self, subject_from: SubjectFrom) -> None:
+        if not subject_from:
+            raise ValueError("subject_from is a path such as configurable.user_id, or a function of the config")
+        self._from = subject_from
+        self.where = subject_from if isinstance(subject_from, str) else "subject_from"
+        self.member = self.where.rpartition(".")[2]
+
+    def of(self, config: Any) -> tuple[str, ...]:
+        """Return who is named; nobody where nobody is."""
+        found: Any = config
+        if callable(self._from):
+            found = self._from(config)
+        else:
+            for name in self._from.split("."):
+                found = found.get(name) if isinstance(found, Mapping) else None
+        named = () if found is None or found == "" else (str(found),)
+        return named or tuple(current_scope().subjects)
+
+
+class GovernedSaver(BaseCheckpointSaver[Any]):
+    """What `govern` returns."""
+
+    def __init__(self, folder: ThreadFolder, whose: Whose, *, serde: Any = None) -> None:
+        super().__init__(serde=serde)
+        self._folder = folder
+        self._whose = whose
+
+
+def thread_of(config: Any) -> str:
+    """Return the thread of a run's config, as savers write it."""
+    return str(config["configurable"]["thread_id"])
