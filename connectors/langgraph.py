@@ -2,6 +2,7 @@
 
 Config: as of kind `sql`, without `children`, and `"fence": "none" | "triggers"`; `owner_field` is a member of the
 checkpoints' metadata, where LangGraph copies every plain member of `config.configurable` and `config.metadata`.
+With `keys` beside `url` see `langgraph_sealed`, with `folder` in its place `langgraph_folder`.
 Locator: `{"thread_id": text}`.
 
 Guarantees: a thread is its rows in every table of the saver, over all namespaces (subgraphs), branches and forks; see
@@ -21,12 +22,15 @@ from connectors.errors import BadConfig, BadLocator
 from connectors.sql import open_database, owner_of
 from connectors.sql_sqlite import SqliteDatabase
 from connectors.sql_units import Part, Shape, UnitConnector
+from connectors.thread_folder import ThreadFolder, folder_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
-    from connectors.base import Locator
+    from connectors.base import Connector, Locator
     from connectors.sql_catalog import Key
+    from connectors.sql_database import Database
 
 _ROOT = Part(table="checkpoints", content=("checkpoint", "metadata"), written="type")
 _SQLITE = (Part(table="writes", content=("value",), written="type"), _ROOT)
@@ -37,16 +41,56 @@ _POSTGRES = (
 )
 
 
-def open_store(config: Mapping[str, Any], *, read_only: bool) -> LangGraphConnector:
-    """Return the connector of a saver's database. Raises: BadConfig."""
-    fence = config.get("fence", "none")
-    if fence not in {"none", "triggers"}:
+def open_store(config: Mapping[str, Any], *, read_only: bool) -> Connector:
+    """Return the connector of a saver's database, or of a folder of threads. Raises: BadConfig."""
+    if "folder" in config:
+        return _open_folder(config, read_only=read_only)
+    if "keys" in config:
+        return _open_sealed(config, read_only=read_only)
+    return _open_database(config, read_only=read_only)
+
+
+def _open_folder(config: Mapping[str, Any], *, read_only: bool) -> Connector:
+    # Imported here: they are made of what stands below.
+    from connectors.langgraph_folder import ThreadFilesConnector
+
+    if unknown := set(config) - {"folder", "owner_field"}:
+        raise BadConfig(f"unknown setting beside folder: {', '.join(sorted(unknown))}")
+    owner = owner_of(config)
+
+    def open_file(path: Path) -> LangGraphConnector:
+        return _open_database({"url": f"sqlite:///{path}"} | ({"owner_field": owner} if owner else {}), read_only=True)
+
+    folder = ThreadFolder(folder_of(config, "folder"), read_only=read_only)
+    return ThreadFilesConnector(folder, open_file, owner_field=owner, read_only=read_only)
+
+
+def _open_sealed(config: Mapping[str, Any], *, read_only: bool) -> Connector:
+    from connectors.langgraph_sealed import SealedConnector  # as above
+
+    if "fence" in config:
+        raise BadConfig("a folder of keys is a fence by itself; leave fence out")
+    folder = ThreadFolder(folder_of(config, "keys"), read_only=read_only)
+    rest = {name: value for name, value in config.items() if name != "keys"}
+    return SealedConnector(*_tables(rest), owner_field=owner_of(config), read_only=read_only, folder=folder)
+
+
+def _open_database(config: Mapping[str, Any], *, read_only: bool) -> LangGraphConnector:
+    return LangGraphConnector(
+        *_tables(config),
+        owner_field=owner_of(config),
+        read_only=read_only,
+        fenced=config.get("fence") == "triggers",
+    )
+
+
+def _tables(config: Mapping[str, Any]) -> tuple[Database, Shape]:
+    """Return the database of a saver and the shape of its threads. Raises: BadConfig."""
+    if config.get("fence", "none") not in {"none", "triggers"}:
         raise BadConfig('fence is "none" or "triggers"')
     database = open_database({name: value for name, value in config.items() if name != "fence"})
     parts = _SQLITE if isinstance(database, SqliteDatabase) else _POSTGRES
-    shape = Shape(kind="langgraph", noun="thread", columns=("thread_id",), parts=parts, owner="metadata")
-    owner = owner_of(config)
-    return LangGraphConnector(database, shape, owner_field=owner, read_only=read_only, fenced=fence == "triggers")
+    return database, Shape(kind="langgraph", noun="thread", columns=("thread_id",), parts=parts, owner="metadata")
 
 
 class LangGraphConnector(UnitConnector):

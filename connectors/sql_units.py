@@ -92,11 +92,13 @@ class Shape:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Seen:
+class Seen:
     """What one item looked like: rows by table, and the owners that its root rows name."""
 
     rows: Counter[str] = field(default_factory=Counter)
     owners: set[str | None] = field(default_factory=set)
+    is_leftover: bool = False
+    """Whether the rows are what a broken-off erasure of the item left, so that their owner was compared before."""
 
 
 class UnitConnector(SqlConnector):
@@ -265,9 +267,9 @@ class UnitConnector(SqlConnector):
         )
         return [tuple(row) for row in rows]
 
-    def _look_at(self, now_open: _Open, batch: Batch, *, lock: bool = False) -> list[_Seen]:
+    def _look_at(self, now_open: _Open, batch: Batch, *, lock: bool = False) -> list[Seen]:
         """Return what there is of each item now; with `lock`, so that nobody changes the root rows meanwhile."""
-        seen = [_Seen() for _ in batch.keys]
+        seen = [Seen() for _ in batch.keys]
         for part, table in self._tables(now_open):
             is_root = part is self._shape.root
             wanted = [self._shape.owner] if is_root and self._owner_field is not None else []
@@ -324,14 +326,25 @@ class UnitConnector(SqlConnector):
             self._touch(now_open, table, with_children=True)
             if wanted:
                 now_open.rows.delete(replace(batch.only(wanted), table=table))  # 3
-        if self._fenced and wanted:
-            self._fence_of(now_open).add(tables[-1][1], [batch.keys[number] for number in wanted])
+        if wanted:
+            self._before_commit(now_open, batch.only(wanted))
         self._touch_changed(now_open)
         run("COMMIT")  # 4
         return [answers[number] for number in range(len(batch.keys))]
 
-    def _judge(self, seen: _Seen, forms: frozenset[str]) -> Answer:
-        if not seen.rows:
+    def _before_commit(self, now_open: _Open, gone: Batch) -> None:
+        """Do what must not be missing once these items are gone. Raises: Refused, DBAPIError: then nothing is gone."""
+        if self._fenced:
+            self._fence_of(now_open).add(self._tables(now_open)[-1][1], gone.keys)
+
+    def judge(self, item: Item, forms: frozenset[str], limit: Deadline) -> Answer:
+        """Return what `erase` would answer now, from reading alone. Raises: ConnectorError."""
+        with self._session(limit, read_only=True) as now_open:
+            batch = self._by_table(now_open, [item], refuse=True)[0][0][1]
+            return self._judge(self._look_at(now_open, batch)[0], forms)
+
+    def _judge(self, seen: Seen, forms: frozenset[str]) -> Answer:
+        if not seen.rows.total():
             return Outcome.ALREADY_ABSENT, f"no row of the {self._shape.noun} in any table"
         counted = ", ".join(f"{count} of {name}" for name, count in seen.rows.items())
         if not seen.rows[self._shape.root.table]:
@@ -389,13 +402,18 @@ class UnitConnector(SqlConnector):
                         found = forms(numbers_of(value), half=isinstance(table.columns[name], HalfVectorType))
                         told |= {(str(value)[:PROBE].encode(), tuple(found)): None} if found else {}
                         continue
-                    read = plain(value, str(row[-1]) if written and name != self._shape.owner else None)
+                    kind = str(row[-1]) if written and name != self._shape.owner else None
+                    read = self._plain(value, kind, batch.keys[0])
                     if isinstance(read, dict) and name == self._shape.owner:
                         read = {each: content for each, content in read.items() if each != self._owner_field}
                     said |= {each if isinstance(each, bytes) else _encoded(each) for each in _contents(read)}
         said -= {_encoded(str(value)) for value in batch.keys[0]}
         longest = sorted((text for text in said if len(text) >= MIN_CANARY), key=len, reverse=True)
         return told | {(piece, (piece,)): None for text in longest[:_CANDIDATES] for piece in samples(text)}
+
+    def _plain(self, value: object, written: str | None, name: Key) -> Any:
+        """Return a column's value of the item of this name as plain data, opened as far as it can be."""
+        return plain(value, written)
 
     @override
     def export(self, items: Sequence[Item], *, deadline: float) -> Iterator[tuple[str, bytes | None]]:
@@ -415,7 +433,7 @@ class UnitConnector(SqlConnector):
                 values = dict(zip(names, row, strict=True))
                 kinds = {name: str(values[part.written]) for name in part.content if part.written}
                 kinds.pop(self._shape.owner, None)
-                opened = {name: plain(values[name], kinds.get(name)) for name in part.content}
+                opened = {name: self._plain(values[name], kinds.get(name), batch.keys[0]) for name in part.content}
                 found[table.name].append({name: shown(opened.get(name, value)) for name, value in values.items()})
         return dict(found)
 
@@ -444,7 +462,7 @@ class UnitConnector(SqlConnector):
             findings[number] = Finding(copy_id=name, level=None, present=None, how="none", could_not_check=why)
         return [findings[number] for number in range(len(items))]
 
-    def _by_name(self, item: Item, seen: _Seen, *, is_hidden: bool) -> Finding:
+    def _by_name(self, item: Item, seen: Seen, *, is_hidden: bool) -> Finding:
         how = f"rows of the {self._shape.noun} counted in every table on a connection that cannot write"
         if seen.rows:
             counted = ", ".join(f"{count} of {name}" for name, count in seen.rows.items())

@@ -42,7 +42,10 @@ _CONFIG: dict[str, tuple[tuple[str, ...], frozenset[str]]] = {
     "qdrant": _VECTOR,
     "chroma": _VECTOR,
     "lancedb": _VECTOR,
-    "langgraph": (("url",), frozenset({"url", "owner_field", "fence", "statement_timeout", "wal_retention"})),
+    "langgraph": (
+        ("url", "folder"),
+        frozenset({"url", "folder", "keys", "owner_field", "fence", "statement_timeout", "wal_retention"}),
+    ),
     "langgraph_store": (("url",), frozenset({"url", "owner_field", "statement_timeout", "wal_retention"})),
     "mem0": (
         ("path", "url"),
@@ -260,6 +263,15 @@ _CHOICES = {("files", "hard_links"): ("refuse", "erase_all"), ("sql", "children"
             ("agent", "kind"): KINDS}  # fmt: skip
 
 
+def _check_threads(values: Mapping[str, Any], reader: Reader) -> None:
+    if "folder" in values and (unfit := values.keys() - {"folder", "owner_field"}):
+        reader.add(min(unfit), "a folder of threads stands for itself; only owner_field goes with it")
+    elif "keys" in values and "url" not in values:
+        reader.add("url", "missing: a folder of keys stands beside the database that it opens")
+    elif {"keys", "fence"} <= values.keys():
+        reader.add("fence", "a folder of keys is a fence by itself")
+
+
 def _check_kind(kind: str, values: Mapping[str, Any], reader: Reader) -> None:
     url = values.get("url")
     if isinstance(url, str) and not url.startswith(("env:", "file:")) and kind in _SCHEMES:
@@ -268,13 +280,15 @@ def _check_kind(kind: str, values: Mapping[str, Any], reader: Reader) -> None:
             reader.add("url", f"expected an address that starts with {', '.join(schemes)}")
         elif url.startswith("sqlite") and (unfit := {"statement_timeout", "wal_retention"} & values.keys()):
             reader.add(min(unfit), "a setting of PostgreSQL; SQLite has none like it")
-    for name in ("root", "path"):
+    for name in ("root", "path", "folder", "keys"):
         path = values.get(name)
         if isinstance(path, str) and (not path.startswith("/") or "\0" in path):
             reader.add(name, "expected an absolute path")
     for (of_kind, name), choices in _CHOICES.items():
         if kind == of_kind and name in values and values[name] not in choices:
             reader.add(name, f"expected one of {', '.join(choices)}")
+    if kind == "langgraph":
+        _check_threads(values, reader)
     if kind == "mem0" and values.get("vector_store", MEM0_VECTORS[0]) not in MEM0_VECTORS:
         reader.add("vector_store", MEM0_ELSEWHERE)
     elif kind == "mem0" and not _is_mem0_in_postgres(kind, values):

@@ -71,7 +71,7 @@ class Targets:
             return
         if kind == "s3":
             self._check_bucket(config)
-        for name in ("root", "path"):
+        for name in ("root", "path", "folder", "keys"):
             if isinstance(config.get(name), str) and not _is_reference(config[name]):
                 self._check_path(kind, config[name], self._files, "file:")
         for name in ("url", "endpoint_url"):

@@ -92,6 +92,26 @@ def test_mem0_in_postgresql_needs_its_folder_and_its_database(config: dict[str, 
     assert pointer in pointers({"kind": "mem0", "config": config})
 
 
+@pytest.mark.parametrize(
+    ("config", "pointer"),
+    [
+        ({}, "/config/url"),
+        ({"folder": "threads"}, "/config/folder"),
+        ({"folder": "/a", "url": "sqlite:////a.db"}, "/config/url"),
+        ({"folder": "/a", "keys": "/k"}, "/config/keys"),
+        ({"keys": "/k"}, "/config/url"),
+        ({"url": "sqlite:////a.db", "keys": "k"}, "/config/keys"),
+        ({"url": "sqlite:////a.db", "keys": "/k", "fence": "triggers"}, "/config/fence"),
+    ],
+)
+def test_a_folder_of_threads_stands_alone_and_one_of_keys_beside_a_database(
+    config: dict[str, Any], pointer: str
+) -> None:
+    assert pointer in pointers({"kind": "langgraph", "config": config})
+    for good in ({"folder": "/a", "owner_field": "user_id"}, {"url": "sqlite:////a.db", "keys": "/k"}):
+        assert parse_store("acme", "main", {"kind": "langgraph", "config": good})[1] == good
+
+
 def test_a_secret_is_kept_as_a_reference_and_never_shown(house: Any) -> None:
     reference = f"env:{secret_prefix('alice')}URL"
     with house.session() as session:
@@ -180,6 +200,10 @@ def test_a_store_outside_the_operators_list_is_refused_and_nothing_is_written(ho
         (["s3.amazonaws.com"], "s3", {"bucket": "b"}, True),
         (["minio:9000"], "s3", {"bucket": "b", "endpoint_url": "http://minio:9000"}, True),
         ([], "agent", {}, True),
+        ([], "langgraph", {"folder": "/srv/threads"}, False),
+        (["file:/srv/**"], "langgraph", {"folder": "/srv/threads"}, True),
+        (["sqlite:/srv/**"], "langgraph", {"url": "sqlite:////srv/a.db", "keys": "/srv/keys"}, False),
+        (["sqlite:/srv/**", "file:/srv/**"], "langgraph", {"url": "sqlite:////srv/a.db", "keys": "/srv/keys"}, True),
     ],
 )  # fmt: skip
 def test_a_target_is_allowed_only_by_the_operators_patterns(

@@ -1,0 +1,281 @@
+"""Kind `langgraph` with `url` and `keys`: threads whose values the SDK's `govern` sealed, each under a key of its own.
+
+Config: as of a saver's database, and `keys`, the absolute path of the folder of keys. Locator: `{"thread_id": text}`.
+
+Guarantees, beyond `langgraph`: whose a thread is, its key says, and where rows name somebody openly they too. The key
+is unlinked inside the transaction that deletes the rows, after both were compared and before the commit, while no agent
+uses the thread; from then on the saver refuses it. A crash in between leaves rows that nobody can open, which the next
+call deletes. A thread counts as gone only without rows and without key.
+
+`reclaim` rewrites nothing where everything of every erased thread was sealed from its start: what lies in free pages,
+logs, replicas and backups of the database opens under no key. Else it does what `langgraph` does. `verify` shows L2 by
+the key's absence, the word beside it that everything was sealed, and a scan for the texts. Copies of the folder of keys
+are L3 and `unknown`; ids, names of channels and sizes were never sealed.
+"""
+
+from __future__ import annotations
+
+import secrets
+from base64 import b64decode
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import override
+
+from connectors.base import (
+    Capabilities,
+    CheckReport,
+    Deadline,
+    FenceReport,
+    Level,
+    Outcome,
+    Receipt,
+    ReclaimReport,
+    Residue,
+    owner_forms,
+)
+from connectors.checking import check_report
+from connectors.errors import BadConfig, ConnectorError, ReadOnlyConnector
+from connectors.langgraph import LangGraphConnector
+from connectors.serialized import plain
+from connectors.sql_answers import finding_in_files
+from connectors.sql_database import Refused
+from connectors.sql_units import UnitConnector
+from connectors.thread_folder import KEY, METADATA, ThreadFolder, unsealed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from datetime import datetime
+
+    from connectors.base import Finding, Item, Locator, Selector
+    from connectors.sql import Candidate, _Open
+    from connectors.sql_answers import Answer
+    from connectors.sql_catalog import Key, Table
+    from connectors.sql_database import Database
+    from connectors.sql_rows import Batch
+    from connectors.sql_units import Seen, Shape
+
+_KEYS = "keys"
+"""What a thread's key is counted as, beside its rows; and in evidence, that nothing had to be rewritten."""
+
+
+class SealedConnector(LangGraphConnector):
+    """Drives one saver's tables and the folder of its threads' keys."""
+
+    def __init__(
+        self,
+        database: Database,
+        shape: Shape,
+        *,
+        owner_field: str | None,
+        read_only: bool,
+        folder: ThreadFolder,
+    ) -> None:
+        super().__init__(database, shape, owner_field=owner_field, read_only=read_only)
+        self._folder = folder
+        self._limit = Deadline("erase", 0)
+        self._all_sealed = True
+        self._is_capturing = False
+
+    @override
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities(), fence=True)
+
+    @override
+    def check_locator(self, locator: Locator) -> None:
+        self._folder.check()
+        super().check_locator(locator)
+
+    @override
+    def fence(self, scope: Locator) -> FenceReport:
+        if self._read_only:
+            raise ReadOnlyConnector("fence")
+        (thread,) = self.key_of(scope)
+        with self._folder.alone([self._folder.path(thread, KEY)], Deadline("fence", 10)):
+            key = self._folder.key(self._folder.path(thread, KEY))
+            self._folder.close(thread, sealed=key is not None and key.from_the_start, keep=True)
+        return FenceReport(held=True, detail="the agent's saver refuses the thread")
+
+    @override
+    def discover(self, selector: Selector, *, deadline: float) -> Iterator[dict[str, Any]]:
+        limit = Deadline("discover", deadline)
+        if self._owner_field is None:
+            raise BadConfig("discover needs owner_field")
+        wanted, given = owner_forms(selector.identifiers), set()
+        for path in self._folder.files(KEY):
+            limit.check()
+            key = self._folder.key(path)
+            if key is not None and wanted & set(key.owners):
+                given.add(key.thread)
+                yield self.locator_of((key.thread,))
+        # Threads from before sealing began name somebody in their rows.
+        for locator in super().discover(selector, deadline=limit.left()):
+            if locator["thread_id"] not in given:
+                yield locator
+
+    @override
+    def walk(self, *, deadline: float) -> Iterator[dict[str, Any]]:
+        limit = Deadline("walk", deadline)
+        for path in self._folder.files(KEY):
+            limit.check()
+            key = self._folder.key(path)
+            if key is not None:
+                yield self.locator_of((key.thread,))
+        yield from super().walk(deadline=limit.left())
+
+    # Erasing
+
+    @override
+    def erase(
+        self, items: Sequence[Item], *, owner_identifiers: Sequence[str], now: datetime, deadline: float
+    ) -> list[Receipt]:
+        self._folder.check()
+        self._limit = Deadline("erase", deadline)
+        return super().erase(items, owner_identifiers=owner_identifiers, now=now, deadline=deadline)
+
+    @override
+    def _transact(self, now_open: _Open, batch: Batch, forms: frozenset[str]) -> list[Answer]:
+        with self._folder.alone([self._folder.path(thread, KEY) for (thread,) in batch.keys], self._limit):
+            answers = super()._transact(now_open, batch, forms)
+            for (thread,), (outcome, _) in zip(batch.keys, answers, strict=True):
+                # Of what is absent and was never erased by us, nobody knows how it was stored.
+                if outcome in {Outcome.ERASED, Outcome.ALREADY_ABSENT}:
+                    self._all_sealed &= self._folder.was_sealed(thread) is True
+        return answers
+
+    @override
+    def _look_at(self, now_open: _Open, batch: Batch, *, lock: bool = False) -> list[Seen]:
+        found = super()._look_at(now_open, batch, lock=lock)
+        for (thread,), seen in zip(batch.keys, found, strict=True):
+            key = self._folder.key(self._folder.path(thread, KEY))
+            if key is not None:
+                seen.rows[_KEYS] += 1
+                seen.owners |= set(key.owners)
+            seen.is_leftover = key is None and self._folder.was_sealed(thread) is not None
+        return found
+
+    @override
+    def _judge(self, seen: Seen, forms: frozenset[str]) -> Answer:
+        if seen.is_leftover and seen.rows.total():
+            counted = ", ".join(f"{count} of {name}" for name, count in seen.rows.items())
+            return Outcome.ERASED, f"rows of a thread whose key was destroyed deleted and read again: {counted}"
+        if self._owner_field is not None and seen.rows[_KEYS] and not seen.owners - {None} <= forms:
+            return Outcome.OWNER_MISMATCH, f"the {self._shape.noun} names somebody else"
+        return super()._judge(seen, forms)
+
+    @override
+    def _before_commit(self, now_open: _Open, gone: Batch) -> None:
+        super()._before_commit(now_open, gone)
+        for (thread,) in gone.keys:
+            key = self._folder.key(self._folder.path(thread, KEY))
+            try:
+                self._folder.close(thread, sealed=key is not None and key.from_the_start)
+            except OSError:
+                raise Refused("a key could not be unlinked") from None
+            if self._folder.has_files(thread):
+                raise Refused("a key is there again")
+
+    # Freeing and looking
+
+    @override
+    def reclaim(self, level: Level, *, now: datetime, deadline: float) -> ReclaimReport:
+        if self._read_only:
+            raise ReadOnlyConnector("reclaim")
+        self._folder.check()
+        if level <= Level.L1 or not self._all_sealed:
+            return super().reclaim(level, now=now, deadline=deadline)
+        return ReclaimReport(
+            level=Level.L2,
+            residual_until="unknown",
+            detail="everything was sealed and the keys are gone; copies of the folder of keys were not looked at",
+            method="none: keys destroyed",
+            evidence={_KEYS: "destroyed"},
+            freed_bytes=0,
+        )
+
+    @override
+    def _look(
+        self,
+        now_open: _Open,
+        tables: Sequence[Table],
+        items: Mapping[int, Item],
+        *,
+        level: Level,
+        reclaimed: ReclaimReport | None,
+        limit: Deadline,
+    ) -> dict[int, Finding]:
+        if reclaimed is None or _KEYS not in reclaimed.evidence:
+            return super()._look(now_open, tables, items, level=level, reclaimed=reclaimed, limit=limit)
+        pairs = [(number, canary) for number, item in items.items() for canary in item.canaries]
+        hits = self._residue(now_open, [canary for _, canary in pairs], limit)
+        dirty = {pairs[each.canary][0] for each in hits}
+        how = "key looked for, and that everything was sealed under it; byte scan of the database and of the keys"
+        found = {}
+        for number, item in items.items():
+            (thread,) = self.key_of(item.locator)
+            why = None if self._folder.was_sealed(thread) is True else "not everything of the thread was sealed"
+            found[number] = finding_in_files(item, level, how, why, is_dirty=number in dirty)
+        return found
+
+    def _residue(self, now_open: _Open, canaries: Sequence[bytes], limit: Deadline) -> list[Residue]:
+        if not canaries:
+            return []
+        found = self._database.residue(now_open.connection, now_open.catalog.tables(), canaries, limit)
+        hits = self._folder.scan(canaries, limit)
+        return found + [
+            Residue(where="folder of keys", count=count, encoding=form, canary=number)
+            for (number, form), count in hits.items()
+        ]
+
+    @override
+    def residue(self, canaries: Sequence[bytes], *, deadline: float) -> list[Residue]:
+        limit = Deadline("residue", deadline)
+        with self._session(limit, read_only=True) as now_open:
+            return self._residue(now_open, canaries, limit)
+
+    # Reading what is sealed
+
+    @override
+    def _candidates(self, now_open: _Open, batch: Batch) -> dict[Candidate, None]:
+        # Ids, versions and times of a thread were never sealed and stay in free pages; nobody said them.
+        self._is_capturing = True
+        try:
+            return super()._candidates(now_open, batch)
+        finally:
+            self._is_capturing = False
+
+    @override
+    def _plain(self, value: object, written: str | None, name: Key) -> Any:
+        key = self._folder.key(self._folder.path(str(name[0]), KEY))
+        read = super()._plain(value, written, name)
+        return read if key is None else _opened(read, key.key, alone=self._is_capturing and key.from_the_start)
+
+    @override
+    def check(self, *, now: datetime, deadline: float) -> CheckReport:
+        limit = Deadline("check", deadline)
+        try:
+            # A scratch thread shows that the folder can be written; the tables are tried as of any saver.
+            self._folder.forget(f"muniment-check-{secrets.token_hex(8)}")
+        except (ConnectorError, OSError) as problem:
+            said = str(problem) if isinstance(problem, ConnectorError) else "the folder of keys cannot be written"
+            return check_report(limit, now, reachable=isinstance(problem, OSError), problems=[said])
+        return super().check(now=now, deadline=limit.left())
+
+    @override
+    def _probe(self, shape: Shape) -> UnitConnector:
+        return LangGraphConnector(self._database, shape, owner_field=self._owner_field, read_only=False)
+
+
+def _opened(read: Any, key: bytes, *, alone: bool) -> Any:
+    """Return a plain value with everything in it opened that this key seals; `alone`, without everything else."""
+    if isinstance(read, bytes) and (found := unsealed(key, read)) is not None:
+        return plain(found[1], found[0])
+    if isinstance(read, Mapping):
+        sealed = read.get(METADATA)
+        rest = {name: _opened(value, key, alone=alone) for name, value in read.items() if name != METADATA}
+        more = _opened(b64decode(sealed), key, alone=alone) if isinstance(sealed, str) else {}
+        return rest | (more if isinstance(more, dict) else {METADATA: more})
+    if isinstance(read, list):
+        return [_opened(each, key, alone=alone) for each in read]
+    return None if alone else read

@@ -1,0 +1,290 @@
+"""Threads that `govern` keeps, erased by the service's connectors: the contract, and what is special to each shape."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.messages import HumanMessage
+from langgraph.checkpoint.sqlite import SqliteSaver
+
+from connectors.base import Item, Level, Outcome, ReclaimReport, Selector, open_connector
+from connectors.errors import BadConfig, StoreUnreachable
+from muniment.errors import KeyMissing, SealBroken, ThreadErased
+from muniment.integrations.langgraph import govern
+from tests.connectors.contract import MIA, NOW, ROOT, Bed, Contract, captured, erase, fill, text_of
+from tests.connectors.governed_beds import Governed, OneFileAThread, Sealed, SealedPostgres, SealedSqlite
+from tests.connectors.langgraph_beds import agent
+
+
+class TestOneFileAThread(Contract):
+    @pytest.fixture
+    def bed(self, tmp_path: Path) -> OneFileAThread:
+        return OneFileAThread(tmp_path)
+
+
+class SealedContract(Contract):
+    def test_residue_names_each_canary_that_is_there_and_none_that_is_not(self, bed: Bed) -> None:
+        """Nothing lies open: what a sealed store holds is not there to be named."""
+        fill(bed, 1)
+        with bed.open(read_only=True) as connector:
+            assert connector.residue([text_of("mia-0").encode()], deadline=30) == []
+        assert bed.hits(text_of("mia-0")) == 0
+
+
+class TestSealedSqlite(SealedContract):
+    @pytest.fixture
+    def bed(self, tmp_path: Path) -> Iterator[Sealed]:
+        made = SealedSqlite(tmp_path)
+        yield made
+        made.close()
+
+
+@pytest.mark.postgres
+class TestSealedPostgres(SealedContract):
+    @pytest.fixture
+    def bed(self, server: Any, tmp_path: Path) -> Iterator[Sealed]:
+        made = SealedPostgres(server, tmp_path)
+        yield made
+        made.close()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> OneFileAThread:
+    return OneFileAThread(tmp_path)
+
+
+@pytest.fixture
+def sealed(tmp_path: Path) -> Iterator[SealedSqlite]:
+    made = SealedSqlite(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=["files", "sealed"])
+def bed(request: pytest.FixtureRequest) -> Governed:
+    """Both shapes in turn, for what has to hold of each."""
+    made = request.getfixturevalue(request.param)
+    assert isinstance(made, Governed)
+    return made
+
+
+def config_of(name: str, **more: Any) -> Any:
+    return {"configurable": {"thread_id": name, **more}}
+
+
+def thread(name: str) -> Item:
+    return Item(copy_id=name, locator={"thread_id": name})
+
+
+def say(bed: Governed, name: str, text: str, **more: Any) -> Any:
+    return agent(bed.saver).invoke({"messages": [HumanMessage(content=text)]}, config_of(name, **more))
+
+
+def test_a_file_goes_and_every_other_byte_of_the_folder_stays(files: OneFileAThread) -> None:
+    mine, _ = fill(files, 2)
+    before = {path.name: path.read_bytes() for path in files.keys.iterdir() if path.is_file()}
+    gone = {files.path(item.copy_id, ".db").name for item in mine}
+    with files.open() as connector:
+        assert {r.detail for r in erase(connector, mine)} == {
+            "read: 3 of writes, 3 of checkpoints; its files unlinked and looked for again"
+        }
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+    after = {path.name: path.read_bytes() for path in files.keys.iterdir() if path.is_file()}
+    assert {name: each for name, each in after.items() if not name.endswith(".gone")} == {
+        name: each for name, each in before.items() if name not in gone
+    }
+    assert (report.level, report.method) == (Level.L2, "none: the files are gone")
+    assert report.freed_bytes == sum(len(before[name]) for name in gone)
+    assert not [path for path in files.keys.rglob("*") if path.stat().st_mode & 0o077]
+
+
+def test_a_run_in_the_middle_of_which_its_thread_is_erased_ends_there(bed: Governed) -> None:
+    say(bed, "t", "first", user_id="mia")
+    late = bed.saver.get_tuple(config_of("t"))
+    assert late is not None
+    with bed.open() as connector:
+        assert erase(connector, [thread("t")])[0].outcome is Outcome.ERASED
+    for attempt in (
+        lambda: say(bed, "t", "second", user_id="mia"),
+        lambda: bed.saver.put(late.config, late.checkpoint, late.metadata, {}),
+        lambda: bed.saver.put_writes(late.config, [("messages", "late")], "task"),
+        lambda: bed.saver.get_tuple(late.config),
+        lambda: bed.saver.delete_thread("t"),
+    ):
+        with pytest.raises(ThreadErased):
+            attempt()
+    assert list(bed.saver.list(None)) == []
+    with bed.open(read_only=True) as verifier:
+        assert verifier.verify([thread("t")], Level.L1, deadline=10)[0].present is False
+
+
+def test_a_fence_refuses_a_thread_before_it_is_erased(bed: Governed) -> None:
+    say(bed, "t", "first", user_id="mia")
+    with bed.open() as connector:
+        assert connector.capabilities().fence
+        assert connector.fence({"thread_id": "t"}).held
+        with pytest.raises(ThreadErased):
+            say(bed, "t", "second", user_id="mia")
+        assert erase(connector, [thread("t")])[0].outcome is Outcome.ERASED
+
+
+def test_a_thread_of_two_people_is_left_to_a_human(bed: Governed) -> None:
+    say(bed, "t", "first", user_id="mia")
+    say(bed, "t", "second", user_id="ben")
+    with bed.open() as connector:
+        assert erase(connector, [thread("t")])[0].outcome is Outcome.OWNER_MISMATCH
+    assert bed.get("t") == "first"
+
+
+def test_a_thread_that_its_application_deleted_may_begin_anew(bed: Governed) -> None:
+    say(bed, "t", "first", user_id="mia")
+    bed.saver.delete_thread("t")
+    assert bed.saver.get_tuple(config_of("t")) is None
+    assert len(say(bed, "t", "second", user_id="mia")["messages"]) == 2
+
+
+def test_a_folder_that_went_away_proves_no_absence(bed: Governed) -> None:
+    say(bed, "t", "first", user_id="mia")
+    bed.keys.rename(bed.keys.with_name("away"))
+    with bed.open() as connector, pytest.raises(StoreUnreachable):
+        erase(connector, [thread("t")])
+    with bed.open(read_only=True) as verifier, pytest.raises(StoreUnreachable):
+        verifier.verify([thread("t")], Level.L1, deadline=10)
+
+
+def test_a_file_with_rows_of_somebody_elses_thread_is_left(files: OneFileAThread) -> None:
+    say(files, "t", "first", user_id="mia")
+    path = files.path("t", ".db")
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("UPDATE writes SET thread_id = 'other' WHERE rowid = 1")
+        connection.commit()
+    with files.open() as connector:
+        receipt = erase(connector, [thread("t")])[0]
+    assert (receipt.outcome, receipt.detail) == (Outcome.FAILED, "the file holds rows of another thread")
+    assert path.exists()
+
+
+def test_a_backup_of_a_sealed_database_holds_nothing_that_opens_once_the_key_is_gone(
+    sealed: SealedSqlite, tmp_path: Path
+) -> None:
+    mine, others = fill(sealed, 2)
+    backup = tmp_path / "backup.db"
+    with closing(sqlite3.connect(backup)) as copy:
+        sealed.files.connection.backup(copy)
+    with sealed.open() as connector:
+        items = captured(connector, mine)
+        erase(connector, items)
+        started = time.monotonic()
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+        assert time.monotonic() - started < 0.2
+    assert (report.level, report.method, report.freed_bytes) == (Level.L2, "none: keys destroyed", 0)
+    # The rows of the dead thread are still in the free pages: as ciphertext.
+    assert sealed.files.path.stat().st_size + Path(f"{sealed.files.path}-wal").stat().st_size > 0
+    for place in (sealed.files.path, Path(f"{sealed.files.path}-wal"), backup):
+        assert text_of("mia-0").encode() not in place.read_bytes()
+    with closing(sqlite3.connect(backup)) as restored:
+        again = govern(SqliteSaver(restored), storage="sealed", folder=sealed.keys)
+        with pytest.raises(ThreadErased):
+            again.get_tuple(config_of("mia-0"))
+        # Neither does it help to take away the word that it was erased, or to have the rows in another thread's name.
+        sealed.path("mia-0", ".gone").unlink()
+        with pytest.raises(KeyMissing):
+            again.get_tuple(config_of("mia-0"))
+        restored.execute("DELETE FROM checkpoints WHERE thread_id = 'ben-0'")
+        restored.execute("UPDATE checkpoints SET thread_id = 'ben-0' WHERE thread_id = 'mia-0'")
+        with pytest.raises(SealBroken):
+            again.get_tuple(config_of("ben-0"))
+    assert [sealed.get(item.copy_id) for item in others] == [text_of(item.copy_id) for item in others]
+
+
+def test_a_thread_that_began_before_sealing_is_rewritten_as_ever(sealed: SealedSqlite) -> None:
+    agent(sealed.inner).invoke({"messages": [HumanMessage(content=text_of("mia-0"))]}, config_of("t", user_id="mia"))
+    say(sealed, "t", text_of("mia-1"), user_id="mia")
+    assert len(agent(sealed.saver).get_state(config_of("t")).values["messages"]) == 4
+    assert sealed.hits(text_of("mia-0")) > 0
+    with sealed.open() as connector:
+        assert list(connector.discover(Selector(identifiers=(MIA,)), deadline=10)) == [{"thread_id": "t"}]
+        items = captured(connector, [thread("t")])
+        erase(connector, items)
+        with sealed.open(read_only=True) as verifier:
+            before = verifier.verify(items, Level.L2, deadline=30)[0]
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+    assert (before.level, before.present) == (Level.L1, True)
+    assert report.method.startswith("VACUUM")
+    with sealed.open(read_only=True) as verifier:
+        found = verifier.verify(items, Level.L2, deadline=30, reclaimed=report)[0]
+    assert (found.level, found.present) == (Level.L2, False)
+    assert sealed.hits(text_of("mia-0")) == 0
+
+
+def test_keys_destroyed_is_no_reason_for_a_thread_that_was_not_sealed(sealed: SealedSqlite) -> None:
+    agent(sealed.inner).invoke({"messages": [HumanMessage(content=text_of("mia-0"))]}, config_of("t", user_id="mia"))
+    say(sealed, "t", text_of("mia-1"), user_id="mia")
+    forged = ReclaimReport(level=Level.L2, residual_until=None, detail="", method="", evidence={"keys": "destroyed"})
+    with sealed.open() as connector:
+        erase(connector, [thread("t")])
+    with sealed.open(read_only=True) as verifier:
+        found = verifier.verify([thread("t")], Level.L2, deadline=30, reclaimed=forged)[0]
+    assert (found.level, found.present) == (Level.L1, None)
+    assert found.could_not_check == "not everything of the thread was sealed"
+
+
+@pytest.mark.parametrize("moment", ["before the keys", "after the keys"])
+def test_killed_before_the_commit_it_starts_again_and_ends_the_same(sealed: SealedSqlite, moment: str) -> None:
+    say(sealed, "t", text_of("mia-0"), user_id="mia")
+    kill = "os.kill(os.getpid(), signal.SIGKILL)"
+    body = f"{kill}; was(self, now_open, gone)" if moment == "before the keys" else f"was(self, now_open, gone); {kill}"
+    program = (
+        f"{sealed.source()}\nimport os, signal\nfrom datetime import datetime, UTC\nfrom connectors.base import Item\n"
+        "was = type(connector)._before_commit\n"
+        f"def _before_commit(self, now_open, gone): {body}\n"
+        "type(connector)._before_commit = _before_commit\n"
+        "item = Item(copy_id='t', locator={'thread_id': 't'})\n"
+        f"connector.erase([item], owner_identifiers=[{MIA!r}], now=datetime.now(UTC), deadline=30)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert killed.returncode == -9, killed.stderr
+    assert sealed.run("SELECT count(*) FROM checkpoints")[0][0] == 3
+    with sealed.open(read_only=True) as verifier:
+        assert verifier.verify([thread("t")], Level.L1, deadline=10)[0].present is True
+    with sealed.open() as connector:
+        assert erase(connector, [thread("t")])[0].outcome is Outcome.ERASED
+        assert connector.reclaim(Level.L2, now=NOW, deadline=10).method == "none: keys destroyed"
+    assert sealed.run("SELECT count(*) FROM checkpoints")[0][0] == 0
+    assert sealed.hits(text_of("mia-0")) == 0
+
+
+def test_a_key_whose_rows_the_application_deleted_goes_only_with_its_owner(sealed: SealedSqlite) -> None:
+    mine, others = fill(sealed, 1)
+    sealed.run("DELETE FROM checkpoints")
+    sealed.run("DELETE FROM writes")
+    with sealed.open() as connector:
+        receipts = erase(connector, [*mine, *others])
+    assert [each.outcome for each in receipts] == [Outcome.ERASED, Outcome.OWNER_MISMATCH]
+    assert [path.exists() for path in (sealed.path(n, ".key") for n in ("mia-0", "ben-0"))] == [
+        False,
+        True,
+    ]
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"folder": "threads"},
+        {"folder": "/a", "url": "sqlite:////a.db"},
+        {"url": "sqlite:////a.db", "keys": "keys"},
+        {"url": "sqlite:////a.db", "keys": "/k", "fence": "triggers"},
+        {"keys": "/k"},
+    ],
+)
+def test_a_configuration_that_contradicts_itself_is_refused(config: dict[str, Any]) -> None:
+    with pytest.raises(BadConfig):
+        open_connector("langgraph", config, secrets=str)
