@@ -272,7 +272,7 @@ def _check_threads(values: Mapping[str, Any], reader: Reader) -> None:
         reader.add("fence", "a folder of keys is a fence by itself")
 
 
-def _check_kind(kind: str, values: Mapping[str, Any], reader: Reader) -> None:
+def _check_address(kind: str, values: Mapping[str, Any], reader: Reader) -> None:
     url = values.get("url")
     if isinstance(url, str) and not url.startswith(("env:", "file:")) and kind in _SCHEMES:
         schemes = _SCHEMES["pgvector" if _is_mem0_in_postgres(kind, values) else kind]
@@ -280,6 +280,10 @@ def _check_kind(kind: str, values: Mapping[str, Any], reader: Reader) -> None:
             reader.add("url", f"expected an address that starts with {', '.join(schemes)}")
         elif url.startswith("sqlite") and (unfit := {"statement_timeout", "wal_retention"} & values.keys()):
             reader.add(min(unfit), "a setting of PostgreSQL; SQLite has none like it")
+
+
+def _check_kind(kind: str, values: Mapping[str, Any], reader: Reader) -> None:
+    _check_address(kind, values, reader)
     for name in ("root", "path", "folder", "keys"):
         path = values.get(name)
         if isinstance(path, str) and (not path.startswith("/") or "\0" in path):
