@@ -126,6 +126,32 @@ def test_an_erased_object_waits_for_the_end_of_its_lock(locked: Any) -> None:
     assert [part.state for part in read(house, said).parts] == ["erased"]
 
 
+def test_content_beside_a_skeleton_is_only_bytes_that_nothing_opens_until_that_ends_too(locked: Any) -> None:
+    """ADR 30: without a lock both lie in one object, and the object has a live key as long as the skeleton has."""
+    house = locked
+    said = house.say("chat", "I live in Lima", "free")
+    [name] = {part.object for part in read(house, said).header.parts}
+    move(house, 2041, 7, 2)
+    for _ in range(2):
+        house.sweep()
+        house.now += timedelta(hours=1)
+    assert name in objects(house)
+    assert [part.state for part in read(house, said).parts] == ["expired"]
+    with house.transaction(write=False) as session:
+        keys = session.exec(select(DataKey).where(col(DataKey.data_class).in_(("free", "skeleton")))).all()
+    assert {(key.data_class, key.state, key.wrapped is None) for key in keys if key.month == "2040-06"} == {
+        ("free", KeyState.DESTROYED, True), ("skeleton", KeyState.LIVE, False),
+    }  # fmt: skip
+    report = audited(house)
+    assert (report.findings, report.expired) == ((), 1)
+    move(house, 2047, 7, 2)
+    for _ in range(2):
+        house.sweep()
+        house.now += timedelta(hours=1)
+    assert name not in objects(house)
+    assert read(house, said).header.id == said
+
+
 def test_one_live_key_keeps_an_object(locked: Any) -> None:
     house = locked
     house.services.record.append(house.acting(), [entry(house, owner) for owner in (ADA, BOB)], house.now)
