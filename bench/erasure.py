@@ -2,33 +2,41 @@
 
 A person has N rows in a table of a store. Measured, on SQLite and with `--postgres` on PostgreSQL (service and store,
 written durably):
-  native         one statement that deletes N rows by key in one transaction;
-  one by one     deletes by key, each in its own transaction;
+  native         one statement that deletes N rows by a list of keys in one transaction; the median of three, each with
+                 rows of its own;
+  plain          deletes by key of an application, each in its own transaction, nothing decided or written down: what
+                 `limits.md` calls one by one; 500, scaled;
+  one by one     the product shape for 500 copies of another person, one copy a batch and a commit each, scaled;
   product shape  lock, decide, erase, read again, receipts, state, in batches (`erasure.dispatch`), of a plan;
   whole request  from approval to the interim certificate, with the bytes freed and looked for, keys and all;
   stores         what of the plan, and of the whole request, the store's own connector took;
   queue          what of the whole request is no step of the work: looking for what is due, leases, whose turn it is;
   memory         the most that Python held while it planned, and in the whole request.
-`--rows` puts the person's rows among those of others, of a kilobyte each and scattered, as the goals have it (a
-million); the class then asks for L1 only, since the other levels read the whole table. With `--sizes 1000,10000` it
-prints the cost of a copy at each size: flat is linear. `--five` measures 50 copies in five embedded stores instead.
-Run: `python -m bench.erasure [--sizes 2000,10000] [--postgres] [--rows N] [--memory] [--five]`
+`--rows` puts the person's rows among those of others, as the goals have it (a million): each row of a kilobyte, each of
+the person's on a page of its own. The class then asks for L1 only, since the other levels read the whole table.
+PostgreSQL is asked for a checkpoint before each run, so that each finds its pages as an erasure finds them, untouched
+since the last one; `--warm` leaves that out, which favours the single statement. With `--sizes 1000,10000` it prints
+the cost of a copy at each size: flat is linear. `--five` measures 50 copies in five embedded stores instead.
+Run: `python -m bench.erasure [--sizes 2000,10000] [--postgres] [--rows N] [--warm] [--memory] [--five]`
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
+import json
 import sqlite3
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import psycopg
@@ -51,9 +59,10 @@ from registry.classes import STARTER_CLASSES, put_class
 from registry.models import StoreRow
 from registry.stores import put_store
 
-PERSON = "user:many"
+PERSON, OTHER = "user:many", "user:few"
 BATCH = 1_000
 SINGLY = 500
+NATIVE = 3
 VERBS = ("capture", "erase", "await_done", "reclaim", "verify")
 
 
@@ -62,6 +71,7 @@ class Times:
     """Seconds, and bytes of memory."""
 
     native: float = 0.0
+    plain: float = 0.0
     singly: float = 0.0
     plan: float = 0.0
     plan_stores: float = 0.0
@@ -95,12 +105,26 @@ class Clocks:
         setattr(owner, name, timed)
         self._stack.callback(setattr, owner, name, inner)
 
+    def before(self, owner: Any, name: str, act: Callable[[], None]) -> None:
+        """Do something before each call of this method, outside its time, until the stack ends."""
+        inner = getattr(owner, name)
+
+        def prepared(*given: Any, **named: Any) -> Any:
+            act()
+            return inner(*given, **named)
+
+        setattr(owner, name, prepared)
+        self._stack.callback(setattr, owner, name, inner)
+
 
 class Bench:
     """A service and a store."""
 
-    def __init__(self, base: Path, make_url: Callable[[], str] | None) -> None:
+    def __init__(self, base: Path, make_url: Callable[[], str] | None, *, warm: bool = False) -> None:
         self.base = base
+        self.warm = warm
+        self.sets = 0
+        self.gap = 0
         (base / "stores").mkdir()
         self.url = f"sqlite:///{base}/stores/app.db" if make_url is None else make_url()
         more: dict[str, Any] = {} if make_url is None else {"database_url": make_url()}
@@ -151,41 +175,65 @@ class Bench:
         finally:
             db.close()
 
-    def fill(self, count: int, prefix: str, gap: int = 1, *, ending: str = "", register: bool = False) -> list[str]:
-        """The keys of new rows of the person, every so many."""
-        mark = "?" if self.url.startswith("sqlite") else "%s"
-        keys = [f"{prefix}{number * gap:07d}{ending}" for number in range(count)]
-        with self.connect() as db:
-            rows = [(key, PERSON, f"text of {key}: a remark of forty characters") for key in keys]
-            db.cursor().executemany(f"INSERT INTO note VALUES ({mark}, {mark}, {mark})", rows)  # noqa: S608 - a mark
+    def keys(self, count: int, owner: str) -> list[str]:
+        """The keys of a set of rows that is nobody's yet: among those of strangers, or made now where there are none.
+
+        From now on they are `owner`'s: no row is written again for that where it lies among others.
+        """
+        self.sets += 1
+        keys = [f"c{place * self.gap + self.sets:07d}" for place in range(count)]
+        if not self.gap:
+            keys = [f"s{self.sets}-{place:07d}" for place in range(count)]
+            with self.connect() as db:
+                rows = [(key, owner, f"text of {key}: a remark of forty characters") for key in keys]
+                mark = self.mark
+                db.cursor().executemany(f"INSERT INTO note VALUES ({mark}, {mark}, {mark})", rows)  # noqa: S608 - a mark
+        return keys
+
+    @property
+    def mark(self) -> str:
+        """How the store's driver marks a value."""
+        return "?" if self.url.startswith("sqlite") else "%s"
+
+    def register(self, keys: Sequence[str], owner: str) -> None:
+        """Let the service know of the owner's rows."""
         now = self.services.clock.now()
-        for start in range(0, count if register else 0, BATCH):
+        for start in range(0, len(keys), BATCH):
             items = [
-                {"data_class": "memory", "store": "app", "subjects": [PERSON],
+                {"data_class": "memory", "store": "app", "subjects": [owner],
                  "locator": {"table": "note", "key": {"id": key}}}
                 for key in keys[start : start + BATCH]
             ]  # fmt: skip
             with self.services.database.transaction(self.tenant.tenant_id) as session:
                 artifacts.register(session, self.services.vault, self.acting("w"), items, now)
-        return keys
+
+    def even(self) -> None:
+        """Let the next run find every page as after a checkpoint, which PostgreSQL then writes whole at first."""
+        if self.warm or self.url.startswith("sqlite"):
+            return
+        with self.connect() as db:
+            db.autocommit = True
+            db.execute("CHECKPOINT")
 
     def delete(self, keys: list[str], *, singly: bool) -> float:
         """Seconds that deleting the rows takes an application."""
-        mark = "?" if self.url.startswith("sqlite") else "%s"
-        started = time.perf_counter()
+        self.even()
         with self.connect() as db:
-            if self.url.startswith("sqlite"):
+            on_sqlite = self.url.startswith("sqlite")
+            if on_sqlite:
                 db.execute("PRAGMA synchronous = FULL")
+            started = time.perf_counter()
             if singly:
                 for key in keys:
-                    db.execute(f"DELETE FROM note WHERE id = {mark}", (key,))  # noqa: S608 - a mark
+                    db.execute(f"DELETE FROM note WHERE id = {self.mark}", (key,))  # noqa: S608 - a mark
                     db.commit()
+            elif on_sqlite:
+                listed = "DELETE FROM note WHERE id IN (SELECT value FROM json_each(?))"
+                db.execute(listed, (json.dumps(keys),))
             else:
-                # A temporary list is what every database takes at this length.
-                db.execute("CREATE TEMPORARY TABLE going (id TEXT PRIMARY KEY)")
-                db.cursor().executemany(f"INSERT INTO going VALUES ({mark})", [(key,) for key in keys])  # noqa: S608
-                db.execute("DELETE FROM note WHERE id IN (SELECT id FROM going)")
-        return time.perf_counter() - started
+                db.execute("DELETE FROM note WHERE id = ANY(%s)", (keys,))
+            db.commit()
+            return time.perf_counter() - started
 
     def add(self, store: str, kind: str, config: dict[str, Any], locators: list[dict[str, Any]]) -> None:
         """One more store, and the person's items in it."""
@@ -203,39 +251,48 @@ class Bench:
             spec = {**STARTER_CLASSES["memory"], "erasure": {"on_request": "erase", "required": required}}
             put_class(session, self.acting("p"), "memory", spec, now)
 
-    def strangers(self, count: int) -> None:
-        """Rows of others, of a kilobyte each; those of the person come to lie among them, by their keys."""
-        words = "a remark of somebody, as people make them, some twelve words long; " * 15
-        rows = ((f"c{number:07d}x", "user:other", f"{number} {words[number % 60 :][:900]}") for number in range(count))
+    def strangers(self, rows: int, count: int) -> None:
+        """Rows of a kilobyte each; of every so many, some wait to be the rows of a set (`keys`), others never are."""
+        self.gap = rows // count
+        owners = {1: PERSON, 2: OTHER}
+        made = (
+            (f"c{number:07d}", owners.get(number % self.gap, "user:other"), _text(number)) for number in range(rows)
+        )
         with self.connect() as db:
             if self.url.startswith("sqlite"):
-                db.executemany("INSERT INTO note VALUES (?, ?, ?)", rows)
+                db.executemany("INSERT INTO note VALUES (?, ?, ?)", made)
                 return
             with db.cursor().copy("COPY note FROM STDIN") as copy:
-                for row in rows:
+                for row in made:
                     copy.write_row(row)
             db.execute("ANALYZE note")
 
-    def erase(self, times: Times, *, memory: bool) -> None:
-        """A whole request, measured."""
+    def erase(self, times: Times, owner: str = PERSON, *, memory: bool = False, singly: bool = False) -> None:
+        """A whole request, measured; `singly` sends one copy at a time."""
         with ExitStack() as stack:
-            self._erase(times, Clocks(stack), memory=memory)
+            if singly:
+                stack.callback(setattr, dispatch, "_MOST_AT_ONCE", dispatch._MOST_AT_ONCE)  # noqa: SLF001 - what is measured
+                dispatch._MOST_AT_ONCE = 1  # noqa: SLF001 - as above
+            self._erase(times, owner, Clocks(stack), memory=memory, singly=singly)
 
-    def _erase(self, times: Times, clocks: Clocks, *, memory: bool) -> None:
+    def _erase(self, times: Times, owner: str, clocks: Clocks, *, memory: bool, singly: bool) -> None:
         now = self.services.clock.now
 
         def connect(store: StoreRow, read_only: bool) -> Connector:  # noqa: FBT001 - the form of `Parts.connect`
             connector = self.services.erasure.connect(store, read_only)
+            if singly and not read_only:
+                able = replace(connector.capabilities(), batch_size=1)
+                setattr(connector, "capabilities", lambda: able)  # noqa: B010 - a method of one object
             for verb in VERBS:
                 clocks.watch(connector, verb, "stores")
             return connector
 
         parts = replace(self.services.erasure, connect=connect)
         desk, planner = Desk(parts), Planner(parts)
-        spec = {"right": "erasure", "subjects": [PERSON], "regulation": "gdpr", "jurisdiction": "DE-BY",
+        spec = {"right": "erasure", "subjects": [owner], "regulation": "gdpr", "jurisdiction": "DE-BY",
                 "timezone": "Europe/Berlin"}  # fmt: skip
         request = str(desk.create(self.acting("ann"), spec, now())["id"])
-        desk.verify_identity(self.acting("ann"), request, identifier=PERSON, method="m", evidence=None, now=now())
+        desk.verify_identity(self.acting("ann"), request, identifier=owner, method="m", evidence=None, now=now())
         if memory:
             tracemalloc.start()
         started = time.perf_counter()
@@ -245,6 +302,7 @@ class Bench:
             times.plan_peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.reset_peak()
         clocks.watch(dispatch.Dispatch, "_erase_store", "dispatched")
+        clocks.before(dispatch.Dispatch, "_erase_store", self.even)
         clocks.watch(worker, "run_due", "due")
         for name in ("execute", "confirm", "_complete"):
             clocks.watch(worker, name, "steps")
@@ -269,20 +327,22 @@ class Bench:
             tracemalloc.stop()
 
 
-def measure(make_url: Callable[[], str] | None, count: int, *, rows: int, memory: bool) -> Times:
+def measure(make_url: Callable[[], str] | None, count: int, *, rows: int, memory: bool, warm: bool) -> Times:
     """The times at one size, in a service of its own."""
     with tempfile.TemporaryDirectory(prefix="muniment-bench-") as name:
-        bench = Bench(Path(name), make_url)
-        times = Times()
+        bench = Bench(Path(name), make_url, warm=warm)
+        times, few = Times(), min(count, SINGLY)
         if rows:
-            bench.strangers(rows)
+            bench.strangers(rows, count)
             bench.level("L1")
-        few = min(count, SINGLY)
-        # Keys among those of the strangers, so that they lie as scattered as the person's own.
-        gap = max(1, rows // count)
-        times.native = min(bench.delete(bench.fill(count, "c", gap, ending=end), singly=False) for end in "abd")
-        times.singly = bench.delete(bench.fill(few, "c", gap, ending="s"), singly=True) * count / few
-        bench.fill(count, "c", gap, ending="z", register=True)
+        mine, others = bench.keys(count, PERSON), bench.keys(few, OTHER)
+        bench.register(mine, PERSON)
+        bench.register(others, OTHER)
+        times.native = median(bench.delete(bench.keys(count, PERSON), singly=False) for _ in range(NATIVE))
+        times.plain = bench.delete(bench.keys(few, PERSON), singly=True) * count / few
+        if not memory:
+            bench.erase(once := Times(), OTHER, singly=True)
+            times.singly = once.dispatched * count / few
         bench.erase(times, memory=memory)
         bench.services.close()
         return times
@@ -292,7 +352,7 @@ def five() -> Times:
     """50 copies in five embedded stores: files, and four databases."""
     with tempfile.TemporaryDirectory(prefix="muniment-bench-") as name:
         bench, times = Bench(Path(name), None), Times()
-        bench.fill(10, "c", 1, ending="z", register=True)
+        bench.register(bench.keys(10, PERSON), PERSON)
         for number in range(3):
             path = bench.base / "stores" / f"more{number}.db"
             with closing(sqlite3.connect(path)) as db:
@@ -307,9 +367,15 @@ def five() -> Times:
         for place in range(10):
             (files / f"{place}.txt").write_text(f"text {place} of somebody who leaves")
         bench.add("files", "files", {"root": str(files)}, [{"path": f"{place}.txt"} for place in range(10)])
-        bench.erase(times, memory=False)
+        bench.erase(times)
         bench.services.close()
         return times
+
+
+def _text(number: int) -> str:
+    """A kilobyte that no other row holds, in words."""
+    letters = hashlib.shake_128(number.to_bytes(4, "big")).hexdigest(400)
+    return " ".join(letters[start : start + 8] for start in range(0, len(letters), 8))
 
 
 def _database(url: str, numbers: Iterator[int]) -> str:
@@ -318,11 +384,13 @@ def _database(url: str, numbers: Iterator[int]) -> str:
 
 def _at(count: int, given: argparse.Namespace) -> Times:
     if not given.postgres:
-        return measure(None, count, rows=given.rows, memory=given.memory)
+        return measure(None, count, rows=given.rows, memory=given.memory, warm=given.warm)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muniment-bench-")))
         url = stack.enter_context(postgres.running(folder, settings=DURABLE))
-        return measure(partial(_database, url, itertools.count()), count, rows=given.rows, memory=given.memory)
+        return measure(
+            partial(_database, url, itertools.count()), count, rows=given.rows, memory=given.memory, warm=given.warm
+        )
 
 
 def main() -> None:
@@ -331,6 +399,7 @@ def main() -> None:
     parser.add_argument("--sizes", default="2000,10000")
     parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--rows", type=int, default=0, help="Rows of others in the table.")
+    parser.add_argument("--warm", action="store_true", help="No checkpoint before each run.")
     parser.add_argument("--memory", action="store_true", help="Trace memory; the times are then of no use.")
     parser.add_argument("--five", action="store_true", help="50 copies over five embedded stores.")
     given = parser.parse_args()
@@ -340,10 +409,11 @@ def main() -> None:
     for count in (int(size) for size in given.sizes.split(",")):
         times = _at(count, given)
         print(
-            f"{count:>7} copies: native {times.native:.3f} s, one by one {times.singly:.2f} s, "
-            f"plan {times.plan:.2f} s (stores {times.plan_stores:.2f} s), "
+            f"{count:>7} copies: native {times.native:.3f} s, plain {times.plain:.2f} s, "
+            f"one by one {times.singly:.2f} s, plan {times.plan:.2f} s (stores {times.plan_stores:.2f} s), "
             f"product shape {times.dispatched:.2f} s = {times.native / times.dispatched:.3f} x native, "
-            f"{times.singly / times.dispatched:.1f} x one by one; whole request {times.whole:.2f} s "
+            f"{times.plain / times.dispatched:.1f} x plain, {times.singly / times.dispatched:.1f} x one by one; "
+            f"whole request {times.whole:.2f} s "
             f"({1e3 * times.whole / count:.2f} ms a copy; stores {times.stores:.2f} s, queue {times.queue:.3f} s = "
             f"{100 * times.queue / times.stores:.0f} % of them)"
             + (
