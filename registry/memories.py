@@ -138,13 +138,13 @@ def confidence_at(confidence: float, age: timedelta, half_life: timedelta) -> fl
 
 def faded_at(confidence: float, since: datetime, half_life: timedelta, below: float) -> datetime | None:
     """When confidence, halved with every half-life, falls below a value; None for never, `since` where it is below."""
-    below -= ROUNDING
-    if below <= 0:
+    counted = below - ROUNDING
+    if counted <= 0:
         return None
-    if confidence <= below:
+    if confidence <= counted or confidence_at(confidence, timedelta(0), half_life) < below:
         return since
     try:
-        return since + half_life * math.log2(confidence / below)
+        return since + half_life * math.log2(confidence / counted)
     except OverflowError:
         return None
 

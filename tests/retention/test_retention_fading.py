@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from registry.acting import Acting
@@ -26,6 +26,7 @@ FADES = {"half_life": "P100D", "reconfirm_below": 0.5, "expire_below": 0.2}
     half_life=st.integers(1, 2000).map(lambda days: timedelta(days=days)),
     confirmed=st.none() | st.integers(-500, 500),
 )
+@example(confidence=0.01, below=0.010000000000000002, half_life=DAY, confirmed=None)  # ended seconds later once
 def test_a_memory_has_faded_exactly_when_its_verdict_says_so(
     confidence: float, below: float, half_life: timedelta, confirmed: int | None
 ) -> None:
