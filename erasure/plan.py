@@ -37,6 +37,7 @@ VAULT = "vault"
 IDENTITY = "identity"
 """The class of a person's identity key: identifiers, locators and stream names are sealed under it."""
 MAX_PATH = 20
+_PIECE = 1_000
 IDENTITY_RULES = Rules(name=IDENTITY, keep=None, starts="created", derived="keep_if_other_sources")
 """It was made from what there is of the person: when nothing is left, a pass of retention ends it."""
 _ASKED = ("request", "source_end")
@@ -190,22 +191,26 @@ class Plan:
         """Whether there is nothing to do, keep or report."""
         return not self.copies
 
+    def pieces(self) -> Iterator[bytes]:
+        """The RFC 8785 bytes that are hashed into the log, in pieces: together they are as large as the plan."""
+        yield b'{"collateral":' + canonical.dumps(dict(self.collateral)) + b',"copies":['
+        for start in range(0, len(self.copies), _PIECE):
+            lines = [line_of(copy) for copy in self.copies[start : start + _PIECE]]
+            yield (b"," if start else b"") + canonical.dumps(lines)[1:-1]
+        rest = {"not_covered": [dict(item) for item in self.not_covered], "owner": self.owner, "schema": SCHEMA}
+        yield b"]," + canonical.dumps(rest)[1:]
+
     def canonical(self) -> bytes:
-        """The RFC 8785 bytes that are hashed into the log."""
-        return canonical.dumps(
-            {
-                "schema": SCHEMA,
-                "owner": self.owner,
-                "copies": [line_of(copy) for copy in self.copies],
-                "not_covered": [dict(item) for item in self.not_covered],
-                "collateral": dict(self.collateral),
-            }
-        )
+        """The RFC 8785 bytes as one."""
+        return b"".join(self.pieces())
 
     @property
     def hash(self) -> str:
         """Lower-case hexadecimal SHA-256 of `canonical`."""
-        return hashlib.sha256(self.canonical()).hexdigest()
+        digest = hashlib.sha256()
+        for piece in self.pieces():
+            digest.update(piece)
+        return digest.hexdigest()
 
 
 def line_of(copy: PlanCopy) -> dict[str, Any]:

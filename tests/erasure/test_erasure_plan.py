@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import time
@@ -8,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,6 +24,7 @@ from erasure.plan import (
     addendum,
     build,
     depths_of,
+    line_of,
 )
 from retention.decide import Claim, Hold, Item, Rules
 
@@ -273,6 +276,21 @@ def test_the_canonical_plan_holds_opaque_ids_only() -> None:
         "copy", "artifact", "data_class", "store", "action", "rule", "because", "until", "path", "collateral",
         "required",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_the_canonical_plan_is_the_same_in_pieces(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = build(inputs(*(artifact(number) for number in range(1, count + 1))))
+    whole = rfc8785.dumps(
+        {
+            "schema": "muniment-plan/v1", "owner": plan.owner, "copies": [line_of(copy) for copy in plan.copies],
+            "not_covered": [dict(line) for line in plan.not_covered], "collateral": dict(plan.collateral),
+        }
+    )  # fmt: skip
+    for size in (1, 2, 1_000):
+        monkeypatch.setattr("erasure.plan._PIECE", size)
+        assert plan.canonical() == whole
+        assert plan.hash == hashlib.sha256(whole).hexdigest()
 
 
 def test_more_of_the_same_is_an_addendum_and_anything_else_needs_approval() -> None:
