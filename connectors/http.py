@@ -53,7 +53,7 @@ from connectors.errors import (
     WrongCredentials,
 )
 from connectors.http_client import KIND, HttpClient
-from connectors.http_recipe import Recipe, Thing, dotted, filled, load, path_of, text_of, values_of
+from connectors.http_recipe import Listing, Recipe, Thing, dotted, filled, load, path_of, text_of, values_of
 from connectors.http_steps import Listings, Refused, Vendor
 from connectors.residue import Needles, samples
 
@@ -181,11 +181,17 @@ class HttpConnector(Connector):
         for name, thing in self._recipe.kinds.items():
             if thing.listing is None:
                 continue
-            for entry in Listings(self._client).entries(thing.listing, {}, limit):
+            for entry in self._entries(thing.listing, limit):
                 values = {field: text_of(dotted(entry, place)) for field, place in thing.listing.locator.items()}
                 if any(value is None for value in values.values()):
                     raise BadLocator("the vendor lists something that no locator can name")
                 yield {"kind": name, **values}, entry, thing
+
+    def _entries(self, listing: Listing, limit: Deadline) -> Iterator[Any]:
+        try:
+            yield from Listings(self._client).entries(listing, {}, limit)
+        except Refused as refused:
+            raise StoreUnreachable(KIND, refused.detail) from None
 
     def _read_thing(self, thing: Thing, locator: Mapping[str, Any], limit: Deadline) -> Any:
         found = self._vendor.read(thing, {name: str(locator[name]) for name in thing.fields}, limit)

@@ -171,6 +171,9 @@ class _Tables(Places):
             raise WrongCredentials("lancedb", "the folder may not be read") from None
         except OSError:
             raise StoreUnreachable("lancedb", "there is no such folder") from None
+        if not names:
+            # A folder beside the right one looks just like that, and would prove everybody absent.
+            raise StoreUnreachable("lancedb", "there is no table in the folder")
         return sorted(name.removesuffix(_END) for name in names)
 
     def open(self, name: str) -> lance.LanceDataset:

@@ -149,6 +149,20 @@ class Contract:
         assert outcomes == {Outcome.FAILED}
         assert bed.get("mia-0") is not None
 
+    @pytest.mark.scenario("S37")
+    def test_looking_from_the_wrong_scope_is_never_an_answer(self, bed: Bed) -> None:
+        mine, _ = fill(bed, 2)
+        with bed.wrong() as connector:
+            with pytest.raises(ConnectorError):
+                list(connector.discover(Selector(identifiers=(MIA,)), deadline=30))
+            with pytest.raises(ConnectorError):
+                list(connector.walk(deadline=30))
+            try:
+                present = {finding.present for finding in connector.verify(mine, Level.L1, deadline=30)}
+            except ConnectorError:
+                present = {None}
+        assert False not in present
+
     def test_an_item_of_somebody_else_is_left_untouched(self, bed: Bed) -> None:
         mine, others = fill(bed, 2)
         with bed.open() as connector:

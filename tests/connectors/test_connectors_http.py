@@ -255,7 +255,7 @@ def test_a_vendor_that_goes_down_in_the_middle_keeps_what_was_done(bed: VendorBe
 def test_pages_that_go_round_in_circles_end_the_list(bed: VendorBed) -> None:
     fill(bed, 5)
     bed.vendor.mode = "circle"
-    with bed.open() as connector, pytest.raises(BaseException, match="circles"):
+    with bed.open() as connector, pytest.raises(StoreUnreachable, match="circles"):
         list(connector.walk(deadline=10))
     bed.vendor.mode = ""
     with bed.open() as connector:

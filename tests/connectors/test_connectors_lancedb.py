@@ -394,6 +394,7 @@ def test_owned_rows_without_an_id_stop_a_search_for_everything_of_a_person(bed: 
 
 def test_a_table_behind_a_symbolic_link_is_not_driven(bed: LanceBed, tmp_path: Path) -> None:
     fill(bed, 1)
+    bed.database.create_table("others", [{"id": "x", "user_id": "ben", "vector": vector_of("x")}])
     (bed.folder / "notes.lance").rename(tmp_path / "elsewhere.lance")
     (bed.folder / "notes.lance").symlink_to(tmp_path / "elsewhere.lance")
     item = Item(copy_id="c", locator={"collection": "notes", "id": "mia-0"})

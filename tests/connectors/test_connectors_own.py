@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -9,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from connectors.base import Connector
+from connectors.base import Connector, Item, Outcome, Selector
+from connectors.errors import BadConfig
 from examples.connector.threads import Threads
-from tests.connectors.contract import Bed, Contract, oracle
+from tests.connectors.contract import BEN, MIA, ROOT, Bed, Contract, erase, oracle
 
 
 class ThreadsBed(Bed):
@@ -68,3 +70,26 @@ def bed(tmp_path: Path) -> ThreadsBed:
 
 class TestThreads(Contract):
     pass
+
+
+def test_a_connector_of_your_own_is_written_in_eighty_lines() -> None:
+    source = Path(inspect.getfile(Threads)).read_text("utf-8")
+    assert len(source.splitlines()) <= 80
+    assert "80 lines" in (ROOT / "docs" / "connectors.md").read_text("utf-8")
+
+
+def test_without_a_configured_owner_nothing_is_discovered_and_nobody_is_compared(bed: ThreadsBed) -> None:
+    locator = bed.put("mia-0", "hers", "mia")
+    connector = Threads(bed.root)
+    connector.owner_field = None
+    with pytest.raises(BadConfig):
+        list(connector.discover(Selector(identifiers=(MIA,)), deadline=5))
+    assert erase(connector, [Item(copy_id="c", locator=locator)], BEN)[0].outcome is Outcome.ERASED
+
+
+def test_content_that_is_no_document_names_nobody_and_is_left(bed: ThreadsBed) -> None:
+    (bed.root / "torn.json").write_bytes(b'{"owner": "mia", "te')
+    with bed.open() as connector:
+        receipt = erase(connector, [Item(copy_id="c", locator={"thread": "torn"})])[0]
+    assert receipt.outcome is Outcome.OWNER_MISMATCH
+    assert (bed.root / "torn.json").exists()
