@@ -42,11 +42,12 @@ from ledger.errors import ObjectMissing
 from ledger.models import EntryRow, LogState
 from ledger.objects import HotStore, ObjectStore
 from registry import artifacts, limited, subjects
+from registry.decided import Decided
 from registry.errors import RegistryError
 from registry.ids import new_id
 from registry.keyed import chunks
 from registry.models import Artifact, Subject
-from registry.rebuild import Decided, Rebuild
+from registry.rebuild import Rebuild
 from registry.sets import members
 
 MARGIN = timedelta(minutes=1)

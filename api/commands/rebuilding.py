@@ -24,8 +24,9 @@ from audit.reader import Reader
 from audit.verify import Options
 from ledger.batches import decode_batch
 from ledger.models import LogState
+from registry.decided import Rebuilt
 from registry.errors import NothingToRebuild
-from registry.rebuild import Rebuild, Rebuilt
+from registry.rebuild import Rebuild
 from vault.errors import KekUnknown, NotDecryptable
 
 _LOG_ID = re.compile(r"[0-9a-f]{32}")

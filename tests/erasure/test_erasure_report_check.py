@@ -252,7 +252,7 @@ def test_the_check_needs_no_database_and_no_network() -> None:
     assert found.stdout.strip() == "[]"
 
 
-REPLAY = {"registry/rebuild.py"}
+REPLAY = {"registry/decided.py"}
 """Repeats what the record says was destroyed, and destroys nothing else."""
 DOORS = {
     "erase": {"erasure/dispatch.py"},

@@ -17,7 +17,7 @@ VAULT_DESTRUCTION = frozenset({"delete_wrapped", "destroy_due_keks", "drop_parts
 # Execution decides each copy again and dispatches it in one transaction; nothing else may ask a store to erase.
 DISPATCHERS = frozenset({"erasure/execute.py", "erasure/dispatch.py"})
 # Repeats what the record says was destroyed, after the database was lost, and destroys nothing else.
-DESTROYERS = frozenset({"erasure/execute.py", "registry/rebuild.py"})
+DESTROYERS = frozenset({"erasure/execute.py", "registry/decided.py", "registry/rebuild.py"})
 FORMAT_MODULES = (
     "entry", "merkle", "checkpoint", "tiles", "batches", "batches_v1", "objects", "errors", "tokens", "issuers", "der",
 )  # fmt: skip

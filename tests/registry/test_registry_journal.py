@@ -36,7 +36,7 @@ from registry.journal import (
     unpack,
 )
 from registry.models import RunRow, StreamRow, SubjectSetMember, Token
-from registry.rebuild import put_rows
+from registry.put_back import put_rows
 from registry.tokens import revoke
 from vault.errors import KekUnknown
 from vault.models import DataKey
