@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import sqlalchemy as sa
@@ -20,7 +20,9 @@ from sqlmodel import Session, col
 from erasure.models import CopyRow
 from erasure.request import BROKEN, GONE, CopyState
 from ledger.entry import format_instant
+from ledger.models import Instant
 from registry.keyed import chunks
+from retention.items import VAULT
 from retention.models import SweepRow
 from retention.quarantine import Aside, Named, released_at
 
@@ -29,6 +31,7 @@ LOOK_BACK = 10
 MANY = 20
 AT_FAULT = "stores_at_fault"
 """The fact of a run that names such stores."""
+_ANY = datetime.max.replace(tzinfo=UTC)
 _FAILED = (CopyState.FAILED, CopyState.AWAITING_HUMAN)
 
 
@@ -74,7 +77,7 @@ def failing(
     }
     if not named:
         return []
-    passes = _passes_before(session, row)
+    passes = _passes_before(session, row.tenant_id, row.created_at, without=row.sweep_id)
     decided = released_at(session, row.tenant_id, list(named.values()))
     times = Counter[str](named.keys())
     for ref, owner in _failed_in(session, row.tenant_id, passes, sorted(named)):
@@ -85,15 +88,16 @@ def failing(
     return [named[ref] for ref in sorted(named) if times[ref] >= PASSES]
 
 
-def _passes_before(session: Session, row: SweepRow) -> dict[str, datetime]:
-    """The passes that end the look back at this one, with when they were made."""
+def _passes_before(session: Session, tenant_id: int, at: datetime, *, without: str = "") -> dict[str, datetime]:
+    """The completed passes that end the look back at an instant, with when they were made."""
     query = (
         sa.select(col(SweepRow.sweep_id), col(SweepRow.created_at))
         .where(
-            col(SweepRow.tenant_id) == row.tenant_id,
+            col(SweepRow.tenant_id) == tenant_id,
             col(SweepRow.state) == "completed",
             ~col(SweepRow.dry_run),
-            col(SweepRow.sweep_id) != row.sweep_id,
+            col(SweepRow.sweep_id) != without,
+            col(SweepRow.created_at) <= sa.literal(at, Instant()),
         )
         .order_by(col(SweepRow.created_at).desc())
         .limit(LOOK_BACK - 1)
@@ -119,10 +123,11 @@ def _failed_in(session: Session, tenant_id: int, owners: Collection[str], refs: 
 
 def view_of(session: Session, tenant_id: int, items: Sequence[Aside]) -> list[dict[str, Any]]:
     """Items in quarantine as reports show them: since when, by when to decide, and what the store answered last."""
-    answers = _answers(session, tenant_id, [one.artifact_id for one in items if one.artifact_id is not None])
+    answers = _answers(session, tenant_id, {one.artifact_id or one.key_id or "": one.since for one in items})
     found = []
     for one in items:
-        ref, store, detail, attempts = answers.get(one.artifact_id or 0, (one.key_id, "vault", None, 0))
+        what = one.artifact_id or one.key_id or ""
+        ref, store, detail, attempts = answers.get(what, (str(what), VAULT, None, 0))
         found.append(
             {
                 "disposition": one.disposition_id,
@@ -140,35 +145,41 @@ def view_of(session: Session, tenant_id: int, items: Sequence[Aside]) -> list[di
 
 def last_answer(session: Session, tenant_id: int, artifact_id: int) -> str | None:
     """What its store answered when a pass last tried it."""
-    known = _answers(session, tenant_id, [artifact_id]).get(artifact_id)
+    known = _answers(session, tenant_id, {artifact_id: _ANY}).get(artifact_id)
     return None if known is None else known[2]
 
 
-def _answers(
-    session: Session, tenant_id: int, artifact_ids: Sequence[int]
-) -> Mapping[int, tuple[str, str, str | None, int]]:
-    """Of each artifact its name and store, what was answered last, and how often it was tried altogether."""
-    found: dict[int, tuple[str, str, str | None, int]] = {}
-    for chunk in chunks(sorted(set(artifact_ids))):
-        rows = session.execute(
-            sa.select(
-                col(CopyRow.artifact_id), col(CopyRow.ref), col(CopyRow.store), col(CopyRow.detail),
-                col(CopyRow.attempts),
-            )
-            .join(
-                SweepRow,
-                sa.and_(
-                    col(SweepRow.tenant_id) == col(CopyRow.tenant_id), col(SweepRow.sweep_id) == col(CopyRow.owner)
-                ),
-            )
-            .where(
-                col(CopyRow.tenant_id) == tenant_id,
-                col(CopyRow.artifact_id).in_(chunk),
-                col(CopyRow.state).in_(_FAILED),
-            )
-            .order_by(col(SweepRow.created_at))
-        )  # fmt: skip
-        for number, ref, store, detail, attempts in rows:
-            before = found.get(number)
-            found[number] = (ref, store, detail, attempts + (0 if before is None else before[3]))
+_Answer = tuple[str, str, str | None, int]
+
+
+def _answers(session: Session, tenant_id: int, items: Mapping[int | str, datetime]) -> Mapping[int | str, _Answer]:
+    """Of each item, set aside at an instant: its name, its store, the last answer, and all attempts.
+
+    Copies are found by their artifacts; those of keys in the passes that led to their being set aside.
+    """
+    found: dict[int | str, _Answer] = {}
+    for chunk in chunks(sorted(what for what in items if isinstance(what, int))):
+        _add_answers(found, session, tenant_id, col(CopyRow.artifact_id), col(CopyRow.artifact_id).in_(chunk))
+    for what, since in items.items():
+        if isinstance(what, str):
+            owners = _passes_before(session, tenant_id, since)
+            where = sa.and_(col(CopyRow.owner).in_(sorted(owners)), col(CopyRow.ref) == what)
+            _add_answers(found, session, tenant_id, col(CopyRow.ref), where)
     return found
+
+
+def _add_answers(
+    found: dict[int | str, _Answer], session: Session, tenant_id: int, what: Any, where: sa.ColumnElement[bool]
+) -> None:
+    rows = session.execute(
+        sa.select(what, col(CopyRow.ref), col(CopyRow.store), col(CopyRow.detail), col(CopyRow.attempts))
+        .join(
+            SweepRow,
+            sa.and_(col(SweepRow.tenant_id) == col(CopyRow.tenant_id), col(SweepRow.sweep_id) == col(CopyRow.owner)),
+        )
+        .where(col(CopyRow.tenant_id) == tenant_id, where, col(CopyRow.state).in_(_FAILED))
+        .order_by(col(SweepRow.created_at))
+    )
+    for name, ref, store, detail, attempts in rows:
+        before = found.get(name)
+        found[name] = (ref, store, detail, attempts + (0 if before is None else before[3]))

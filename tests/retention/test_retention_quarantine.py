@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Self
@@ -14,11 +14,14 @@ from connectors.base import Outcome, Receipt
 from erasure.deadlines import near
 from erasure.sweep_copies import Sweeps
 from registry.inventory import inventory
+from registry.playback import read_entries
+from registry.record import entry_row
 from registry.stores import put_store
 from retention import dispositions
 from retention.explain import explain
 from retention.quarantine import gaps
 from retention.sweep import Brakes
+from tests.retention.conftest import BOB
 
 HOUR = timedelta(hours=1)
 pytestmark = pytest.mark.parametrize("house", ["sqlite"], indirect=True)
@@ -241,3 +244,49 @@ def test_what_its_store_keeps_locked_goes_by_itself_when_the_lock_is_over(house:
     assert in_quarantine(house) == [], "nobody has to decide what a date decides"
     passes(house, 1)
     assert house.rows() == set()
+
+
+def test_a_record_key_that_cannot_go_without_what_must_stay_is_set_aside_and_named_with_the_reason(house: Any) -> None:
+    """A held part that nobody can read cannot be given a key of its own, so that its data key stays in each pass."""
+    house.plain("talk", state="record", retention={"keep": "P30D", "from": "created", "then": "erase"})
+    kept = house.say("one", "what must stay", "talk")
+    house.say("two", "what may go", "talk", owner=BOB)
+    spec = {"name": "n", "matter": "m", "reason": "r", "selector": {"scope": {"conversation": "one"}}}
+    house.holds.place(house.acting("ann"), spec, house.now)
+    house.say("three", "under the same key", "talk")
+    back = damaged(house, kept)
+    whole = house.services.erasure
+    house.parts = replace(house.parts, part_keys=whole.part_keys, keep_part_rows=whole.keep_part_rows)
+    once(house)
+    house.now += timedelta(days=70)
+    reports = passes(house, 4)
+    assert [one["counts"]["quarantined"] for one in reports[:3]] == [0, 0, 1]
+    assert (reports[0]["counts"]["removed"], reports[3]["counts"]["aside"]) == (1, 1), "the other person's key went"
+    [named] = reports[3]["quarantine"]
+    assert (named["store"], named["attempts"]) == ("vault", 3)
+    assert named["detail"].startswith("a part that must stay cannot be kept")
+    [waits] = in_quarantine(house)
+    assert waits["key"] == named["key"]
+    back()
+    decide(house, waits["id"], decision="erase")
+    [report] = passes(house, 1)
+    assert report["counts"]["removed"] == 1
+    assert in_quarantine(house) == []
+
+
+def damaged(house: Any, entry_id: str) -> Callable[[], None]:
+    """Take away the object in which an entry's content lies; returns what puts it back."""
+    with house.transaction(write=False) as session:
+        row = entry_row(session, house.tenant_id, entry_id)
+        assert row is not None
+        [found] = read_entries(session, house.services.vault, house.services.log, house.tenant_id, [row])
+    names = {part.object for part in found.header.parts}
+    away = {name: house.services.settings.data / "objects" / house.log_id / name for name in names}
+    for name, file in away.items():
+        file.rename(house.file.with_name(name.replace("/", "-")))
+
+    def back() -> None:
+        for name, file in away.items():
+            house.file.with_name(name.replace("/", "-")).rename(file)
+
+    return back
