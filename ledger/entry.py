@@ -208,24 +208,39 @@ _DECODER = msgspec.json.Decoder(_WireHeader, strict=True)
 
 def encode_header(header: Header) -> bytes:
     """Return the canonical bytes of a header. Raises: MalformedHeader naming the field that is wrong."""
-    if isinstance(header.version, bool) or header.version != VERSION:
+    if type(header.version) is not int or header.version != VERSION:
         reason = f"version {header.version!r} is unknown, this program writes {VERSION}"
         raise MalformedHeader(reason)
     if (header.sources_root is None) != (header.sources_count == 0):
         reason = "sources_root is there if and only if there are sources"
         raise MalformedHeader(reason)
-    # None of these texts holds what JSON escapes, so the canonical form is their bytes between the keys in order.
-    recorder = "null" if header.recorder is None else f'"{_name(header.recorder, _RECORDER, "recorder")}"'
-    seq = "null" if header.seq is None else _count(header.seq, "seq")
+    # None of these texts holds what JSON escapes, so the canonical form is their bytes between the keys in order. A
+    # thousand headers are written at once: what they share is judged once, the rest without a call for each value.
+    named, kind, received, end = _around(header.data_class, header.kind, header.recorder, header.stream)
+    position, previous, seq, count = header.position, header.previous, header.seq, header.sources_count
+    if type(position) is not int or not 0 <= position <= MAX_INT:
+        _count(position, "position")
+    if type(previous) is not bytes or len(previous) != HASH_SIZE:
+        _digest(previous, "previous")
+    if type(header.id) is not str or _UUID7.fullmatch(header.id) is None:
+        _text(header.id, _UUID7, "id")
+    parts = []
+    for part in header.parts:
+        length, offset, digest = part.length, part.offset, part.sha256
+        if type(length) is not int or not 0 <= length <= MAX_INT:
+            _count(length, "len")
+        if type(offset) is not int or not 0 <= offset <= MAX_INT:
+            _count(offset, "off")
+        if type(digest) is not bytes or len(digest) != HASH_SIZE:
+            _digest(digest, "sha256")
+        start, middle, last = _part_form(part.algorithm, part.object, part.role)
+        parts.append(f'{start}{length}{middle}{offset}{last}{digest.hex()}"}}')
     sources = "null" if header.sources_root is None else f'"{_digest(header.sources_root, "sources_root")}"'
     data = (
-        f'{{"at":"{format_instant(header.at)}","class":"{_name(header.data_class, _DATA_CLASS, "class")}",'
-        f'"id":"{_text(header.id, _UUID7, "id")}","kind":"{_name(header.kind, _NAME, "kind")}",'
-        f'"parts":[{",".join([_wire_part(part) for part in header.parts])}],'
-        f'"position":{_count(header.position, "position")},"previous":"{_digest(header.previous, "previous")}",'
-        f'"received":"{_received(header.received)}","recorder":{recorder},"seq":{seq},'
-        f'"sources":{_count(header.sources_count, "sources")},"sources_root":{sources},'
-        f'"stream":"{_name(header.stream, _STREAM, "stream")}","v":{VERSION}}}'
+        f'{{"at":"{format_instant(header.at)}{named}{header.id}{kind}{",".join(parts)}],"position":{position},'
+        f'"previous":"{previous.hex()}","received":"{_received(header.received)}{received}'
+        f'{"null" if seq is None else _count(seq, "seq")},"sources":{_count(count, "sources")},'
+        f'"sources_root":{sources}{end}'
     ).encode("ascii")
     if len(data) > MAX_HEADER_BYTES:
         reason = f"{len(data)} bytes, at most {MAX_HEADER_BYTES} are allowed"
@@ -313,7 +328,7 @@ def sources_root(ids: Sequence[str]) -> bytes:
 
 def format_instant(at: datetime) -> str:
     """Return `YYYY-MM-DDTHH:MM:SS.ffffffZ`. Raises: MalformedHeader unless the time is aware UTC."""
-    if at.utcoffset() != timedelta(0):
+    if at.tzinfo is not UTC and at.utcoffset() != timedelta(0):
         reason = "a time is not aware UTC"
         raise MalformedHeader(reason)
     return at.isoformat(timespec="microseconds")[:_INSTANT_LENGTH] + "Z"
@@ -367,10 +382,16 @@ def uuid7_time(entry_id: str) -> datetime:
         raise MalformedHeader(reason) from error
 
 
-def _wire_part(part: Part) -> str:
-    start, middle, end = _part_form(part.algorithm, part.object, part.role)
-    length, offset = _count(part.length, "len"), _count(part.offset, "off")
-    return f'{start}{length}{middle}{offset}{end}{_digest(part.sha256, "sha256")}"}}'
+@lru_cache(maxsize=4096)
+def _around(data_class: str, kind: str, recorder: str | None, stream: str) -> tuple[str, str, str, str]:
+    """Return what stands around the values of a header that are its own: a batch repeats these four."""
+    sender = "null" if recorder is None else f'"{_text(recorder, _RECORDER, "recorder")}"'
+    return (
+        f'","class":"{_text(data_class, _DATA_CLASS, "class")}","id":"',
+        f'","kind":"{_text(kind, _NAME, "kind")}","parts":[',
+        f'","recorder":{sender},"seq":',
+        f',"stream":"{_text(stream, _STREAM, "stream")}","v":{VERSION}}}',
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -398,12 +419,6 @@ def _text(value: object, form: re.Pattern[str], field: str) -> str:
 def _received(at: datetime) -> str:
     """Return what `format_instant` does, remembered: what comes in one call was received at one time."""
     return format_instant(at)
-
-
-@lru_cache(maxsize=4096)
-def _name(value: str, form: re.Pattern[str], field: str) -> str:
-    """Return what `_text` does, remembered: a batch repeats its kinds, classes, streams, roles and object keys."""
-    return _text(value, form, field)
 
 
 def _count(value: object, field: str) -> int:
