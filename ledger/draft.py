@@ -14,13 +14,17 @@ import msgspec
 
 
 class SealedPart(msgspec.Struct, frozen=True, kw_only=True):
-    """One sealed part: its role in the header, its ciphertext, the day its lock ends (None: unlocked), its keys."""
+    """One sealed part: its role in the header, its ciphertext, the day its lock ends (None: unlocked), its keys.
+
+    `sha256` is the ciphertext's, where the sealer took it already.
+    """
 
     role: str
     algorithm: str
     ciphertext: bytes
     lock_until: datetime | None
     key_ids: tuple[str, ...]
+    sha256: bytes | None = None
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):

@@ -153,7 +153,7 @@ def _part(part: SealedPart, key: str, offset: int) -> Part:
         role=part.role,
         algorithm=part.algorithm,
         length=len(part.ciphertext),
-        sha256=sha256(part.ciphertext).digest(),
+        sha256=part.sha256 or sha256(part.ciphertext).digest(),
         object=key,
         offset=offset,
     )

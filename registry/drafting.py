@@ -9,19 +9,17 @@ sequencing, answers (`registry.record`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import rfc8785
-import sqlalchemy as sa
 from msgspec import structs
-from sqlalchemy.orm import aliased
-from sqlmodel import Session, col, select
+from sqlmodel import Session, select
 
-from ledger import index, recorders
+from ledger import recorders
 from ledger.draft import Draft, Placed, PlacedState, SealedPart
 from ledger.entry import USER_KINDS, sources_root
 from registry import classes, limited, streams, subjects
@@ -31,14 +29,14 @@ from registry.entries import BODY, JSON, MalformedEntry, Parsed, ParsedPart, par
 from registry.errors import MalformedSubject
 from registry.identifiers import parse_subject
 from registry.keyed import NOBODY, Lookups
-from registry.models import KindRow, Subject, SubjectIdentifier
+from registry.models import KindRow
+from registry.reopened import former, opened_at
 from registry.sealing import ALGORITHM, Keyring, skeleton_class
-from vault.envelope import entry_of, in_entry, joint_prk, salts, seal
-from vault.packing import pack, pack_many
+from registry.skeletons import packed_skeleton
+from vault.envelope import entry_of, in_entry, joint_prk
+from vault.sealing import Job, Sealed, seal_parts
 from vault.vault import Vault
 
-_OWN_PARTS = 2
-"""Parts that the service itself may add to an entry: its skeleton, and an actor who is nobody of its people."""
 MAX_AHEAD = timedelta(days=731)
 """A claimed time further ahead is refused: locks count from it, and a locked object stays for good until its date."""
 
@@ -132,6 +130,37 @@ class _Ready(msgspec.Struct, frozen=True):
     spoken: bytes | None
 
 
+class _Prk(NamedTuple):
+    """What parts of one class about the same people are sealed under, and when their lock ends."""
+
+    number: int
+    key: bytes
+    key_ids: tuple[str, ...]
+    until: datetime | None
+
+
+class _Place(NamedTuple):
+    """One part of an entry: its role, how its context ends, what it is sealed under and whose class it is."""
+
+    role: str
+    bound: bytes
+    prk: _Prk
+    spec: DataClass
+
+
+class _Shape(NamedTuple):
+    """What entries share that say the same of themselves: nearly all of a call. `facts` is the packed skeleton."""
+
+    places: tuple[_Place, ...]
+    facts: bytes
+    people: tuple[tuple[int, ...], ...]
+    class_version: int
+    recorder: str | None
+    stream: streams.StreamRef
+    run_no: int | None
+    set_id: int
+
+
 class Drafting:
     """The drafts of one call: everything is looked up at once in the caller's transaction, sealed after it."""
 
@@ -150,21 +179,30 @@ class Drafting:
         self._skeleton = skeleton_class(session, acting.tenant_id)
         self._sets: dict[frozenset[int], int] = {}
         self._tenant = str(acting.tenant_id)
-        self._prks: dict[tuple[tuple[int, ...], str], tuple[bytes, tuple[str, ...]]] = {}
-        self._ends = {self._skeleton.name: lock_end(self._skeleton, now, now)}
-        self._skeletons: dict[tuple[Any, ...], bytes] = {}
-        self._salts: Iterator[bytes] = iter(())
+        self._prks: dict[tuple[tuple[int, ...], str], _Prk] = {}
+        self._shapes: dict[tuple[Any, ...], _Shape] = {}
         self._known = self._look_up(items)
         self._ready = self._take(items, self._known)
 
     def drafts(self) -> list[Draft]:
         """Return the drafts of the items that are not refused, and note them in the items. Asks no database."""
-        # At once, because each part alone would let other threads go first, and its data is not needed any more.
-        bodies = iter(pack_many([one.part.data for ready in self._ready for one in ready.kept]))
-        self._salts = salts(sum(len(ready.kept) + _OWN_PARTS for ready in self._ready))
+        shapes = [self._shape_of(ready) for ready in self._ready]
+        jobs: list[Job] = []
+        for ready, shape in zip(self._ready, shapes, strict=True):
+            entry = entry_of(self._tenant, self._acting.log_id, ready.parsed.sent.id)
+            contents = [one.part.data for one in ready.kept]
+            if ready.spoken is not None:
+                contents.append(ready.spoken)
+            jobs += [
+                (place.prk.number, entry + place.bound, data, False)
+                for place, data in zip(shape.places, contents, strict=False)
+            ]
+            skeleton = shape.places[-1]
+            jobs.append((skeleton.prk.number, entry + skeleton.bound, shape.facts, True))
+        sealed = iter(seal_parts([prk.key for prk in self._prks.values()], jobs))
         made = []
-        for ready in self._ready:
-            ready.item.draft = self._draft(ready, [next(bodies) for _ in ready.kept], self._known)
+        for ready, shape in zip(self._ready, shapes, strict=True):
+            ready.item.draft = self._draft(ready, shape, sealed)
             made.append(ready.item.draft)
         return made
 
@@ -196,10 +234,10 @@ class Drafting:
                 (tuple(sorted(each.everyone)), each.parsed.sent.data_class) for each in ready if each.spoken is not None
             )
         )
-        for owners, data_class in [*asked, ((), self._skeleton.name)] if ready else []:
-            self._prks[owners, data_class] = self._prk(owners or (NOBODY,), data_class)
-            if data_class not in self._ends:
-                self._ends[data_class] = lock_end(known.classes[data_class], self._now, self._now)
+        for owners, data_class in asked:
+            self._prks[owners, data_class] = self._prk(owners, known.classes[data_class])
+        if ready:
+            self._prks.setdefault(((), self._skeleton.name), self._prk((), self._skeleton))
         return ready
 
     # ── what one call has to know ──
@@ -212,13 +250,21 @@ class Drafting:
         )
         texts: dict[str, subjects.Identifier] = {}
         sound: list[Parsed] = []
+        alike: set[tuple[Any, ...]] = set()
+        latest = self._now + MAX_AHEAD
         for item in items:
             if item.parsed is None:
+                continue
+            sent = item.parsed.sent
+            says = (sent.kind, sent.data_class, sent.stream, sent.run, sent.recorder, tuple(sent.subjects))
+            # Most entries of a call name what another one did, which was looked at.
+            if says in alike and sent.parts is None and item.parsed.at <= latest:
                 continue
             try:
                 self._check(item.parsed, known)
                 texts.update(_new_names(item.parsed, texts))
                 sound.append(item.parsed)
+                alike.add(says)
             except MalformedEntry as error:
                 item.problem = problem_of(error.problem, error.detail, error.pointer)
                 item.parsed = None
@@ -228,8 +274,8 @@ class Drafting:
         numbers = subjects.resolve(self._session, self._vault, self._acting, list(texts.values()), self._now)
         known.subject_no = dict(zip(texts, numbers, strict=True))
         known.closed = frozenset(subjects.fenced(self._session, tenant_id, numbers))
-        known.since = _opened_at(self._session, tenant_id, numbers)
-        known.former = _former(self._session, tenant_id, known.since)
+        known.since = opened_at(self._session, tenant_id, numbers)
+        known.former = former(self._session, tenant_id, known.since)
         known.limits = limited.of_people(self._session, tenant_id, numbers)
         self._streams(sound, known)
         if known.limits:
@@ -330,84 +376,85 @@ class Drafting:
 
     # ── sealing ──
 
-    def _draft(self, ready: _Ready, packed: Sequence[bytes], known: _Known) -> Draft:
-        parsed, kept, everyone = ready.parsed, ready.kept, ready.everyone
-        sent = parsed.sent
-        stream = known.stream_refs[sent.stream]
-        entry = entry_of(self._tenant, self._acting.log_id, sent.id)
-        sealed = [
-            self._seal(entry, parsed.at, one.role, data, one.fate.owners, one.fate.spec)
-            for one, data in zip(kept, packed, strict=True)
-        ]
-        people = [one.fate.owners for one in kept]
+    def _shape_of(self, ready: _Ready) -> _Shape:
+        sent, kept = ready.parsed.sent, ready.kept
+        said = (
+            *[(one.role, one.part.name, one.part.form, one.part.pinned, id(one.fate)) for one in kept],
+            sent.stream, sent.data_class, sent.run, sent.recorder, sent.agent, sent.model, sent.prompt_version,
+            sent.policy, ready.actor, ready.spoken is None, *sent.sources,
+        )  # fmt: skip
+        shape = self._shapes.get(said)
+        if shape is None:
+            shape = self._shapes[said] = self._new_shape(ready)
+        return shape
+
+    def _new_shape(self, ready: _Ready) -> _Shape:
+        """Parts in the order in which they stand in the header: what was sent, the actor, the skeleton."""
+        sent, known = ready.parsed.sent, self._known
+        owned = [(one.role, one.fate.owners, one.fate.spec) for one in ready.kept]
         if ready.spoken is not None:
-            owners = tuple(sorted(everyone))
-            spec = known.classes[sent.data_class]
-            sealed.append(self._seal(entry, parsed.at, "actor", pack(ready.spoken), owners, spec))
-            people.append(owners)
+            owned.append(("actor", tuple(sorted(ready.everyone)), known.classes[sent.data_class]))
+        owned.append(("skeleton", (), self._skeleton))
         run = None if sent.run is None else known.run_refs[sent.run]
-        facts = self._skeleton_of(parsed, kept, ready.actor, None if run is None else run.run_id)
-        sealed.append(self._seal(entry, parsed.at, "skeleton", facts, (), self._skeleton))
-        people.append(())
+        return _Shape(
+            places=tuple(
+                _Place(role, in_entry(b"", role), self._prks[owners, spec.name], spec) for role, owners, spec in owned
+            ),
+            facts=_packed_skeleton(ready, None if run is None else run.run_id),
+            people=tuple(owners for _, owners, _ in owned),
+            class_version=known.classes[sent.data_class].version,
+            recorder=None if sent.recorder is None else known.recorders[sent.recorder],
+            stream=known.stream_refs[sent.stream],
+            run_no=None if run is None else run.run_no,
+            set_id=self._sets[ready.everyone],
+        )
+
+    def _draft(self, ready: _Ready, shape: _Shape, sealed: Iterator[Sealed]) -> Draft:
+        parsed, sent = ready.parsed, ready.parsed.sent
+        at = parsed.at
+        # Parts of one call lock for the same few months: most entries are older than the call itself.
+        is_early = at > self._now
+        parts = [
+            SealedPart(
+                role=role,
+                algorithm=ALGORITHM,
+                ciphertext=ciphertext,
+                lock_until=lock_end(spec, at, self._now) if is_early else prk.until,
+                key_ids=prk.key_ids,
+                sha256=digest,
+            )
+            # The places come first: where they end, what was sealed of the next entry stays.
+            for (role, _, prk, spec), (ciphertext, digest) in zip(shape.places, sealed, strict=False)
+        ]
         return Draft(
             entry_id=sent.id,
             kind=sent.kind,
             data_class=sent.data_class,
-            class_version=known.classes[sent.data_class].version,
-            at=parsed.at,
+            class_version=shape.class_version,
+            at=at,
             received=self._now,
-            recorder=None if sent.recorder is None else known.recorders[sent.recorder],
+            recorder=shape.recorder,
             seq=sent.seq,
-            stream_id=stream.stream_id,
-            stream_no=stream.stream_no,
-            run_no=None if run is None else run.run_no,
-            set_id=self._sets[everyone],
+            stream_id=shape.stream.stream_id,
+            stream_no=shape.stream.stream_no,
+            run_no=shape.run_no,
+            set_id=shape.set_id,
             sources_count=len(sent.sources),
             sources_root=sources_root(sent.sources) if sent.sources else None,
-            parts=tuple(sealed),
-            subjects=tuple(people),
+            parts=tuple(parts),
+            subjects=shape.people,
             digest=self._lookups.of("entry", sent.id, parsed.raw)[:16],
             noncanonical=parsed.noncanonical,
         )
 
-    def _seal(  # noqa: PLR0917 - what one part is sealed with
-        self, entry: bytes, at: datetime, role: str, packed: bytes, owners: tuple[int, ...], spec: DataClass
-    ) -> SealedPart:
-        prk, key_ids = self._prks[owners, spec.name]
-        # Parts of one call lock for the same few months: most entries are older than the call itself.
-        until = self._ends[spec.name] if at <= self._now else lock_end(spec, at, self._now)
-        return SealedPart(
-            role=role,
-            algorithm=ALGORITHM,
-            ciphertext=seal(prk, packed, in_entry(entry, role), salt=next(self._salts)),
-            lock_until=until,
-            key_ids=key_ids,
+    def _prk(self, owners: tuple[int, ...], spec: DataClass) -> _Prk:
+        handles = [self._ring.key(owner, spec.name, self._month) for owner in owners or (NOBODY,)]
+        return _Prk(
+            number=len(self._prks),
+            key=joint_prk({handle.key_id: handle.key32 for handle in handles}),
+            key_ids=tuple(handle.key_id for handle in handles),
+            until=lock_end(spec, self._now, self._now),
         )
-
-    def _prk(self, owners: tuple[int, ...], data_class: str) -> tuple[bytes, tuple[str, ...]]:
-        handles = [self._ring.key(owner, data_class, self._month) for owner in owners]
-        prk = joint_prk({handle.key_id: handle.key32 for handle in handles})
-        return prk, tuple(handle.key_id for handle in handles)
-
-    def _skeleton_of(self, parsed: Parsed, kept: Sequence[_Kept], actor: str | None, run_id: str | None) -> bytes:
-        """Return the packed facts of an entry; most entries of a call share theirs with others.
-
-        A part of which nothing is said is `body`, JSON, not pinned, of the entry's own class: nearly every part.
-        """
-        sent = parsed.sent
-        parts = tuple(
-            (one.role, one.part.name, one.part.form, one.part.pinned, one.fate.spec.name)
-            for one in kept
-            if one.part.name != BODY
-            or one.part.form != JSON
-            or one.part.pinned
-            or one.fate.spec.name != sent.data_class
-        )
-        facts = (sent.agent, sent.model, sent.prompt_version, sent.policy, actor, run_id, tuple(sent.sources), parts)
-        packed = self._skeletons.get(facts)
-        if packed is None:
-            packed = self._skeletons[facts] = pack(_skeleton_json(*facts))
-        return packed
 
     def _actor(
         self, actor: str, parsed: Parsed, known: _Known, everyone: Collection[int]
@@ -446,32 +493,19 @@ def _fate_of(stream_name: str, named: Sequence[str], data_class: str, known: _Kn
     return _Fate(owners=owners, spec=spec, is_open=guarded.isdisjoint(owners))
 
 
-def _skeleton_json(  # noqa: PLR0917 - what is remembered of a skeleton, in its order
-    agent: str | None,
-    model: str | None,
-    prompt_version: str | None,
-    policy: str | None,
-    actor: str | None,
-    run_id: str | None,
-    sources: Sequence[str],
-    parts: Iterable[tuple[str, str, str, bool, str]],
-) -> bytes:
-    facts: dict[str, Any] = {
-        "agent": agent,
-        "model": model,
-        "prompt_version": prompt_version,
-        "policy": policy,
-        "actor": actor,
-        "run": run_id,
-        "sources": sources,
-    }
-    kept: dict[str, Any] = {name: value for name, value in facts.items() if value}
-    if parts:
-        kept["parts"] = [
-            {"role": role, "name": name, "form": form, "pinned": pinned, "class": data_class}
-            for role, name, form, pinned, data_class in parts
-        ]
-    return msgspec.json.encode(kept)
+def _packed_skeleton(ready: _Ready, run_id: str | None) -> bytes:
+    """Return the packed facts of an entry.
+
+    A part of which nothing is said is `body`, JSON, not pinned, of the entry's own class: nearly every part.
+    """
+    sent = ready.parsed.sent
+    parts = tuple(
+        (one.role, one.part.name, one.part.form, one.part.pinned, one.fate.spec.name)
+        for one in ready.kept
+        if one.part.name != BODY or one.part.form != JSON or one.part.pinned or one.fate.spec.name != sent.data_class
+    )
+    facts = (sent.agent, sent.model, sent.prompt_version, sent.policy, ready.actor, run_id, tuple(sent.sources), parts)
+    return packed_skeleton(*facts)
 
 
 def _subjects_of(parsed: Parsed) -> tuple[str, ...]:
@@ -510,32 +544,3 @@ def _everyone_in(kept: Sequence[_Kept]) -> frozenset[int]:
     if len(kept) == 1:
         return frozenset(kept[0].fate.owners)
     return frozenset(owner for one in kept for owner in one.fate.owners)
-
-
-def _former(session: Session, tenant_id: int, reopened: Mapping[int, datetime]) -> dict[int, frozenset[int]]:
-    """Return the earlier incarnations behind the names of those who were opened again."""
-    if not reopened:
-        return {}
-    mine, other = aliased(SubjectIdentifier), aliased(SubjectIdentifier)
-    found: dict[int, set[int]] = {}
-    for part in index.chunks(sorted(reopened)):
-        query = (
-            sa.select(col(mine.subject_no), col(other.subject_no))
-            .join(other, sa.and_(col(other.tenant_id) == col(mine.tenant_id), col(other.lookup) == col(mine.lookup)))
-            .where(col(mine.tenant_id) == tenant_id, col(mine.subject_no).in_(part))
-        )
-        for now_no, former_no in session.execute(query):
-            if now_no != former_no:
-                found.setdefault(now_no, set()).add(former_no)
-    return {number: frozenset(numbers) for number, numbers in found.items()}
-
-
-def _opened_at(session: Session, tenant_id: int, subject_nos: Sequence[int]) -> dict[int, datetime]:
-    """Return since when those incarnations exist that follow an erased one; older data is not theirs."""
-    found: dict[int, datetime] = {}
-    for part in index.chunks(sorted(set(subject_nos))):
-        query = select(Subject.subject_no, Subject.created_at).where(
-            Subject.tenant_id == tenant_id, col(Subject.subject_no).in_(part), Subject.incarnation > 1
-        )
-        found.update(dict(session.exec(query).all()))
-    return found

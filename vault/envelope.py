@@ -21,7 +21,7 @@ Example::
 
 import hmac
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 
 from cryptography.exceptions import InvalidTag
@@ -39,7 +39,7 @@ PART_KEY_BYTES = KEY_BYTES + NONCE_BYTES + COMMITMENT_BYTES
 TAG_BYTES = 16
 CHUNK_BYTES = 16 * 1024
 HEADER_BYTES = SALT_BYTES + COMMITMENT_BYTES
-_LABEL = b"c2sp.org/chunked-encryption@v1+AEAD_AES_256_GCM\x00"
+INFO_LABEL = b"c2sp.org/chunked-encryption@v1+AEAD_AES_256_GCM\x00"
 _JOINT_LABEL = b"muniment/joint-prk/v1\x00"
 _SMALL_STEP = 32
 
@@ -82,13 +82,13 @@ def derive_part_key(prk32: bytes, salt24: bytes, context: bytes) -> bytes:
         raise NotDecryptable(f"a key has {KEY_BYTES} bytes, got {len(prk32)}")
     if len(salt24) != SALT_BYTES:
         raise NotDecryptable(f"a salt has {SALT_BYTES} bytes, got {len(salt24)}")
-    return HKDFExpand(SHA512(), PART_KEY_BYTES, _LABEL + salt24 + context).derive(prk32)
+    return HKDFExpand(SHA512(), PART_KEY_BYTES, INFO_LABEL + salt24 + context).derive(prk32)
 
 
 def seal(prk: bytes, plaintext: bytes, context: bytes, *, salt: bytes | None = None) -> bytes:
     """Return the ciphertext of ``plaintext``, 72 bytes longer below 16 KiB and 16 more for each full chunk.
 
-    ``salt`` is one of ``salts``, for a caller that seals many, or of a published vector; else a fresh one is drawn.
+    ``salt`` is a fresh one of a caller that seals many, or of a published vector; else one is drawn.
     """
     salt = os.urandom(SALT_BYTES) if salt is None else salt
     part_key = derive_part_key(prk, salt, context)
@@ -102,13 +102,6 @@ def seal(prk: bytes, plaintext: bytes, context: bytes, *, salt: bytes | None = N
         nonce = (base ^ number).to_bytes(NONCE_BYTES, "big")
         pieces.append(cipher.encrypt(nonce, plaintext[start : start + CHUNK_BYTES], None))
     return b"".join(pieces)
-
-
-def salts(count: int) -> Iterator[bytes]:
-    """Yield this many fresh salts, drawn at once: a call of the system for each part takes as long as its cipher."""
-    drawn = os.urandom(SALT_BYTES * count)
-    for start in range(0, len(drawn), SALT_BYTES):
-        yield drawn[start : start + SALT_BYTES]
 
 
 def unseal(prk: bytes, ciphertext: bytes, context: bytes) -> bytes:

@@ -17,7 +17,6 @@ from vault.envelope import (
     derive_part_key,
     joint_prk,
     part_key_of,
-    salts,
     seal,
     seal_small,
     unseal,
@@ -102,13 +101,6 @@ def test_what_was_sealed_opens_with_its_key_and_with_its_part_key(plain: bytes, 
     assert len(sealed) == len(plain) + 72
     assert unseal(key, sealed, HERE) == plain
     assert unseal_with_part_key(part_key_of(key, sealed, HERE), sealed) == plain
-
-
-def test_salts_are_as_many_as_asked_for_and_none_comes_twice() -> None:
-    drawn = list(salts(500))
-    assert len(set(drawn)) == 500
-    assert {len(salt) for salt in drawn} == {24}
-    assert list(salts(0)) == []
 
 
 def test_two_sealings_of_the_same_bytes_differ() -> None:
