@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from registry import entries
 from registry.entries import MalformedEntry, depth_of, is_noncanonical, parse_entry, split_batch
 from registry.lenient import Unsplittable, elements, has_unique_keys, members
 
@@ -96,3 +97,46 @@ def test_keys_that_stand_twice_are_always_seen(pairs: list[tuple[str, int]], spa
 
 def test_ordinary_bodies_are_not_flagged() -> None:
     assert not is_noncanonical(b'{"a": [1, 2.5, -3e10, "\\u00fc\xc3\xbc", null, true], "b": 9007199254740991}')
+
+
+_SPELT = st.sampled_from(
+    [
+        b'{"a":1}', b'{"a":1,"a":2}', b'{ "a":1}', b'"x"', b"[]", b"null", b"12345678901234567890", b'{"a":1.50}',
+        b"NaN", b'{"a":"\\u00e9"}', b'{"a":"\xc3\xa9"}', b'{"a":"\xff"}', b'{"a":"\xed\xa0\x80"}',
+        b"[" * 201 + b"]" * 201, b"",
+    ]
+)  # fmt: skip
+_MORE = st.sampled_from(
+    [b"", b',"actor":"a"', b',"actor":null', b',"actor":""', b',"subjects":[]', b',"seq":1', b',"seq":9007199254740992',
+     b',"stream":"t"', b',"run":"r" ', b',"other":1', b',"parts":null', b',"sources":["x"]', b',"agent":"\\u0041"']
+)  # fmt: skip
+
+
+@given(_SPELT, _MORE, st.sampled_from([b"", b" ", b"x"]), st.sampled_from([b"019", b"01A"]))
+def test_an_entry_is_read_alike_whether_it_is_written_as_we_would_write_it_or_not(
+    body: bytes, more: bytes, behind: bytes, start: bytes
+) -> None:
+    """Equal bytes spare the usual entry the questions that others are asked, and change no answer."""
+    usual = b'{"id":"' + start + b'0b0a4-0000-7000-8000-000000000001","stream":"s","kind":"note",'
+    raw = usual + b'"at":"2026-03-01T12:00:00.5Z","data_class":"c","subjects":["user:u"],"body":' + body + more
+    raw += b"}" + behind
+    try:
+        slow: object = entries._parse_entry(raw)
+    except MalformedEntry as error:
+        slow = (error.detail, error.pointer, error.problem)
+    try:
+        quick: object = entries.parse_entry(raw)
+    except MalformedEntry as error:
+        quick = (error.detail, error.pointer, error.problem)
+    assert quick == slow
+
+
+def test_the_usual_entry_is_read_the_quick_way() -> None:
+    raw = (
+        b'{"id":"0190b0a4-0000-7000-8000-000000000001","stream":"s","kind":"note","at":"2026-03-01T12:00:00+00:00",'
+        b'"data_class":"c","subjects":["user:u"],"actor":"a","body":{"x":[1,"\xc3\xa9"]},"agent":"b"}'
+    )
+    found = entries._usual(raw)
+    assert found is not None
+    assert found == parse_entry(raw) == entries._parse_entry(raw)
+    assert not found.noncanonical
