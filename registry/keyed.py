@@ -9,6 +9,7 @@ may read.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -17,7 +18,8 @@ import sqlalchemy as sa
 from sqlmodel import Session, col
 
 from registry.errors import SealRefused
-from vault.errors import KeyDestroyed, KeyFenced
+from vault.envelope import joint_prk
+from vault.errors import KeyDestroyed, KeyFenced, NotDecryptable
 from vault.mac import Mac
 from vault.models import DataKey
 from vault.small import seal_value, unseal_value
@@ -169,6 +171,35 @@ class Seals:
         key = self._keys.get(holder_no)
         return None if key is None else unseal_value(key, sealed, tenant=self._tenant, label=label, name=name)
 
+    def seal_jointly(self, people: Iterable[int], label: str, name: str, plaintext: bytes) -> bytes:
+        """The same for what is said about several people: it is gone with the first of them.
+
+        Who has no usable key is left out; where nobody is left it is under the tenant's own.
+        """
+        wanted = sorted(set(people))
+        self.prepare(wanted)
+        keys = {number: key for number in wanted if (key := self._sealing_key(number)) is not None}
+        if not keys:
+            return self.seal(NOBODY, label, name, plaintext)
+        return seal_value(_joint(keys), plaintext, tenant=self._tenant, label=label, name=name)
+
+    def open_jointly(self, people: Iterable[int], label: str, name: str, sealed: bytes | None) -> bytes | None:
+        """The plaintext; None once one of their keys is gone. Raises: NotDecryptable when it was altered."""
+        wanted = sorted(set(people))
+        self.load(wanted)
+        keys = {number: key for number in wanted if (key := self._keys.get(number)) is not None}
+        if sealed is None:
+            return None
+        if keys:
+            with suppress(NotDecryptable):
+                return unseal_value(_joint(keys), sealed, tenant=self._tenant, label=label, name=name)
+        opened = None
+        with suppress(NotDecryptable):
+            opened = self.open(NOBODY, label, name, sealed)  # nobody was left, or it is from before it was theirs
+        if opened is None and len(keys) == len(wanted):
+            raise NotDecryptable("what was said about several people does not open under the keys of all of them")
+        return opened
+
     def _sealing_key(self, subject_no: int) -> bytes | None:
         if subject_no not in self._keys:
             try:
@@ -177,6 +208,10 @@ class Seals:
             except (KeyDestroyed, KeyFenced):
                 self._keys[subject_no] = None
         return self._keys[subject_no]
+
+
+def _joint(keys: Mapping[int, bytes]) -> bytes:
+    return joint_prk({str(number): key for number, key in keys.items()})
 
 
 _encoder = msgspec.json.Encoder(order="sorted")

@@ -22,7 +22,7 @@ from registry.acting import Acting
 from registry.errors import AmbiguousSubject, Conflict, SamePrincipalDecides, UnknownMerge, UnknownSubject
 from registry.identifiers import Identifier
 from registry.ids import random_hex
-from registry.keyed import NOBODY, Seals, canonical_json, chunks, hold_writer
+from registry.keyed import Seals, canonical_json, chunks, hold_writer
 from registry.models import MergeRow, Subject, SubjectIdentifier
 from registry.people import expand, groups
 from registry.subjects import LIVE, find, opaque_ids
@@ -122,7 +122,7 @@ def decide_merge(
         raise SamePrincipalDecides
     if not same_person:
         row.state, row.decided_by, row.decided_at = REFUSED, acting.principal, now
-        row.sealed = _seal(session, vault, row, {**_said(session, vault, row), "comment": comment})
+        row.sealed = _seal(session, vault, row, {**said(session, vault, row), "comment": comment})
         session.add(row)
         session.flush()
         return _view(session, row)
@@ -270,7 +270,7 @@ def _join(
     row.people = sorted(people)
     row.state, row.decided_by, row.decided_at = DONE, acting.principal, now
     if comment:
-        row.sealed = _seal(session, vault, row, {**_said(session, vault, row), "comment": comment})
+        row.sealed = _seal(session, vault, row, {**said(session, vault, row), "comment": comment})
     session.add(row)
     session.flush()
     return _view(session, row)
@@ -296,12 +296,19 @@ def _load(session: Session, tenant_id: int, merge_id: str) -> MergeRow:
     return row
 
 
+def _about(row: MergeRow) -> list[int]:
+    """With whom goes what was said; of a merge those who were named, since others may join meanwhile."""
+    return row.people if row.kind == SPLIT else row.subjects
+
+
 def _seal(session: Session, vault: Vault, row: MergeRow, content: dict[str, Any]) -> bytes:
-    return Seals(session, vault, row.tenant_id).seal(NOBODY, _LABEL, row.merge_id, canonical_json(content))
+    seals = Seals(session, vault, row.tenant_id)
+    return seals.seal_jointly(_about(row), _LABEL, row.merge_id, canonical_json(content))
 
 
-def _said(session: Session, vault: Vault, row: MergeRow) -> dict[str, Any]:
-    opened = Seals(session, vault, row.tenant_id).open(NOBODY, _LABEL, row.merge_id, row.sealed)
+def said(session: Session, vault: Vault, row: MergeRow) -> dict[str, Any]:
+    """Reason and comment; empty once a key of those they are about is gone. Raises: NotDecryptable."""
+    opened = Seals(session, vault, row.tenant_id).open_jointly(_about(row), _LABEL, row.merge_id, row.sealed)
     return {} if opened is None else dict(json.loads(opened))
 
 

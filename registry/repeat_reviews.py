@@ -22,7 +22,7 @@ from registry.declaration import DataClass
 from registry.ends import CONSENT, EndsAt, dates_of, default_ends_at
 from registry.errors import Conflict, SamePrincipalDecides, UnknownRegistrationReview
 from registry.graph import Parent, full_sets, mark_fenced, spread, write_sets
-from registry.keyed import NOBODY, Seals, canonical_json
+from registry.keyed import Seals, canonical_json
 from registry.models import Artifact, ClaimedSource, Derivation, ReviewRow, Token
 from registry.origins import attach
 from registry.sets import intern_sets, members
@@ -107,7 +107,8 @@ def decide_review(
         _take_away(session, row)
     row.decided_by, row.decided_at = acting.principal, now
     seals = Seals(session, vault, acting.tenant_id)
-    row.sealed = seals.seal(NOBODY, LABEL, str(row.id), canonical_json({"reason": reason}))
+    holder = seals.holder((item.holder_no,))
+    row.sealed = seals.seal(holder, LABEL, str(row.id), canonical_json({"reason": reason}))
     session.add(row)
     session.flush()
     return views(session, acting.tenant_id, [row])[0]

@@ -2,7 +2,8 @@
 
 Guarantees: a review has an owner, a deadline and the list of every live copy about the person at that moment, worst
 first where it is used by agents; it is closed only when each line is decided; a decision to quarantine or revoke takes
-effect on the copy at once. Nothing is erased here. The caller commits and announces.
+effect on the copy at once. What was said of the change goes with the person's identity key. Nothing is erased here. The
+caller commits and announces.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from registry.acting import Acting
 from registry.artifacts import artifacts_of, by_numbers, find_artifacts, public_name
 from registry.errors import Conflict, UnknownArtifact, UnknownReview
 from registry.ids import random_hex
-from registry.keyed import NOBODY, Seals, canonical_json
+from registry.keyed import Seals, canonical_json
 from registry.models import Artifact, ScopeReviewItem, ScopeReviewRow
 from registry.people import expand
 from vault.vault import Vault
@@ -61,7 +62,7 @@ def open_review(
         due_at=due_at or now + TERM,
     )
     seals = Seals(session, vault, acting.tenant_id)
-    row.sealed = seals.seal(NOBODY, _LABEL, row.review_id, canonical_json({"detail": detail}))
+    row.sealed = seals.seal_jointly(people, _LABEL, row.review_id, canonical_json({"detail": detail}))
     listed = [one for one in artifacts_of(session, acting.tenant_id, people) if one.status in _STANDING]
     if not listed:
         row.closed_at, row.closed_by = now, acting.principal
@@ -75,7 +76,7 @@ def open_review(
                 for one in listed
             ],
         )
-    return view(session, row, now)
+    return view(session, vault, row, now)
 
 
 def decide(
@@ -102,18 +103,19 @@ def decide(
         session.add(item)
     said = _said(session, vault, row)
     said.setdefault("comments", []).append(comment)
-    row.sealed = Seals(session, vault, acting.tenant_id).seal(NOBODY, _LABEL, review_id, canonical_json(said))
+    seals = Seals(session, vault, acting.tenant_id)
+    row.sealed = seals.seal_jointly(row.subjects, _LABEL, review_id, canonical_json(said))
     session.flush()
     if not _open_items(session, acting.tenant_id, review_id):
         row.closed_at, row.closed_by = now, acting.principal
     session.add(row)
     session.flush()
-    return view(session, row, now)
+    return view(session, vault, row, now)
 
 
-def get_review(session: Session, tenant_id: int, review_id: str, now: datetime) -> dict[str, Any]:
+def get_review(session: Session, vault: Vault, tenant_id: int, review_id: str, now: datetime) -> dict[str, Any]:
     """One review with its list. Raises: UnknownReview."""
-    return view(session, _load(session, tenant_id, review_id), now)
+    return view(session, vault, _load(session, tenant_id, review_id), now)
 
 
 def list_reviews(
@@ -129,8 +131,8 @@ def list_reviews(
     return [_head(session, row, now) for row in rows]
 
 
-def view(session: Session, row: ScopeReviewRow, now: datetime) -> dict[str, Any]:
-    """A review with its list: what agents use first, then by class and id."""
+def view(session: Session, vault: Vault, row: ScopeReviewRow, now: datetime) -> dict[str, Any]:
+    """A review with what was said of it, and its list: what agents use first, then by class and id."""
     items = session.exec(
         select(ScopeReviewItem).where(
             ScopeReviewItem.tenant_id == row.tenant_id, ScopeReviewItem.review_id == row.review_id
@@ -158,7 +160,9 @@ def view(session: Session, row: ScopeReviewRow, now: datetime) -> dict[str, Any]
                 "decision": decided[artifact.id].decision,
             }
         )
-    return {**_head(session, row, now), "list": lines}
+    said = _said(session, vault, row)
+    told = {"detail": said.get("detail"), "comments": said.get("comments", [])}
+    return {**_head(session, row, now), **told, "list": lines}
 
 
 def _head(session: Session, row: ScopeReviewRow, now: datetime) -> dict[str, Any]:
@@ -207,5 +211,5 @@ def _load(session: Session, tenant_id: int, review_id: str) -> ScopeReviewRow:
 
 
 def _said(session: Session, vault: Vault, row: ScopeReviewRow) -> dict[str, Any]:
-    opened = Seals(session, vault, row.tenant_id).open(NOBODY, _LABEL, row.review_id, row.sealed)
+    opened = Seals(session, vault, row.tenant_id).open_jointly(row.subjects, _LABEL, row.review_id, row.sealed)
     return {} if opened is None else dict(json.loads(opened))

@@ -226,7 +226,7 @@ def list_reviews(
 def get_review(review_id: ReviewId, acting: Desk, parts: Parts) -> ReviewView:
     """One scope review with its list."""
     with parts.database.transaction(acting.tenant_id, write=False) as session:
-        found = scope_reviews.get_review(session, acting.tenant_id, review_id, parts.clock.now())
+        found = scope_reviews.get_review(session, parts.vault, acting.tenant_id, review_id, parts.clock.now())
     return ReviewView.model_validate(found)
 
 

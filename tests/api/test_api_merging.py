@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,42 @@ def test_a_merge_needs_a_second_person_and_opens_a_scope_review(desk: Any) -> No
     assert [one["id"] for one in legal.get("/v1/subjects/merges?state=done").json()["items"]] == [done.json()["id"]]
     assert legal.post("/v1/subjects:split", json={"subjects": ["user:ada"], "reason": "no"}).status_code == 200
     assert legal.post("/v1/subjects:lookup", json={"subjects": body["subjects"]}).json()["known"] == 2
+
+
+@pytest.mark.parametrize("change", ["transfer", "merge", "role"])
+def test_a_change_opens_a_review_with_its_owner_deadline_and_list(desk: Any, change: str) -> None:
+    name = f"user:{change}_{next(NUMBERS)}"
+    made = register(desk, name, name)
+    register(desk, "user:bystander")
+    legal, auditor = desk.role("legal"), desk.role("auditor")
+    told = {"subject": name, "change": change, "detail": "left the sales team", "owner": "team-cv",
+            "due_at": "2099-01-01T00:00:00Z"}  # fmt: skip
+    refused = legal.post("/v1/subjects:scope-change", json=told | {"due_at": "2001-01-01T00:00:00Z"})
+    assert (refused.status_code, refused.json()["type"]) == (409, "/problems/conflict")
+    answer = legal.post("/v1/subjects:scope-change", json=told)
+    opened = answer.json()
+    assert answer.status_code == 201
+    assert (opened["change"], opened["owner"], opened["due_at"]) == (change, "team-cv", "2099-01-01T00:00:00.000000Z")
+    assert (opened["opened_by"], opened["detail"], opened["comments"]) == ("legal", "left the sales team", [])
+    assert [(line["artifact"], line["class_owner"], line["store"], line["status"], line["decision"])
+            for line in opened["list"]] == [(one, "team-cv", "cvs", "live", None) for one in made]  # fmt: skip
+    path = f"/v1/scope-reviews/{opened['id']}"
+    assert auditor.get(path).json() == opened
+    assert opened["id"] in [one["id"] for one in auditor.get("/v1/scope-reviews").json()["items"]]
+    first = legal.post(path, json={"decisions": {made[0]: "quarantine"}, "comment": "of the old role"}).json()
+    assert (first["open"], first["closed_at"], first["comments"]) == (1, None, ["of the old role"])
+    done = legal.post(path, json={"decisions": {made[1]: "keep"}, "comment": "needed"}).json()
+    assert (done["open"], done["closed_by"], done["comments"]) == (0, "legal", ["of the old role", "needed"])
+    assert desk.role("platform").get(f"/v1/artifacts/{made[0]}").json()["status"] == "quarantined"
+    assert opened["id"] not in [one["id"] for one in auditor.get("/v1/scope-reviews").json()["items"]]
+
+
+def test_a_review_has_thirty_days_and_is_of_who_opened_it_where_nobody_is_named(desk: Any) -> None:
+    register(desk, "user:gil")
+    told = {"subject": "user:gil", "change": "role", "detail": ""}
+    opened = desk.role("legal").post("/v1/subjects:scope-change", json=told).json()
+    days = datetime.fromisoformat(opened["due_at"]) - datetime.fromisoformat(opened["opened_at"])
+    assert (opened["owner"], days) == ("legal", timedelta(days=30))
 
 
 def test_a_shared_name_is_joined_only_by_who_says_so(desk: Any) -> None:

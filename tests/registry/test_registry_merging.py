@@ -16,10 +16,12 @@ from sqlmodel import Session, select
 from registry import artifacts, merging, scope_reviews, subjects
 from registry.errors import AmbiguousSubject, Conflict, SamePrincipalDecides, UnknownMerge, UnknownSubject
 from registry.identifiers import parse_subject
+from registry.keyed import NOBODY, Seals
 from registry.merging import Merge, check_unambiguous
-from registry.models import Artifact, Subject
+from registry.models import Artifact, MergeRow, ScopeReviewRow, Subject
 from registry.people import expand, groups
 from registry.subjects import fence, forget_identifiers
+from vault.errors import NotDecryptable
 
 
 def names(*texts: str) -> list[Any]:
@@ -286,7 +288,7 @@ def test_a_scope_change_opens_a_review_with_owner_deadline_and_list(house: Any) 
         assert (opened["owner"], opened["due_at"], opened["open"]) == ("dpo", house.now + timedelta(days=30), 3)
         assert [line["data_class"] for line in opened["list"]] == ["memory", "memory", "export"]
         later = house.now + timedelta(days=31)
-        assert scope_reviews.get_review(session, house.alice.tenant_id, opened["id"], later)["overdue"]
+        assert scope_reviews.get_review(session, house.vault, house.alice.tenant_id, opened["id"], later)["overdue"]
         lines = [line["artifact"] for line in opened["list"]]
         half = scope_reviews.decide(
             session, house.vault, house.alice, opened["id"], {lines[0]: "revoke"}, comment="old role", now=house.now
@@ -310,3 +312,64 @@ def test_a_scope_change_opens_a_review_with_owner_deadline_and_list(house: Any) 
 def _id(house: Any, session: Session, name: str) -> int:
     row: Artifact = artifacts.find_artifact(session, house.alice.tenant_id, name)
     return row.id
+
+
+def lose(house: Any, session: Session, *texts: str) -> None:
+    """Destroy the identity keys of these people, as their erasure does."""
+    tenant = house.alice.tenant_id
+    people = [number(house, session, text) for text in texts]
+    keys = [one.key_id for one in house.vault.keys_of(session, tenant, people)]
+    house.vault.mark_destroying(session, tenant, keys, request="req_1")
+    assert house.vault.delete_wrapped(session, tenant, keys, now=house.now, request="req_1") == len(people)
+
+
+def test_what_was_said_of_a_change_goes_with_the_first_of_its_people(house: Any) -> None:
+    known(house, "user:ada", "user:eve", "user:fay")
+    tenant = house.alice.tenant_id
+    with house.session() as session:
+        one = propose(house, session, "user:ada", "user:eve")
+        refused = merging.decide_merge(
+            session, house.vault, house.alice, one.id, same_person=False, comment="twins", now=house.now
+        )
+        ada = number(house, session, "user:ada")
+        opened = scope_reviews.open_review(
+            session, house.vault, house.alice, [ada], change="transfer", detail="ada went to sales", now=house.now
+        )
+        assert opened["detail"] == "ada went to sales"
+        session.commit()
+        row = session.get_one(MergeRow, (tenant, refused.id))
+        assert merging.said(session, house.vault, row) == {"reason": "same passport", "comment": "twins"}
+        lose(house, session, "user:ada")
+        session.commit()
+        assert merging.said(session, house.vault, row) == {}
+        review = scope_reviews.get_review(session, house.vault, tenant, opened["id"], house.now)
+        assert (review["detail"], review["comments"], review["open"]) == (None, [], 1)
+        sealed = session.get_one(ScopeReviewRow, (tenant, opened["id"])).sealed
+        seals = Seals(session, house.vault, tenant)
+        assert seals.can(NOBODY)
+        with pytest.raises(NotDecryptable):
+            seals.open(NOBODY, "scope review", opened["id"], sealed)
+        # Nothing of another person hangs on it, and a comment that comes later is read again.
+        later = scope_reviews.decide(
+            session, house.vault, house.alice, opened["id"], {opened["list"][0]["artifact"]: "keep"}, comment="late",
+            now=house.now,
+        )  # fmt: skip
+        assert (later["detail"], later["comments"]) == (None, ["late"])
+
+
+def test_what_was_said_is_read_when_others_joined_meanwhile_and_not_when_it_was_altered(house: Any) -> None:
+    known(house, "user:ada", "user:eve", "user:fay")
+    tenant = house.alice.tenant_id
+    with house.session() as session:
+        first = propose(house, session, "user:ada", "user:eve")
+        join(house, session, "user:eve", "user:fay")
+        merging.decide_merge(
+            session, house.vault, second(house), first.id, same_person=True, comment="seen", now=house.now,
+            knows_shared=True,
+        )  # fmt: skip
+        row = session.get_one(MergeRow, (tenant, first.id))
+        assert len(row.people) == 3
+        assert merging.said(session, house.vault, row) == {"reason": "same passport", "comment": "seen"}
+        row.sealed = bytes(row.sealed[:-1]) + bytes([row.sealed[-1] ^ 1])
+        with pytest.raises(NotDecryptable):
+            merging.said(session, house.vault, row)
