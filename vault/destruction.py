@@ -15,6 +15,7 @@ date. Which keys must go, and whether they may, is decided elsewhere.
 """
 
 from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -28,6 +29,11 @@ from vault.models import KeyState
 from vault.rewrapping import rewrap
 from vault.rows import PartId
 from vault.transaction import pending
+
+_PREPARED = 64
+"""Groups whose next key-encryption keys are made before the first of them turns."""
+_MANY, _TOGETHER = 4, 8
+"""So many are made in threads, and so many of them at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,30 +111,47 @@ def rotate_groups(
     key that was already made.
     """
     db = rows.connection(session)
-    rotated, skipped = [], []
-    for group_no in sorted(set(groups)):
-        group = rows.locked_group(db, tenant_id, group_no)
-        if group is None:
-            raise VaultError(f"tenant {tenant_id} has no key group {group_no}")
-        if not force and not rows.destroyed_at_epoch(db, tenant_id, group_no, group["epoch"]):
-            skipped.append(group_no)
-            continue
-        rotated.append(_rotate(db, keks, tenant_id, group, now=now, grace=grace))
-        pending(session).groups.add((group_no, group["epoch"]))
+    rotated: list[RotatedGroup] = []
+    skipped: list[int] = []
+    wanted = sorted(set(groups))
+    for start in range(0, len(wanted), _PREPARED):
+        turning: list[RowMapping] = []
+        for group_no in wanted[start : start + _PREPARED]:
+            group = rows.locked_group(db, tenant_id, group_no)
+            if group is None:
+                raise VaultError(f"tenant {tenant_id} has no key group {group_no}")
+            if force or rows.destroyed_at_epoch(db, tenant_id, group_no, group["epoch"]):
+                turning.append(group)
+            else:
+                skipped.append(group_no)
+        for group, new in zip(turning, _next_epochs(keks, tenant_id, turning), strict=True):
+            rotated.append(_rotate(db, keks, tenant_id, group, new=new, now=now, grace=grace))
+            pending(session).groups.add((group["group_no"], group["epoch"]))
     return RotateReport(rotated=tuple(rotated), skipped=tuple(skipped))
 
 
 def _rotate(
-    db: Connection, keks: KekStore, tenant_id: int, group: RowMapping, *, now: datetime, grace: timedelta
+    db: Connection, keks: KekStore, tenant_id: int, group: RowMapping, *, new: int, now: datetime, grace: timedelta
 ) -> RotatedGroup:
     group_no, old = group["group_no"], group["epoch"]
-    new = _next_epoch(keks, tenant_id, group_no, old)
     count = sum(_rewrap(db, keks, table, tenant_id, group_no, new=new) for table in (rows.KEYS, rows.PARTS))
     rows.set_epoch(db, tenant_id, group_no, new)
     retired = {"tenant_id": tenant_id, "group_no": group_no, "retired_at": now, "destroy_after": now + grace}
     # Epochs between the two were made and destroyed in a future this database does not know (it was restored).
     rows.insert_missing(db, rows.RETIRED, [{**retired, "epoch": epoch} for epoch in range(old, new)])
     return RotatedGroup(group_no=group_no, old_epoch=old, new_epoch=new, rewrapped=count, destroy_after=now + grace)
+
+
+def _next_epochs(keks: KekStore, tenant_id: int, groups: Sequence[RowMapping]) -> list[int]:
+    """Make the next key-encryption key of each group, several at a time: each waits for its disk or its root alone."""
+
+    def made(group: RowMapping) -> int:
+        return _next_epoch(keks, tenant_id, group["group_no"], group["epoch"])
+
+    if len(groups) < _MANY:
+        return [made(group) for group in groups]
+    with ThreadPoolExecutor(_TOGETHER) as pool:
+        return list(pool.map(made, groups))
 
 
 def _next_epoch(keks: KekStore, tenant_id: int, group_no: int, epoch: int) -> int:

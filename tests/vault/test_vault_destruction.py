@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import text
 from sqlmodel import Session, select
 
+from vault import rows
 from vault.envelope import context, seal, unseal
 from vault.errors import (
     DestructionUnproven,
@@ -16,8 +17,10 @@ from vault.errors import (
     KeyDestroyed,
     KeyFenced,
     KeyUnknown,
+    RootUnavailable,
     VaultError,
 )
+from vault.keks import KekStore
 from vault.models import DataKey, KeyGroup, KeyState, RetiredKek
 from vault.vault import Vault
 from vault.wrapping import KeyHandle, KeySpec
@@ -197,6 +200,46 @@ def test_rotation_turns_only_groups_in_which_something_was_destroyed(any_world: 
         assert opened == {handle.key_id: handle.key32 for handle in stay}
         fresh = any_world.vault().key_for(session, TENANT, 9, "transcript", "2026-05")
         assert any_world.vault().info(session, TENANT, [fresh.key_id])[fresh.key_id].epoch == 3
+
+
+def test_many_groups_turn_or_none_when_the_root_is_away_for_one_of_them(
+    any_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their next keys are made several at a time; the rows turn only when all of these are on disk."""
+    monkeypatch.setattr(rows, "GROUP_SIZE", 2)
+    vault = any_world.vault()
+    keys = provision(any_world, 14)
+    with any_world.transaction() as session:
+        groups = vault.groups_of(session, TENANT, [key.key_id for key in keys])
+    assert len(groups) == 7
+
+    def turn(store: Vault) -> tuple[Any, ...]:
+        with any_world.transaction() as session:
+            report = store.rotate_groups(session, TENANT, groups, any_world.clock.now, GRACE, force=True)
+        return tuple(report.rotated)
+
+    create = KekStore.create
+
+    def away(store: KekStore, tenant: str, group_no: int, epoch: int) -> None:
+        if group_no == groups[4]:
+            raise RootUnavailable("away")
+        create(store, tenant, group_no, epoch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KekStore, "create", away)
+        with pytest.raises(RootUnavailable):
+            turn(vault)
+    with any_world.transaction() as session:
+        assert set(session.exec(select(DataKey.epoch))) == {1}
+        assert any_world.vault().open_keys(session, TENANT, [keys[8].key_id]) == {keys[8].key_id: keys[8].key32}
+    turned = turn(vault)
+    assert [(one.group_no, one.old_epoch, one.new_epoch, one.rewrapped) for one in turned] == [
+        (group, 1, 2, 2) for group in groups
+    ]
+    with any_world.transaction() as session:
+        assert set(session.exec(select(DataKey.epoch))) == {2}
+        opened = any_world.vault().open_keys(session, TENANT, [key.key_id for key in keys])
+    assert opened == {key.key_id: key.key32 for key in keys}
 
 
 def test_an_old_epoch_lives_through_its_grace_and_not_longer(any_world: Any) -> None:
