@@ -16,7 +16,7 @@ from ledger.entry import format_instant
 from registry.artifacts import by_numbers, find_artifact
 from registry.errors import Fault, InvalidDeclaration, UnknownArtifact
 from registry.graph import ARTIFACT
-from retention.decide import Claim, Decision, decide
+from retention.decide import Claim, Decision, ceiling, decide
 from retention.due import Place, due, schedules_in_force
 from retention.errors import NotKnown
 from retention.items import Candidate, load_artifacts, load_entry
@@ -65,13 +65,23 @@ def explain(
     if trigger == REQUEST:
         claims.append(Claim(REQUEST, "erasure", one.item.subjects, at, at))
     decision = decision_about(one, sources, schedules, replace(stops, claims=claims), at)
-    waits = _quarantine(session, tenant_id, desk, one)
+    waits = [*_without_review(one, schedules, decision), *_quarantine(session, tenant_id, desk, one)]
     return {
         "action": decision.action,
         "rule": decision.rule,
         "until": decision.until,
         "because": [*(reason._asdict() for reason in decision.because), *waits],
     }
+
+
+def _without_review(one: Candidate, schedules: Mapping[str, Schedule], decision: Decision) -> list[dict[str, str]]:
+    """When the item ends although nobody reviews it."""
+    rules = schedules[one.data_class].rules if decision.action == "review" else None
+    most = None if rules is None else ceiling(one.item.created, rules)
+    if rules is None or most is None:
+        return []
+    detail = f"{rules.name} ceiling: {rules.ceiling_basis}: without a review at {format_instant(most)}"
+    return [{"rule": "class_retention", "result": "erase", "detail": detail}]
 
 
 def _quarantine(session: Session, tenant_id: int, desk: Desk, one: Candidate) -> list[dict[str, str]]:

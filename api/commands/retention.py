@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import click
@@ -17,22 +20,28 @@ def retention() -> None:
 
 @retention.command("due")
 @click.option("--before", default=None, help="Due before this instant (default now).")
+@click.option("--limit", type=click.IntRange(1), default=1_000, show_default=True, help="How many at most.")
 @remote
 def due(
-    *, before: str | None, data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool
+    *, before: str | None, limit: int, data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool
 ) -> int:
-    """Lists what is due."""
+    """Lists what is due, and whether it ends or waits for a review."""
     query = f"?before={quote(before, safe='')}" if before else ""
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
-        found = client.request("GET", f"/v1/retention/due{query}")
-    items = found.get("items", [])
+        found = list(islice(client.pages(f"/v1/retention/due{query}"), limit + 1))
+    items, more = found[:limit], len(found) > limit
     lines = [
-        f"{item.get('ends_at') or '-':<28} {item.get('data_class', ''):<20} "
-        f"{item.get('store', ''):<16} {item.get('rule', ''):<16} {item.get('id') or item.get('artifact', '')}"
+        f"{item['ends_at'] or '-':<28} {item['data_class']:<20} {item['store']:<16} {item['action']:<10} "
+        f"{item['rule']:<16} {item['id']}"
         for item in items
     ]
-    show(found, as_json=as_json, lines=lines or ["nothing is due"])
+    lines += [f"and more: --limit shows them, `muniment retention run --dry-run{_at(before)}` counts them"] * more
+    show({"items": items, "more": more}, as_json=as_json, lines=lines or ["nothing is due"])
     return 0
+
+
+def _at(before: str | None) -> str:
+    return f" --at {before}" if before else ""
 
 
 @retention.command("run")
@@ -53,9 +62,51 @@ def run(
     body: dict[str, object] = {"dry_run": dry_run} | ({"at": at} if at else {})
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         found = client.request("POST", "/v1/retention/runs", body)
-    lines = [f"run {found.get('id')}: {found.get('state')}"]
-    lines += [f"  {name}: {n}" for name, n in (found.get("counts") or {}).items()]
-    show(found, as_json=as_json, lines=lines)
+    show(found, as_json=as_json, lines=run_lines(found))
+    return 0
+
+
+def run_lines(found: Mapping[str, Any]) -> list[str]:
+    """A run in lines: what it counts, what keeps things, why it waits and what to do, what went wrong."""
+    lines = [f"run {found['id']}: {found['state']}"]
+    lines += [f"  {name}: {n}" for name, n in found["counts"].items()]
+    lines += [f"  kept by {rule}: {n}" for rule, n in found["kept"].items()]
+    if found["capped"]:
+        lines.append("  capped: what is due beyond it is the next run's")
+    return [*lines, *(f"  {line}" for line in _brake_lines(found)), *_alarm_lines(found)]
+
+
+def _brake_lines(found: Mapping[str, Any]) -> list[str]:
+    """Why a run was stopped, and what to do."""
+    brake = found.get("brake")
+    return [f"{brake['reason']}: {brake['detail']}", f"to do: {brake['todo']}"] if brake else []
+
+
+def _alarm_lines(found: Mapping[str, Any]) -> list[str]:
+    return [f"  alarm: {found['alarm']}"] if found.get("alarm") else []
+
+
+@retention.command("report")
+@click.argument("run_id")
+@remote
+def report(*, run_id: str, data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool) -> int:
+    """Shows what a run did, what failed, what is in quarantine, and how old each class can become."""
+    with client_of(data=data, url=url, token=token, tenant=tenant) as client:
+        found = client.request("GET", f"/v1/retention/runs/{quote(run_id, safe='')}/report")
+    failed = [copy for copy in found["copies"] if copy["state"] in ("failed", "unreachable", "not_covered")]
+    lines = run_lines(found)
+    lines += [f"  {copy['state']}: {copy.get('artifact') or copy.get('key')} in {copy['store']}: {copy['detail'] or ''}"
+              for copy in failed]  # fmt: skip
+    lines += [
+        f"  in quarantine: {one.get('artifact') or one.get('key')} in {one['store']}, {one['disposition']}, decide by "
+        f"{one['decide_by']}: {one['detail'] or ''}"
+        for one in found["quarantine"]
+    ]
+    lines += [
+        f"  {name}: {'no maximum age, a person decides' if days is None else f'at most {days} days old'}"
+        for name, days in found["maximum_age_days"].items()
+    ]
+    show(found, as_json=as_json, lines=[line.rstrip() for line in lines])
     return 0
 
 
@@ -80,7 +131,8 @@ def explain(
     body = which | {"trigger": trigger} | ({"at": at} if at else {})
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         found = client.request("POST", "/v1/decide", body)
-    lines = [f"{found['action']} by rule {found['rule']}" + (f" until {found['until']}" if found.get("until") else "")]
+    waits = "until" if found["action"] in ("keep", "restrict") else "since"
+    lines = [f"{found['action']} by rule {found['rule']}" + (f" {waits} {found['until']}" if found["until"] else "")]
     lines += [f"  {step['rule']}: {step['result']} {step.get('detail') or ''}".rstrip() for step in found["because"]]
     show(found, as_json=as_json, lines=lines)
     return 0
@@ -92,7 +144,15 @@ def runs(*, data: Path, tenant: str | None, token: str | None, url: str | None, 
     """Lists runs; one that a brake stopped waits for `retention approve`."""
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         found = list(client.pages("/v1/retention/runs"))
-    lines = [f"{one['id']}  {one['state']:<18} {one.get('brake') or ''}".rstrip() for one in found]
+    lines = [
+        line.rstrip()
+        for one in found
+        for line in (
+            f"{one['id']}  {one['at'] or '-':<28} {one['state']:<18} {one['counts'].get('removed', 0)} removed",
+            *(f"  {text}" for text in _brake_lines(one) if one["state"] == "awaiting_approval"),
+            *_alarm_lines(one),
+        )
+    ]
     show({"items": found}, as_json=as_json, lines=lines or ["no run"])
     return 0
 
@@ -121,7 +181,9 @@ def reviews(
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         found = list(client.pages("/v1/dispositions" + ("?state=quarantined" if quarantined else "")))
     lines = [
-        f"{one['id']}  {one.get('data_class', '')}  {one.get('artifact') or one.get('key') or ''}" for one in found
+        f"{one['id']}  {one['data_class']}  {one.get('artifact') or one.get('key') or ''}  "
+        f"{'OVERDUE since' if one['overdue'] else 'decide by'} {one['due_at']}"
+        for one in found
     ]
     show({"items": found}, as_json=as_json, lines=lines or ["nothing waits for a decision"])
     return 0

@@ -214,6 +214,10 @@ def test_a_run_that_waits_is_approved_and_reviews_are_listed_from_a_terminal(off
     assert "refused (409)" in err, "it did not wait for anybody"
     assert office.json("legal", "retention", "reviews") == {"items": []}
     assert run_id in [one["id"] for one in office.json("legal", "retention", "runs")["items"]]
+    code, out, err = office.types("legal", "retention", "report", run_id)
+    assert code == 0, err
+    assert out.startswith(f"run {run_id}: completed\n  ends: 0")
+    assert "  transcript: at most 122 days old\n" in out, "90 days, the month of its key, and the wait for a run"
 
 
 @pytest.mark.parametrize(
@@ -265,7 +269,8 @@ def test_what_is_due_and_why_is_read_from_a_terminal(office: Office) -> None:
     assert code == 0, err
     [line] = out.splitlines()
     end = office.desk.call("writer", "GET", f"/v1/artifacts/{note}")["ends_at"]
-    assert line.split() == [end, "note", "notes", "class_retention", note]
+    assert line.split() == [end, "note", "notes", "erase", "class_retention", note]
+    assert office.json("legal", "retention", "due", "--before", later, "--limit", "1")["more"] is False
     code, out, err = office.types("legal", "retention", "explain", note, "--at", later)
     assert code == 0, err
     assert out.startswith("erase by rule class_retention")

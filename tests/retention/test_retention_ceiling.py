@@ -55,6 +55,13 @@ def test_an_item_that_nobody_reviews_ends_at_its_ceiling_and_no_extension_goes_b
     left, extended = house.note("left", "paper"), house.note("extended", "paper")
     house.now = START + timedelta(days=40)
     house.sweep()
+    with house.transaction(write=False) as session:
+        found = explain(
+            session, house.tenant_id, house.desk, artifact=left, entry=None, trigger="retention", at=house.now
+        )
+    assert (found["action"], found["because"][1]["detail"]) == (
+        "review", "paper ceiling: notice of 2040, 4: without a review at 2041-06-01T09:00:00.000000Z",
+    )  # fmt: skip
     [_, second] = waiting(house)
     with pytest.raises(InvalidDeclaration) as refused:
         decide(house, second, decision="extend", until=(END + timedelta(seconds=1)).isoformat())

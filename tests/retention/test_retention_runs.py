@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from sqlmodel import select
 
+from api.commands.retention import run_lines
 from erasure.sweep_copies import Sweeps
 from ledger.entry import Kind
 from ledger.models import EntryRow
@@ -226,6 +227,9 @@ def test_the_brake_stops_a_pass_that_would_end_most_of_a_class_until_another_per
     assert run["state"] == "awaiting_approval"
     assert run["brake"]["reason"] == "share"
     assert run["brake"]["classes"] == {"note": {"ends": 60, "live": 60}}
+    share, todo = run_lines(run)[-2:]
+    assert share == "  share: more than 20% of the live items of note would end"
+    assert todo.startswith("  to do: look at the plan; if it is what was meant")
     assert len(house.rows()) == 60
     assert house.sweep("ann")["counts"]["in_other_runs"] == 60, "a second run leaves them to the first"
     with pytest.raises(SecondPersonNeeded):
