@@ -34,7 +34,6 @@ from erasure.work import (
     Work,
     captures_of,
     end_of_try,
-    failed,
     going_now,
     is_ready,
     joined,
@@ -97,6 +96,12 @@ class _Waiting(NamedTuple):
 
 class _Number(NamedTuple):
     copy_no: int
+
+
+class _Tried(NamedTuple):
+    copy_no: int
+    state: str
+    attempts: int
 
 
 class _Uncaptured(NamedTuple):
@@ -371,14 +376,20 @@ class Dispatch:
 
     def _record_silence(self, numbers: Sequence[int], detail: str) -> None:
         """The store did not answer: nothing is known about these copies, so they are tried again."""
+        if not numbers:
+            return
         with self._parts.transactions(self._tenant_id) as session:
-            for copy in self._locked(session, numbers):
-                if copy.state == CopyState.PENDING:
-                    copy.attempts += 1
-                    copy.started_at = self._parts.instant(self._now)
-                elif copy.state != CopyState.RUNNING:
-                    continue  # its answer came after all, or somebody settled it
-                failed(session, copy, self._parts, detail=detail, end=CopyState.UNREACHABLE)
+            at = self._parts.instant(self._now)
+            changes: dict[int, dict[str, Any]] = {}
+            # Those that are left: of the others the answer came after all, or somebody settled them.
+            unsettled = col(CopyRow.state).in_((CopyState.PENDING.value, CopyState.RUNNING.value))
+            where = sa.and_(self._among(session, numbers), unsettled)
+            for copy in copies.read(session, _Tried, where, lock=True):
+                new = copy.state == CopyState.PENDING
+                state = end_of_try(copy.attempts + new, self._parts, CopyState.UNREACHABLE)
+                change = {"state": state.value, "detail": detail}
+                changes[copy.copy_no] = {**change, "attempts": copy.attempts + 1, "started_at": at} if new else change
+            copies.write(session, self._tenant_id, self._owner, changes)
 
     def _needing_reclaim(self) -> set[str]:
         with self._parts.transactions(self._tenant_id, write=False) as session:

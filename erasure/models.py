@@ -84,7 +84,8 @@ class CopyRow(SQLModel, table=True):
     canaries) under the request key. `depth` orders the work: leaves (largest depth) first.
 
     No index holds what an execution changes, and pages leave room for a second version of each row: PostgreSQL then
-    writes the change beside the row and touches no index.
+    writes the change beside the row and touches no index. None but the primary key begins with the tenant: without
+    statistics PostgreSQL may take any that does for a copy by its number, and then reads all of the tenant's.
     """
 
     __tablename__ = "copy"
@@ -121,7 +122,7 @@ class CopyRow(SQLModel, table=True):
     evidence: str | None = Field(default=None, max_length=36)
     verify_evidence: str | None = Field(default=None, max_length=36)
     __table_args__ = (
-        sa.Index("ix_copy_artifact", "tenant_id", "artifact_id"),
+        sa.Index("ix_copy_artifact", "artifact_id", "tenant_id"),
         {"postgresql_with": {"fillfactor": 50}},
     )
 

@@ -14,7 +14,6 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 from sqlmodel import Session, col, select
 
 from registry import bulk, details
@@ -69,6 +68,11 @@ _ALL_THEIRS = (
 STATUSES = ("live", "erasing", "erased", "retained", "quarantined", "revoked")
 _OPAQUE = re.compile(r"art_(?:[0-9a-f-]{16,60}|[0-9A-HJKMNP-TV-Z]{26})")
 """Given ids that look random; any other may spell a name and goes with the content."""
+_EMPTY = (
+    "UPDATE artifact SET locator_hash = 'buried'::bytea || int8send(id), sealed = NULL, digest = NULL, "
+    "status = 'erased', given_id = CASE WHEN id = ANY(%s::int8[]) THEN NULL ELSE given_id END, request_id = %s "
+    "WHERE tenant_id = %s AND id = ANY(%s::int8[])"
+)
 _USES = {"quarantined": "quarantined", "revoked": "revoked", "active": "live", "verified": "live"}
 
 
@@ -263,7 +267,7 @@ def bury(session: Session, tenant_id: int, artifact_ids: Iterable[int], request_
         rows = db.execute(query.with_for_update()).all()
         if not rows:
             continue
-        _put_tombstones(db, tenant_id, rows, request_id, now)
+        _put_tombstones(session, tenant_id, rows, request_id, now)
         _empty_rows(db, tenant_id, rows, request_id)
         db.execute(
             sa.delete(ScopeKey).where(
@@ -278,19 +282,24 @@ def bury(session: Session, tenant_id: int, artifact_ids: Iterable[int], request_
     return buried
 
 
-def _put_tombstones(db: sa.Connection, tenant_id: int, rows: Sequence[Any], request_id: str, now: datetime) -> None:
+def _put_tombstones(session: Session, tenant_id: int, rows: Sequence[Any], request_id: str, now: datetime) -> None:
+    names = ("tenant_id", "store", "locator_hash", "request_id", "at", "artifact_id")
     values = [
-        {"tenant_id": tenant_id, "store": row.store, "locator_hash": row.locator_hash, "request_id": request_id,
-         "at": now, "artifact_id": row.id}
+        (tenant_id, row.store, row.locator_hash, request_id, bulk.instant(now), row.id)
         for row in sorted(rows, key=lambda row: (row.store, row.locator_hash))
-    ]  # fmt: skip
-    insert = (postgresql if db.dialect.name == "postgresql" else sqlite).insert(Tombstone)
-    newest = {name: insert.excluded[name] for name in ("request_id", "at", "artifact_id")}
+    ]
+    newest = ", ".join(f"{name} = excluded.{name}" for name in names[3:])
     # A place that held something erased earlier: the latest erasure is the one a revived copy belongs to.
-    db.execute(insert.on_conflict_do_update(index_elements=["tenant_id", "store", "locator_hash"], set_=newest), values)
+    bulk.insert(session, Tombstone, names, values, conflict=f"(tenant_id, store, locator_hash) DO UPDATE SET {newest}")
 
 
 def _empty_rows(db: sa.Connection, tenant_id: int, rows: Sequence[Any], request_id: str) -> None:
+    named = [row.id for row in rows if row.given_id is not None and not _OPAQUE.fullmatch(row.given_id)]
+    if db.dialect.name == "postgresql":
+        # At once: without statistics it may look for a row by itself through an index of all the tenant's rows.
+        db.exec_driver_sql(_EMPTY, (named, request_id, tenant_id, [row.id for row in rows]))
+        return
+    gone = set(named)
     statement = (
         sa.update(Artifact)
         .where(col(Artifact.tenant_id) == tenant_id, col(Artifact.id) == sa.bindparam("at_id"))
@@ -303,7 +312,7 @@ def _empty_rows(db: sa.Connection, tenant_id: int, rows: Sequence[Any], request_
         {
             "at_id": row.id,
             "to_hash": b"buried" + row.id.to_bytes(8, "big"),
-            "to_given": row.given_id if row.given_id is not None and _OPAQUE.fullmatch(row.given_id) else None,
+            "to_given": None if row.id in gone else row.given_id,
         }
         for row in rows
     ]

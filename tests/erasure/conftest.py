@@ -54,7 +54,7 @@ class OddStore(MemoryConnector):
 class World:
     """One tenant. `now` is what every verb is given."""
 
-    def __init__(self, base: Path) -> None:
+    def __init__(self, base: Path, database_url: str | None = None) -> None:
         self.base = base
         self.now = START
         self.files = base / "stores" / "cvs"
@@ -63,7 +63,8 @@ class World:
         with sqlite3.connect(self.database_file) as db:
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("CREATE TABLE note (id TEXT PRIMARY KEY, owner TEXT, text TEXT)")
-        self._settings = load(base / "data", allow_targets=f"file:{base}/stores/**,sqlite:{base}/stores/**")
+        allowed = f"file:{base}/stores/**,sqlite:{base}/stores/**"
+        self._settings = load(base / "data", database_url=database_url, allow_targets=allowed)
         self.services: Services = build(self._settings)
         schema.bring(self.services.database)
         self.services.lease.take(self.services.clock.now(), force=True)
