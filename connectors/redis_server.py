@@ -58,6 +58,12 @@ class _Packer:
     @staticmethod
     def pack(*command: bytes | str | int) -> list[bytes]:
         """Return the bytes to send. Source: RESP specification, arrays of bulk strings."""
+        if not any(type(word) is bytes for word in command):
+            # The usual case: texts and numbers. One encoding does for all, and lengths are those of the texts.
+            texts = [*str(command[0]).split(), *[word if type(word) is str else str(word) for word in command[1:]]]
+            written = "".join([f"${len(word)}\r\n{word}\r\n" for word in texts])
+            if written.isascii():
+                return [f"*{len(texts)}\r\n{written}".encode("ascii")]
         verb = command[0] if isinstance(command[0], bytes) else str(command[0]).encode()
         # The driver writes some verbs of two words as one.
         words = [*verb.split(), *[each if type(each) is bytes else str(each).encode() for each in command[1:]]]

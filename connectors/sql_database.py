@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 def is_plain(keys: Sequence[Key]) -> bool:
     """Tell whether keys are texts and whole numbers alone, which every form of a list keeps as they are."""
+    values = [value for key in keys for value in key]
+    texts = [value for value in values if type(value) is str]
+    if len(texts) == len(values):
+        return "".join(texts).isprintable()  # a zero byte is not
     return all(
         (type(value) is str and "\0" not in value and value.isprintable())
         or (type(value) is int and -(2**63) <= value < 2**63)
-        for key in keys
-        for value in key
+        for value in values
     )
 
 

@@ -312,6 +312,51 @@ def test_a_whole_key_goes_only_when_every_part_names_the_owner(bed: KeysBed, kin
     assert bed.client.exists("mine", "ours") == 1
 
 
+@pytest.mark.parametrize(
+    ("value", "is_hers"),
+    [
+        ('{"owner": "mia", "text": "a"}', True),
+        ('{"text": "a\\n", "owner" :\t"user:mia"}', True),
+        ('{"owner": "mia"}  ', True),
+        (' {"owner": "mia"}', True),
+        ('{"text": "{", "owner": "mia", "more": [1]}', True),
+        ('{"owner": "mia", "text": "the owner of it"}', True),
+        ('{"owner": "ben", "owner": "mia"}', True),
+        ('{"owner": "m\\u0069a"}', True),
+        ('{"owner": "mia", "owner": "ben"}', False),
+        ('{"owner": "mia", "\\u006fwner": "ben"}', False),
+        ('{"owner": "mia", "more": {"owner": "ben"}}', True),
+        ('{"more": {"owner": "mia"}}', False),
+        ('{"more": {"owner": "mia"}, "owner": "ben"}', False),
+        ('{"text": "owner", "who": "mia"}', False),
+        ('{"text": "she said \\"owner\\": \\"mia\\", so it is"}', False),
+        ('{"my \\"owner": "mia"}', False),
+        ('{"owner": "mia\\", "}', False),
+        ('{"owner": "mia2"}', False),
+        ('{"owner": ["mia"]}', False),
+        ('{"owner": null}', False),
+        ('{"owner": "mia", "text": "torn', False),
+        ("{'owner': 'mia'}", False),
+        ('["owner", "mia"]', False),
+        ('"owner": "mia"', False),
+        ("owner", False),
+        ("", False),
+    ],
+)
+def test_a_value_goes_when_its_own_member_names_the_owner_however_it_is_written(
+    bed: KeysBed, value: str, is_hers: bool
+) -> None:
+    # What the quick look in the server says and what decoding says has to be one; discover decodes here.
+    bed.client.set("memory:a", value)
+    bed.client.set("memory:b", '{"owner": "mia"}')
+    with bed.open() as connector:
+        found = {place["key"] for place in connector.discover(Selector(identifiers=(MIA,)), deadline=10)}
+        items = [Item(copy_id=name, locator={"key": f"memory:{name}"}) for name in ("a", "b")]
+        outcomes = [receipt.outcome for receipt in erase(connector, items)]
+    assert ("memory:a" in found) == is_hers
+    assert outcomes == [Outcome.ERASED if is_hers else Outcome.OWNER_MISMATCH, Outcome.ERASED]
+
+
 def test_set_members_go_one_by_one(bed: KeysBed) -> None:
     mine, other = (json.dumps({"owner": who, "text": text_of(who)}) for who in ("mia", "user:ben"))
     bed.client.sadd("facts", mine, other)
