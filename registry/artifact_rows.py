@@ -13,8 +13,11 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from ledger.models import EntryRow
+from registry import classes
 from registry.batch import LABEL
+from registry.declaration import DataClass
 from registry.details import Details, details_of
+from registry.ends import dates_of, fades_at
 from registry.errors import UnknownArtifact
 from registry.graph import ARTIFACT, ENTRY, Parent, parents_of
 from registry.ids import artifact_name
@@ -69,6 +72,7 @@ def views(session: Session, tenant_id: int, rows: Sequence[Artifact]) -> list[di
     people = opaque_ids(session, tenant_id, {number for row in rows for number in sets[row.set_id]})
     parents = parents_of(session, tenant_id, [row.id for row in rows])
     names = parent_names(session, tenant_id, {parent for found in parents.values() for parent in found})
+    known = classes.in_force(session, tenant_id)
     return [
         {
             "id": public_name(row),
@@ -88,7 +92,7 @@ def views(session: Session, tenant_id: int, rows: Sequence[Artifact]) -> list[di
             "confirmed_at": row.confirmed_at,
             "expires_at": row.expires_at,
             "ends_at": None if row.status == "erased" else row.ends_at,
-            "rule": _rule(row),
+            "rule": _rule(row, known.get(row.data_class)),
             "request": row.request_id,
         }
         for row in rows
@@ -100,10 +104,12 @@ def public_name(row: Artifact) -> str:
     return row.given_id or artifact_name(row.id)
 
 
-def _rule(row: Artifact) -> str:
+def _rule(row: Artifact, rules: DataClass | None) -> str:
+    """What ends it, as `retention.decide` names it: its own end is the one it was given, or that it has faded."""
     if row.ends_at is None or row.status == "erased":
         return "none"
-    return "item_expiry" if row.ends_at == row.expires_at else "class_retention"
+    faded = None if rules is None else fades_at(rules, dates_of(row))
+    return "item_expiry" if row.ends_at in (row.expires_at, faded) else "class_retention"
 
 
 def parent_names(session: Session, tenant_id: int, parents: Iterable[Parent]) -> dict[Parent, str]:

@@ -173,7 +173,8 @@ def _lines(changes: Sequence[Change], refused: Sequence[Refusal]) -> list[str]:
     for change in changes:
         lines += [f"{change.name}: {change.state} (version {change.version})", *change.changes]
     for one in refused:
-        lines.append(f"{one.name}: refused ({one.status}): {one.detail}")
+        # The detail tells all errors in one line; a list of them is read more easily.
+        lines.append(f"{one.name}: refused ({one.status})" + ("" if one.errors else f": {one.detail}"))
         lines += [f"  {item.get('pointer', '')}: {item.get('detail', '')}" for item in one.errors]
     return lines
 

@@ -71,7 +71,12 @@ def explain(
             if "integrity" in step:
                 lines.append(f"    {step['integrity']}: {step.get('body', step.get('because', ''))}")
             continue
-        lines.append(f"  from {what} by {activity.get('kind', 'unknown') if isinstance(activity, dict) else activity}")
+        with_what = [f"{name} {value}" for name, value in activity.items() if name != "kind" and value]
+        lines.append(
+            f"  from {what}"
+            + (f" by {activity['kind']}" if activity.get("kind") else "")
+            + (f" ({', '.join(with_what)})" if with_what else "")
+        )
     show(found, as_json=as_json, lines=lines or ["nothing is known about its origin"])
     return 0
 

@@ -17,6 +17,7 @@ from ledger.entry import Kind, uuid7
 from ledger.models import OutboxRow
 from muniment.errors import ApiProblem
 from registry.classes import STARTER_CLASSES
+from tests import forked
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(120)]
 PURPOSE = "dispute;case=7"
@@ -174,6 +175,13 @@ def test_where_a_fact_came_from_is_told_with_the_very_turns_and_what_they_said(a
     assert (read["index"], read["stream"], read["position"]) == (said["index"], entry["stream_id"], entry["position"])
     proof = agent.desk.call("auditor", "GET", f"/v1/record/entries/{read['entry']}/proof")
     assert proof["index"] == read["index"]
+    reader = agent.desk.tokens["auditor"]
+    words = ["explain", memory, "--purpose", PURPOSE, "--url", agent.desk.running.url, "--token", reader]
+    shown = forked.run(*words)
+    assert shown.returncode == 0, shown.stderr
+    assert f"  from {memory} by summarise (model m-1, prompt_version p7)\n  from {base}\n" in shown.stdout
+    assert "    verified: " in shown.stdout
+    assert "I prefer receipts by e-mail." in shown.stdout
 
 
 def test_what_a_turn_said_is_read_with_the_right_role_and_purpose_only(agent: Agent) -> None:

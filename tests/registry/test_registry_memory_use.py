@@ -13,7 +13,7 @@ from ledger import actions
 from ledger.actions import ActionState, Claim
 from ledger.entry import uuid7
 from ledger.models import EntryRow
-from registry import memory_log, memory_use, subjects
+from registry import artifacts, memory_log, memory_use, subjects
 from registry.classes import STARTER_CLASSES, put_class
 from registry.errors import Conflict, InvalidDeclaration, MalformedSubject, MemoryGone, NotAMemory, OutsideTokenScope
 from registry.identifiers import parse_subject
@@ -266,6 +266,8 @@ def test_a_faded_memory_is_confirmed_unless_its_class_has_ended_as_well(house: A
         row = session.exec(select(Artifact)).one()
         assert row.ends_at is not None
         faded = row.ends_at
+        view = artifacts.get_artifact(session, house.alice.tenant_id, "art_a")
+        assert (view["ends_at"], view["rule"]) == (faded, "item_expiry"), "as a pass would call it"
     assert house.now < faded < house.now + timedelta(days=30)
     [line] = ask(house, now=faded)
     assert (line["verdict"], line["because"]) == ("expired", "confidence fell below 0.2")
