@@ -30,6 +30,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from vault.cache import TimedCache
+from vault.cores import forbid_cores
 from vault.durable import create_once, destroy_file, folder_lock, private_folder, replace
 from vault.errors import KekDestroyed, KekUnknown, NotDecryptable, RootGone, RootUnavailable
 from vault.providers import RootProvider, root_version
@@ -75,7 +76,11 @@ class KekStore:
         cache_seconds: float = 60.0,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Open or make the folder. Raises RootUnavailable if group or others may look into it."""
+        """Open or make the folder. Raises RootUnavailable if group or others may look into it.
+
+        From here on this process leaves no core.
+        """
+        forbid_cores()
         self.folder = private_folder(folder)
         self.root = root
         self._keks = private_folder(folder / "kek")
