@@ -222,13 +222,31 @@ def test_index_look_up_equals_graph_closure(
     for module in (repeats, origins):
         monkeypatch.setattr(module, "INLINE", inline)
 
+    run(make_house, full_length=full_length, examples=300 if full_length else 12)
+
+
+@pytest.mark.slow
+@pytest.mark.postgres
+@pytest.mark.timeout(1800)
+def test_on_postgresql_too(
+    make_house: Any, make_postgres_database: Any, full_length: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(origins, "INLINE", 0)  # its own look-ups of a person and of a queue differ there
+    run(
+        lambda folder: make_house(folder, make_postgres_database()),
+        full_length=full_length,
+        examples=30 if full_length else 3,
+    )
+
+
+def run(make_house: Any, *, full_length: bool, examples: int) -> None:
     class Bound(Registry):
         pass
 
     Bound.make_house = staticmethod(make_house)
     case = Bound.TestCase
     case.settings = settings(
-        max_examples=300 if full_length else 12,
+        max_examples=examples,
         stateful_step_count=40 if full_length else 15,
         deadline=None,
         # Shrinking rebuilds a deployment per step: worth it only where somebody waits for the smallest example.
