@@ -28,7 +28,7 @@ from erasure.errors import PaperNotSet
 from erasure.rendering.blocks import section, text
 from erasure.rendering.sheet import sheet_of
 
-FORM = 2
+FORM = 3
 """Raised whenever a paper of the same model would look different."""
 ATTACHED = "certificate.json"
 _SECONDS = 60.0
@@ -63,7 +63,7 @@ def certificate_html(report: bytes) -> bytes:
 
 def certificate_pdf(report: bytes) -> bytes:
     """A signed certificate as PDF/A-3 with the signed file attached. Raises: PaperNotSet."""
-    model = sheet_of(report)
+    model = sheet_of(report, most=MOST_ROWS, elsewhere="for paper")
     issued = datetime.fromisoformat(json.loads(report)["certificate"]["issued_at"])
     model["sections"] = [*model["sections"][:-3], _signatures(), *map(_bounded, model["sections"][-3:])]
     model["attachment"] = {"name": ATTACHED, "description": f"The signed certificate. Set by {form()}"}
@@ -88,7 +88,7 @@ def letter_pdf(model: Mapping[str, Any]) -> bytes:
 def _bounded(part: dict[str, Any]) -> dict[str, Any]:
     """The section with a table that is too long for paper replaced by where its rows are."""
     blocks = [
-        text(f"{len(one['rows'])} rows are too many for paper. They are in the file attached and in the HTML.")
+        text(f"{len(one['rows'])} rows are too many for paper. The signed file inside has each.")
         if one["type"] == "table" and len(one["rows"]) > MOST_ROWS
         else one
         for one in part["blocks"]

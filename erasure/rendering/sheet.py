@@ -36,15 +36,25 @@ from erasure.rendering.blocks import (
 )
 from erasure.request import BROKEN, GONE
 
+MOST_LISTED = 20_000
+"""Rows of copies on a page: each takes about 8 KB of memory, and nobody reads more. «What was done» counts all."""
 _KEY_LINE = 96
 ABSENT = "already_absent"
 
 
-def sheet_of(report: bytes) -> dict[str, Any]:
-    """The paper of a signed certificate. The file is trusted here; `erasure.report_check` is what checks it."""
+def sheet_of(report: bytes, *, most: int = MOST_LISTED, elsewhere: str = "on a page") -> dict[str, Any]:
+    """The paper of a signed certificate. The file is trusted here; `erasure.report_check` is what checks it.
+
+    Copies are listed up to `most` of them; beyond, it says that they are too many `elsewhere` and stand in the file.
+    """
     document = json.loads(report)
     certificate = document["certificate"]
     copies = certificate["copies"]
+    unlisted = text(f"Of more than {most:,} copies the rows are too many {elsewhere}. The signed file inside has each.")
+
+    def fits(rows: Sequence[object]) -> bool:
+        return len(rows) <= most
+
     return {
         "lang": "en",
         "title": words.TITLES[certificate["right"]],
@@ -62,14 +72,14 @@ def sheet_of(report: bytes) -> dict[str, Any]:
             section("When", _times(certificate)),
             section("What was done", *_done(copies)),
             section("What others lose by it", *_others(copies)),
-            section("What stays, and why", *_stays(certificate)),
+            section("What stays, and why", *(_stays(certificate) if fits(certificate["retained"]) else [unlisted])),
             section("What may remain for a while", *_residuals(certificate)),
             section("Where was looked", *_coverage(certificate)),
             section("Who approved", *_approvals(certificate)),
             section("Who was told", *_recipients(certificate)),
             section("How independent the check was", _independence(certificate)),
             section("Check it yourself", *_how_to_check(document, report)),
-            section("Annex A. Every copy", *_annex(copies, certificate), annex=True),
+            section("Annex A. Every copy", *(_annex(copies, certificate) if fits(copies) else [unlisted]), annex=True),
             section("Annex B. The events in the log", *_events(certificate), annex=True),
         ],
     }

@@ -264,6 +264,20 @@ def test_a_table_too_long_for_paper_says_where_its_rows_are(issued: Any, monkeyp
     assert paper.certificate_html(report).count(b"<tr>") > 200
 
 
+def test_a_page_lists_no_more_copies_than_anybody_reads_and_says_where_they_are(issued: Any) -> None:
+    def change(certificate: dict[str, Any]) -> None:
+        some = certificate["copies"][0]
+        certificate["copies"] = [{**some, "copy": number + 1} for number in range(200)]
+
+    report = resigned(issued, change)
+    for most, listed in ((200, 200), (199, 0)):
+        sheet = sheet_of(report, most=most)
+        assert sheet["tiles"][0]["number"] == "200"
+        annex = next(part for part in sheet["sections"] if part["title"].startswith("Annex A"))
+        assert sum(len(block["rows"]) for block in annex["blocks"] if block["type"] == "table") == listed
+        assert ("Of more than 199 copies" in str(annex)) == (listed == 0)
+
+
 def test_no_more_than_two_papers_are_set_at_once(issued: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paper, "_SECONDS", 0.05)
     with paper._AT_ONCE, paper._AT_ONCE, pytest.raises(PaperNotSet, match="two others"):
