@@ -23,6 +23,8 @@ from vault.rows import AnyRow, Slots, binding_of
 from vault.transaction import pending
 from vault.wrapping import KeySpec, unwrap, wrap
 
+KEY_ID_BYTES = 10
+"""A key's id stands twice in the index for every part it seals. Where two meet, the later one draws again."""
 # 0000-00 is the month of keys that belong to none: identity and request keys.
 _MONTH = re.compile(r"0000-00|\d{4}-(0[1-9]|1[0-2])")
 
@@ -75,8 +77,7 @@ def rows_for_sealing(
         if not _MONTH.fullmatch(spec.month):
             raise VaultError(f"a key's month is YYYY-MM, got {spec.month!r}")
     found: dict[KeySpec, rows.AnyRow] = {**rows.keys_by_spec(db, tenant_id, specs)}
-    missing = [spec for spec in specs if spec not in found]
-    if missing:
+    while missing := [spec for spec in specs if spec not in found]:
         made = _make(db, keks, tenant_id, missing, now=now)
         pending(session).keys.update(row["key_id"] for row in made.values())
         # What another process inserted first is read here: its key is used, ours was never given out.
@@ -97,18 +98,20 @@ def _make(
     left = iter(specs)
     for slots in rows.take_slots(db, tenant_id, len(specs)):
         kek = slot_kek(keks, tenant_id, slots)
-        batch = [_new_row(tenant_id, spec, slots, kek, now) for spec in islice(left, slots.count)]
-        inserted = {str(row["key_id"]) for row in rows.insert_missing(db, rows.KEYS, batch)}
-        if len(inserted) < len(batch):
-            rows.give_back(db, tenant_id, slots.group_no, len(batch) - len(inserted))
-        made.update((rows.spec_of(row), row) for row in batch if row["key_id"] in inserted)
+        asked = list(islice(left, slots.count))
+        # By id, so that of two that drew one id one is made, and the other is asked for again.
+        batch = {row["key_id"]: row for row in (_new_row(tenant_id, spec, slots, kek, now) for spec in asked)}
+        inserted = [batch[row["key_id"]] for row in rows.insert_missing(db, rows.KEYS, list(batch.values()))]
+        if len(inserted) < len(asked):
+            rows.give_back(db, tenant_id, slots.group_no, len(asked) - len(inserted))
+        made.update((rows.spec_of(row), row) for row in inserted)
     return made
 
 
 def _new_row(tenant_id: int, spec: KeySpec, slots: Slots, kek: bytes, now: datetime) -> dict[str, Any]:
     row: dict[str, Any] = {
         "tenant_id": tenant_id,
-        "key_id": secrets.token_hex(16),
+        "key_id": secrets.token_hex(KEY_ID_BYTES),
         "subject_id": spec.subject_id,
         "data_class": spec.data_class,
         "month": spec.month,

@@ -1,3 +1,4 @@
+import secrets
 import threading
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -57,6 +58,23 @@ def test_one_key_for_each_subject_class_month_and_scope(any_world: Any) -> None:
         ids = [handle.key_id for handle in first.values()]
         opened = any_world.vault().open_keys(session, TENANT, ids)
     assert opened == {handle.key_id: handle.key32 for handle in first.values()}
+
+
+def test_keys_that_draw_one_id_are_all_made_under_ids_of_their_own(
+    any_world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ids are short because the index repeats them; two that meet must not leave a key that no row holds."""
+    first = provision(any_world, any_world.vault(), 1)
+    drawn = iter([first.key_id, "aa" * 10, "aa" * 10, first.key_id, "bb" * 10, "cc" * 10])
+    monkeypatch.setattr(secrets, "token_hex", lambda _: next(drawn))
+    specs = [KeySpec(subject_id=subject, data_class="transcript", month="2026-05") for subject in (2, 3, 4)]
+    with any_world.transaction() as session:
+        given = any_world.vault().keys_for(session, TENANT, specs)
+    assert {handle.key_id for handle in given.values()} == {"aa" * 10, "bb" * 10, "cc" * 10}
+    with any_world.transaction() as session:
+        assert any_world.vault().keys_for(session, TENANT, specs) == given
+        (group,) = session.exec(select(KeyGroup)).all()
+        assert group.size == 4
 
 
 def test_the_database_holds_no_key_in_the_clear(any_world: Any) -> None:
