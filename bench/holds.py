@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from sqlmodel import col
 
 from bench.erasure import Bench, _database
-from bench.retention import fill, row_of
+from bench.retention import fill, row_of, settle
 from erasure.plan import redecide
 from erasure.selector import select_artifacts
 from infra.services import postgres
@@ -56,7 +56,7 @@ def deciding(bench: Bench, copies: int) -> tuple[float, float]:
             )
         )  # fmt: skip
         session.flush()
-        session.connection().execute(sa.text("ANALYZE"))
+    settle(bench)
     held = range(root + 1, root + 1 + min(BATCH, copies))
     free = range(root + 1 + copies, root + 1 + copies + BATCH)
     found = []
