@@ -1,13 +1,13 @@
 """Erasers of other products, each in a Python of its own: none of them is a dependency of ours.
 
-`--eraser bench.forget.peers:VectorForget`, `:Lethe`, `:ForgetLayer` and `:Tombstone`. Make an environment with the product
-and what it drives (`psycopg[binary]`; `mem0ai==2.2.1`; `chromadb==1.5.9`), and name its interpreter:
-`FORGET_VECTOR_FORGET_PYTHON=…/bin/python`, and so on. A product is given what its documents ask for (greenfield: the ids
-or the column that names the person; brownfield: the column alone, where it can do with that) and its report is taken at
-its word, a limit that the report states counted in its favour.
+`--eraser bench.forget.peers:VectorForget`, `:Lethe`, `:ForgetLayer` and `:Tombstone`. Make an environment with the
+product and what it drives (`psycopg[binary]`; `mem0ai==2.2.1`; `chromadb==1.5.9`), and name its interpreter:
+`FORGET_VECTOR_FORGET_PYTHON=…/bin/python`, and so on. A product is given what its documents ask for (greenfield: the
+ids or the column that names the person; brownfield: the column alone, where it can do with that) and its report is
+taken at its word, a limit that the report states counted in its favour.
 
-Tried with vector-forget 0.1.0, lethe-delete 0.7.3, forgetlayer 0.1.0 and tombstone-erase 0.1.1. inspeximus 3.23.1 has no
-adapter: what it erases is in its own store, which is none of the ten.
+Tried with vector-forget 0.1.0, lethe-delete 0.7.3, forgetlayer 0.1.0 and tombstone-erase 0.1.1. inspeximus 3.23.1 has
+no adapter: what it erases is in its own store, which is none of the ten.
 """
 
 from __future__ import annotations
