@@ -107,6 +107,43 @@ def test_the_version_of_a_dry_run_is_the_one_that_comes(
     assert announced(service) == before + 2
 
 
+YAML = """
+classes:
+  {name}:
+    state: record
+    personal: yes
+    owner: team-a
+    description: notes
+    legal_basis: contract
+    retention: {{keep: P90D, from: created, then: erase}}
+    erasure:
+      on_request: erase
+"""
+TOML = """
+[classes.{name}]
+state = "record"
+personal = true
+owner = "team-a"
+description = "notes"
+legal_basis = "contract"
+retention = {{ keep = "P90D", from = "created", then = "erase" }}
+[classes.{name}.erasure]
+on_request = "erase"
+"""
+
+
+def test_yaml_and_toml_declare_the_same_class(service: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    [name] = names(1)
+    for text, file in ((YAML, "a.yaml"), (TOML, "a.toml"), (YAML, "b.yml")):
+        (tmp_path / file).write_text(text.format(name=name), encoding="utf-8")
+        assert apply(service, "classes", tmp_path / file) == 0
+        state = "new" if file == "a.yaml" else "same"
+        assert f"{name}: {state} (version 1)" in capsys.readouterr().out
+    shown = in_force(service, "data-classes", name)
+    assert shown is not None
+    assert (shown["owner"], shown["personal"], shown["retention"]["keep"]) == ("team-a", True, "P90D")
+
+
 @pytest.mark.parametrize(
     ("text", "because"),
     [
