@@ -72,6 +72,9 @@ def products(db: Database, look: Look, label: str, config: dict[str, Any], rest:
         if recognises(db):
             rest -= set(tables)
             yield scan(db, look, label, config)
+    if memories := mem0.memory_tables(db):
+        rest -= set(memories)
+        yield mem0.scan_memories(db, look, label, config, memories)
 
 
 def is_bookkeeping_name(name: str) -> bool:

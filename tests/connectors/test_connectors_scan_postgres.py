@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -172,3 +173,32 @@ def test_redis_families_expiry_and_lost_writes_are_named(tmp_path: Path) -> None
     assert place.dry_run is not None
     assert place.dry_run.mentions == 1
     assert look("redis://127.0.0.1:9/0").verdict() == "unreadable"
+
+
+@pytest.mark.postgres
+def test_mem0s_tables_are_recognised_with_entities_whose_memories_are_gone(database: Database) -> None:
+    database.run("CREATE EXTENSION vector")
+    for name in ("agent_memories", "agent_memories_entities"):
+        database.run(f"CREATE TABLE {name} (id uuid PRIMARY KEY, vector vector(3), payload jsonb)")
+    database.run("CREATE TABLE looks_alike (id int PRIMARY KEY, vector vector(3), payload jsonb, more text)")
+    memories = [str(uuid.uuid4()) for _ in range(3)]
+    for number, (identity, who) in enumerate(zip(memories, ("ada_lovelace", "ada_lovelace", "ben"), strict=True)):
+        payload: dict[str, Any] = {
+            "data": f"memory {number}, ada_lovelace was there",
+            "user_id": who,
+            "created_at": NOW.isoformat(),
+        }
+        database.run("INSERT INTO agent_memories VALUES (%s, '[1,2,3]', %s)", identity, json.dumps(payload))
+    for name, links in (("Ada", memories[:1]), ("Gone", [str(uuid.uuid4())])):
+        payload = {"data": name, "user_id": "ada_lovelace", "linked_memory_ids": links}
+        row = str(uuid.uuid4()), json.dumps(payload)
+        database.run("INSERT INTO agent_memories_entities VALUES (%s, '[1,2,3]', %s)", *row)
+    found = look(database.url, subject="user:ada_lovelace")
+    place = only(found, "mem0-postgres")
+    assert place.parts == {"agent_memories": 3, "agent_memories_entities": 2}
+    assert (len(place.people), place.nobody, orphans(place)) == (2, 0, {"entities of deleted memories": 1})
+    assert place.dry_run is not None
+    assert (place.dry_run.items, place.dry_run.mentions) == (4, 1)
+    assert not place.registrable
+    assert [note for note in place.notes if "history.db" in note]
+    assert "looks_alike" in only(found, "postgresql").parts
