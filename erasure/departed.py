@@ -25,8 +25,9 @@ from erasure.request import OPEN
 from ledger.models import LogState
 from registry import bulk, classes, streams, subjects
 from registry.keyed import NO_MONTH, chunks, hold_writer
-from registry.models import ReviewRow, Subject
+from registry.models import Subject
 from registry.people import groups
+from registry.review_models import ReviewRow
 from retention.consents import ended_at
 from retention.decide import DESTRUCTIVE, Item, SourceEnd, decide
 from retention.key_clocks import walk_of

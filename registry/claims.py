@@ -17,7 +17,8 @@ from sqlmodel import Session, col, select
 
 from registry.ids import new_id
 from registry.keyed import chunks
-from registry.models import ClaimedSource, ReviewRow
+from registry.models import ClaimedSource
+from registry.review_models import ReviewRow
 
 
 class Edge(NamedTuple):

@@ -23,8 +23,9 @@ from registry.errors import AmbiguousSubject, Conflict, SamePrincipalDecides, Un
 from registry.identifiers import Identifier
 from registry.ids import random_hex
 from registry.keyed import Seals, canonical_json, chunks, hold_writer
-from registry.models import MergeRow, Subject, SubjectIdentifier
+from registry.models import Subject, SubjectIdentifier
 from registry.people import expand, groups
+from registry.review_models import MergeRow
 from registry.subjects import LIVE, find, opaque_ids
 from vault.vault import Vault
 

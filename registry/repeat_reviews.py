@@ -23,8 +23,9 @@ from registry.ends import CONSENT, EndsAt, dates_of, default_ends_at
 from registry.errors import Conflict, SamePrincipalDecides, UnknownRegistrationReview
 from registry.graph import Parent, full_sets, mark_fenced, spread, write_sets
 from registry.keyed import Seals, canonical_json
-from registry.models import Artifact, ClaimedSource, Derivation, ReviewRow, Token
+from registry.models import Artifact, ClaimedSource, Derivation, Token
 from registry.origins import attach
+from registry.review_models import ReviewRow
 from registry.sets import intern_sets, members
 from registry.subjects import opaque_ids
 from vault.vault import Vault

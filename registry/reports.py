@@ -20,17 +20,8 @@ from registry.cones import RECONCILER, pending
 from registry.declaration import DataClass
 from registry.inventory import LevelOf
 from registry.item import MAX_SUBJECTS
-from registry.models import (
-    Artifact,
-    ContentFinding,
-    MergeRow,
-    ReviewRow,
-    ScopeReviewRow,
-    StoreRow,
-    SubjectSet,
-    Tenant,
-    Watermark,
-)
+from registry.models import Artifact, ContentFinding, StoreRow, SubjectSet, Tenant, Watermark
+from registry.review_models import MergeRow, ReviewRow, ScopeReviewRow
 
 SECURITY = (
     "content sealed per person, class and month with AES-256-GCM; erasure by destruction of keys and of bytes",

@@ -22,8 +22,9 @@ from registry.artifacts import artifacts_of, by_numbers, find_artifacts, public_
 from registry.errors import Conflict, UnknownArtifact, UnknownReview
 from registry.ids import random_hex
 from registry.keyed import Seals, canonical_json
-from registry.models import Artifact, ScopeReviewItem, ScopeReviewRow
+from registry.models import Artifact
 from registry.people import expand
+from registry.review_models import ScopeReviewItem, ScopeReviewRow
 from vault.vault import Vault
 
 TERM = timedelta(days=30)

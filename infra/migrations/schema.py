@@ -13,10 +13,13 @@ import api.models
 import erasure.models
 import ledger.models
 import registry.models
+import registry.review_models
 import retention.models
 import vault.models
 
-PACKAGES = (api.models, erasure.models, ledger.models, registry.models, retention.models, vault.models)
+PACKAGES = (
+    api.models, erasure.models, ledger.models, registry.models, registry.review_models, retention.models, vault.models,
+)  # fmt: skip
 METADATA: sa.MetaData = SQLModel.metadata
 APP_ROLE = "muniment_app"
 AUTH_ROLE = "muniment_auth"

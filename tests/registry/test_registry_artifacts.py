@@ -17,7 +17,8 @@ from registry.classes import STARTER_CLASSES, put_class
 from registry.errors import Conflict, InvalidDeclaration, MalformedSubject, RejectedSources, UnknownArtifact
 from registry.identifiers import parse_subject
 from registry.keyed import Lookups
-from registry.models import Artifact, Derivation, ReviewRow, ScopeKey, Tombstone
+from registry.models import Artifact, Derivation, ScopeKey, Tombstone
+from registry.review_models import ReviewRow
 from registry.sets import intern_set
 from vault.errors import VaultError
 

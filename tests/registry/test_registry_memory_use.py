@@ -18,7 +18,8 @@ from registry.classes import STARTER_CLASSES, put_class
 from registry.errors import Conflict, InvalidDeclaration, MalformedSubject, MemoryGone, NotAMemory, OutsideTokenScope
 from registry.identifiers import parse_subject
 from registry.keyed import Lookups
-from registry.models import Artifact, MemoryChange, RestrictionRow, ReviewRow
+from registry.models import Artifact, MemoryChange, RestrictionRow
+from registry.review_models import ReviewRow
 from registry.value_schema import DIGEST
 
 MEMORY = STARTER_CLASSES["memory"]

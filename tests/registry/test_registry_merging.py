@@ -18,8 +18,9 @@ from registry.errors import AmbiguousSubject, Conflict, SamePrincipalDecides, Un
 from registry.identifiers import parse_subject
 from registry.keyed import NOBODY, Seals
 from registry.merging import Merge, check_unambiguous
-from registry.models import Artifact, MergeRow, ScopeReviewRow, Subject
+from registry.models import Artifact, Subject
 from registry.people import expand, groups
+from registry.review_models import MergeRow, ScopeReviewRow
 from registry.subjects import fence, forget_identifiers
 from vault.errors import NotDecryptable
 

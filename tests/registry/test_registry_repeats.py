@@ -15,7 +15,8 @@ from ledger.models import EntryRow
 from registry import artifacts, classes, cones, limited, memory_use, repeat_reviews, subjects
 from registry.errors import Conflict, OutsideTokenScope, SamePrincipalDecides, UnknownRegistrationReview
 from registry.identifiers import parse_subject
-from registry.models import Artifact, ClaimedSource, Derivation, ReviewRow
+from registry.models import Artifact, ClaimedSource, Derivation
+from registry.review_models import ReviewRow
 from registry.sets import intern_set
 from retention import decide, items
 from retention.schedule import rules_of
