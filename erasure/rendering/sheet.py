@@ -187,12 +187,12 @@ def _done(copies: Sequence[Mapping[str, Any]]) -> list[Block]:
     ]  # fmt: skip
     columns = [
         column("Store", 14, STATED),
-        column("Class of data", 17, STATED),
-        column("Copies", 7, STATED),
+        column("Class of data", 16, STATED),
+        column("Copies", 9, STATED),
         column("Outcome", 15, PROVEN),
         column("Level", 12, PROVEN),
         column("How it was erased", 18, STATED),
-        column("How it was looked for", 22, STATED),
+        column("How it was looked for", 21, STATED),
     ]
     levels = "; ".join(f"{name}: {meaning}" for name, meaning in words.LEVELS)
     return [table(columns, rows), note(f"Levels. {levels}.")]
