@@ -4,6 +4,7 @@ The order of writes, and what a crash between two of them leaves (ADR 0006; cras
 
  1. Group what waits, drop known duplicates and fenced parts. Nothing is written yet.
  2. PUT one payload object per lock month. Crash after it: orphan ciphertext under its lock; the retry makes another.
+    Of a large flush 3 is done meanwhile; 4 waits for both.
  3. Write the index lines to the unlocked store, under the batch's first index and digest, so that a writer that loses
     the race cannot replace the winner's. Crash: a small orphan without content.
  4. PUT `batch/<first>` if nobody has it. From here on the entries are in the log. Crash: `open_head` indexes them.
@@ -61,11 +62,11 @@ from ledger.placing import (
     batch_of,
     chain,
     index_lines,
-    pack_objects,
     personal,
     receipt_of,
     weight,
 )
+from ledger.storing import Put, storing
 
 FLUSH_BYTES = 4 * 1024 * 1024
 FLUSH_ENTRIES = 10_000
@@ -451,7 +452,9 @@ class Log:
     def _stage(self, tenant_id: int, calls: Sequence[_Call], stored: Stored, now: datetime) -> list[Appended]:
         """Hand calls to the lease holder and return its answers; takes the lease over when nobody holds it."""
         drafts = [draft for call in calls for draft in call.drafts]
-        self._put_payload(self.head(tenant_id), [(draft, frozenset[int]()) for draft in drafts], stored, now)
+        fresh = [(draft, frozenset[int]()) for draft in drafts]
+        with storing(self._putter(self.head(tenant_id)), fresh, stored, now) as (_, is_stored):
+            is_stored()
         with self._parts.transactions(tenant_id) as session:
             staged_id = staging.put(session, tenant_id, drafts, stored, now)
 
@@ -513,9 +516,9 @@ class Log:
                 answers = _answers(calls, placed, None)
                 self._answer_staged(head, calls, answers, now)
                 return answers
-            self._put_payload(head, fresh, stored, now)  # 2
-            done = self._sequence(head, calls, fresh, stored, placed, fence=fence, now=now)  # 3, 4, 5, 6
-            if done is not None:
+            with storing(self._putter(head), fresh, stored, now) as (places, is_stored):  # 2
+                done = self._sequence(head, calls, fresh, places, placed, is_stored=is_stored, fence=fence, now=now)
+            if done is not None:  # 3, 4, 5, 6
                 return done
             # Another writer has this index: take its batches in, then sequence behind them. The payload stays.
             self._reopen(head)
@@ -551,12 +554,11 @@ class Log:
                 fresh.append((draft, dropped))
         return placed, fresh
 
-    def _put_payload(self, head: Head, fresh: Fresh, stored: Stored, now: datetime) -> None:
-        """Store one object per lock end; notes the place of each part once all of them are stored."""
-        objects, places = pack_objects(fresh, stored, now)
-        for key, data, until in objects:
+    def _putter(self, head: Head) -> Put:
+        def put(key: str, data: bytes, until: datetime | None) -> None:
             self._parts.locked.put(head.key(key), data, lock_until=until)
-        stored.update(places)
+
+        return put
 
     def _sequence(
         self,
@@ -566,11 +568,13 @@ class Log:
         stored: Mapping[int, Part],
         placed: _Answers,
         *,
+        is_stored: Callable[[], None],
         fence: int,
         now: datetime,
     ) -> list[Appended] | None:
         """Give the drafts their places, in one batch unless their headers are too large for it.
 
+        `is_stored` returns once the payload is: no batch names what is not there.
         None when another writer has the log's next index. A crash between two batches leaves entries that nobody was
         told of: the retry answers `duplicate`.
         """
@@ -583,6 +587,7 @@ class Log:
             digest = sha256(data).digest()
             lines = index_lines(here)
             self._parts.hot.replace(head.key(index_key(batch.first, digest)), index.encode_lines(lines))  # 3
+            is_stored()  # 2 ends before 4
             if not self._put_batch(head, batch, data, now):  # 4
                 return None
             placed |= _placed(here, made, batch.first)

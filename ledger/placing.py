@@ -25,6 +25,10 @@ Stored = dict[int, Part]
 """Where parts lie that are in the bucket already, by the identity of the sealed part."""
 
 
+Objects = Sequence[tuple[str, bytes, datetime | None]]
+"""Payload objects: name, bytes, end of the lock."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chain:
     """Headers with their places, their bytes and their leaf hashes, in order."""
@@ -34,9 +38,7 @@ class Chain:
     leaves: list[bytes]
 
 
-def pack_objects(
-    fresh: Fresh, stored: Stored, now: datetime
-) -> tuple[list[tuple[str, bytes, datetime | None]], Stored]:
+def pack_objects(fresh: Fresh, stored: Stored, now: datetime) -> tuple[Objects, Stored]:
     """Return the payload objects to write (key, bytes, lock end), one per lock end, and where each part will lie."""
     objects: dict[datetime | None, tuple[str, bytearray]] = {}
     places: Stored = {}
