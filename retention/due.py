@@ -29,7 +29,7 @@ from retention.events import ARTIFACT_KIND, ENDED, happened, scopes_of, write_hi
 from retention.items import DATED, Candidate, Dated, load_artifacts, load_kept, load_keys
 from retention.key_clocks import OVERLAP, due_keys, waits, walk_of
 from retention.models import EventRow, HintRow
-from retention.parts import due_kept
+from retention.parts import any_kept, due_kept
 from retention.schedule import Schedule, ends_at, month_end, month_of, newest_start, schedule_of
 from vault.models import OPENING, DataKey
 
@@ -375,6 +375,8 @@ def _by_part(
     place: Place,
 ) -> Batch:
     """Parts with keys of their own whose month has reached the class's end: they outlived their data keys."""
+    if not place.group and not any_kept(session, tenant_id):
+        return Batch(candidates=[], following=None)
     waiting = sorted(name for name in schedules if name >= place.group)
     while waiting:
         name = waiting.pop(0)

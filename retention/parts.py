@@ -281,6 +281,16 @@ def destroyed_keys(session: Session, tenant_id: int, ref: str) -> list[str]:
     return sorted(key_id for key_id, row in rows.items() if row.state == KeyState.DESTROYED.value)
 
 
+def any_kept(session: Session, tenant_id: int) -> bool:
+    """Whether any part has a live key of its own."""
+    query = sa.select(sa.literal(1)).where(
+        col(PartKey.tenant_id) == tenant_id,
+        col(PartKey.destroyed_at).is_(None),
+        col(PartKey.state) == KeyState.LIVE.value,
+    )
+    return session.scalars(query.limit(1)).first() is not None
+
+
 def due_kept(session: Session, tenant_id: int, data_class: str, month: str, *, after: str, limit: int) -> list[KeptRow]:
     """Parts with live keys of their own whose data key went and is of this class and at most that month.
 
