@@ -128,6 +128,7 @@ def scan_memories(db: Database, look: Look, label: str, config: Mapping[str, Any
     place = Place(
         what="mem0-postgres", label=label, kind="mem0", config={**config, "vector_store": "pgvector"},
         data_class="memory", ages=look.ages(), registrable=False,
+        needs="this address and, as path, the folder of history.db, which keeps every text a memory ever had",
     )  # fmt: skip
     asked = [0, 0]
     known = _Known()
@@ -140,9 +141,6 @@ def scan_memories(db: Database, look: Look, label: str, config: Mapping[str, Any
             place.unread.append(f"{name} after {place.parts[name]} rows: {error}")
     if look.subject is not None:
         place.dry_run = DryRun(items=asked[0], mentions=asked[1])
-    place.notes.append(
-        "register it as kind mem0 with this address and the folder of its history.db, which keeps every text"
-    )
     place.leaves.append("entities that nobody opened before the delete, and in history.db every text a memory ever had")
     return place
 

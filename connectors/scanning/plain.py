@@ -32,6 +32,8 @@ def reach_of(place: Place) -> Reach:
     """Return what this version can do at a place."""
     if place.kind is None:
         return Reach(level=None, because="no kind of store reaches this; it is for the team that owns it")
+    if place.needs:
+        return Reach(level=None, because=f"register kind {place.kind} with {place.needs}")
     try:
         with open_connector(place.kind, place.store_config(), secrets=str, read_only=True) as connector:
             can = connector.capabilities()

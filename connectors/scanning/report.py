@@ -112,6 +112,14 @@ class Ages:
             self.oldest = at if self.oldest is None else min(self.oldest, at)
             self.newest = at if self.newest is None else max(self.newest, at)
 
+    def join(self, others: Ages) -> None:
+        """Add what others counted before the same `now`."""
+        self.spans.update(others.spans)
+        known = [each for each in (self.oldest, others.oldest) if each is not None]
+        self.oldest = min(known, default=None)
+        known = [each for each in (self.newest, others.newest) if each is not None]
+        self.newest = max(known, default=None)
+
     @staticmethod
     def _span(age: timedelta) -> str:
         if age < -_SKEW:
@@ -173,6 +181,8 @@ class Place:
     ages: Ages
     config: Mapping[str, Any] = field(default_factory=dict, repr=False)
     data_class: str | None = None
+    needs: str = ""
+    """What a store of this kind has to be told beside what lies here; its connector cannot be opened without."""
     registrable: bool = True
     """Whether its items are handed out one by one; those of some places go with another place's."""
     rows: int = 0

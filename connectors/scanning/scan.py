@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 from connectors.base import Deadline
 from connectors.errors import ConnectorError, DriverMissing, Timeout
 from connectors.residue import MIN_CANARY, Needles
-from connectors.scanning import chroma, files, git, lance, qdrant, redis, sqlite
+from connectors.scanning import chroma, files, git, govern, lance, qdrant, redis, sqlite
 from connectors.scanning.database import Unreadable
 from connectors.scanning.look import Look, Sink
 from connectors.scanning.opening import is_sqlite, open_postgres
@@ -135,6 +135,7 @@ class _Seen:
     lances: dict[Path, list[Path]] = field(default_factory=dict)
     qdrants: list[Path] = field(default_factory=list)
     gits: list[Path] = field(default_factory=list)
+    governed: list[Path] = field(default_factory=list)
     segments: set[Path] = field(default_factory=set)
     unlisted: int = 0
     quiet: int = 0
@@ -163,16 +164,22 @@ def _path(root: Path, look: Look, found: Scan) -> None:
         places, unread = sqlite.scan_file(path, look, _label(path, root))
         found.places += places
         found.unread += unread
-    for folder in seen.qdrants:
-        found.places.append(_qdrant(folder, look, _label(folder, root)))
-    for folder, tables in seen.lances.items():
-        found.places.append(lance.scan_database(folder, tables, look, _label(folder, root)))
-    for folder in seen.gits:
-        found.places.append(git.scan_git(folder, look, _label(folder, root)))
+    found.places += _products(root, seen, look)
     if seen.plain:
         found.places.append(files.scan_files(top, seen.plain, look, _label(top, root) if root.is_dir() else root.name))
     if look.subject is not None:
         _raw(root, look, found)
+
+
+def _products(root: Path, seen: _Seen, look: Look) -> Iterator[Place]:
+    for folder in seen.qdrants:
+        yield _qdrant(folder, look, _label(folder, root))
+    for folder in seen.governed:
+        yield from govern.scan_folder(folder, look, _label(folder, root))
+    for folder, tables in seen.lances.items():
+        yield lance.scan_database(folder, tables, look, _label(folder, root))
+    for folder in seen.gits:
+        yield git.scan_git(folder, look, _label(folder, root))
 
 
 def _label(path: Path, root: Path) -> str:
@@ -186,11 +193,9 @@ def _walk(root: Path, seen: _Seen, look: Look) -> None:
     for name, folders, names in os.walk(root, followlinks=False, onerror=unlisted):
         folder = Path(name)
         folders.sort()
-        if (repository := git.git_folder(folder)) is not None:
-            seen.gits.append(repository)
-            if repository == folder:
-                folders.clear()
-                continue
+        if _is_whole(folder, seen):
+            folders.clear()
+            continue
         if qdrant.is_qdrant(folder):
             seen.qdrants.append(folder)
             folders.remove("collection")
@@ -214,6 +219,17 @@ def _walk(root: Path, seen: _Seen, look: Look) -> None:
         if look.limit.is_over():
             seen.is_cut = True
             return
+
+
+def _is_whole(folder: Path, seen: _Seen) -> bool:
+    """Note a folder of which nothing is a file of its own, and tell whether it is one."""
+    if govern.is_thread_folder(folder):
+        seen.governed.append(folder)
+        return True
+    repository = git.git_folder(folder)
+    if repository is not None:
+        seen.gits.append(repository)
+    return repository == folder
 
 
 def _sort(path: Path, seen: _Seen) -> None:

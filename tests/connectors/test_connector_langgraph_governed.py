@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 
 from connectors.base import Item, Level, Outcome, ReclaimReport, Selector, open_connector
 from connectors.errors import BadConfig, StoreUnreachable
+from connectors.scanning.plain import reach_of
+from connectors.scanning.report import DryRun
+from connectors.scanning.scan import scan
 from muniment.errors import KeyMissing, SealBroken, ThreadErased
 from muniment.integrations.langgraph import govern
 from tests.connectors.contract import MIA, NOW, ROOT, Bed, Contract, captured, erase, fill, text_of
@@ -288,3 +292,36 @@ def test_a_key_whose_rows_the_application_deleted_goes_only_with_its_owner(seale
 def test_a_configuration_that_contradicts_itself_is_refused(config: dict[str, Any]) -> None:
     with pytest.raises(BadConfig):
         open_connector("langgraph", config, secrets=str)
+
+
+def test_a_scan_shows_a_folder_of_threads_as_one_place_and_hands_out_no_secret(
+    files: OneFileAThread, sealed: SealedSqlite, tmp_path: Path
+) -> None:
+    for bed in (files, sealed):
+        fill(bed, 3)
+        say(bed, "both", "first", user_id="mia")
+        say(bed, "both", "second", user_id="ben")
+        say(bed, "gone", "first", user_id="mia")
+        with bed.open() as connector:
+            erase(connector, [thread("gone")])
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    given: list[tuple[str, Any]] = []
+    found = scan(str(tmp_path), now=datetime.now(UTC), deadline=60, subject=MIA, sink=lambda place, item: given.append(
+        (place.what, dict(item.locator))
+    ))  # fmt: skip
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    places = {place.what: place for place in found.places}
+    assert set(places) == {"langgraph-files", "langgraph-keys", "langgraph-sqlite"}
+    one, keys = places["langgraph-files"], places["langgraph-keys"]
+    assert (one.threads, keys.threads, len(one.people), len(keys.people), one.several, keys.several) == (
+        7, 7, 3, 3, 1, 1
+    )  # fmt: skip
+    assert (one.dry_run, keys.dry_run) == (DryRun(items=4, shared=1), DryRun(items=4, shared=1))
+    assert one.config == {"folder": str(files.keys)}
+    assert not keys.registrable
+    assert reach_of(keys).because == (
+        "register kind langgraph with the address of the saver's database as url, and this folder as keys"
+    )
+    assert reach_of(one).level == "L2"
+    assert {what for what, _ in given} == {"langgraph-files", "langgraph-sqlite"}
+    assert {"thread_id": "both"} in [locator for what, locator in given if what == "langgraph-files"]
