@@ -96,6 +96,7 @@ def _keys(folder: Path, files: list[Path], gone: int, look: Look, label: str) ->
     place = Place(
         what="langgraph-keys", label=label, kind="langgraph", config={"keys": str(folder.resolve())},
         data_class="checkpoint", ages=look.ages(), threads=len(files), registrable=False,
+        needs="the address of the saver's database as url, and this folder as keys",
     )  # fmt: skip
     theirs = shared = 0
     for path in files:
