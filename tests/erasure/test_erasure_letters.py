@@ -26,6 +26,7 @@ from erasure.rendering.wording import LANGUAGES, WORDS
 from erasure.report_check import check, check_opening
 from erasure.request import REFUSAL_GROUNDS, Right
 from registry.models import Tenant
+from tests.erasure.pdf_archive import faults
 
 ADA = "email:ada@example.org"
 NOON = datetime(2026, 6, 1, 12, tzinfo=UTC)
@@ -83,7 +84,7 @@ def test_every_kind_can_be_written_in_every_language_and_form(kind: str, lang: s
     assert "{" not in text
     assert "ada@example.org" in text
     assert ("BayLDA" in text) == (kind != "acknowledgement"), "who is refused or told an end can complain"
-    assert paper.letter_pdf(made).startswith(b"%PDF-1.7")
+    assert faults(paper.letter_pdf(made)) == []
     html = paper.letter_html(made).decode()
     assert f'<html lang="{lang}">' in html
     assert "ada@example.org" in html

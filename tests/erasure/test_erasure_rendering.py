@@ -26,6 +26,7 @@ from erasure.rendering.carrier import certificate_in, opening_in
 from erasure.rendering.compare import Pages, compare
 from erasure.rendering.sheet import sheet_of
 from erasure.report_check import check
+from tests.erasure.pdf_archive import faults
 
 CONTROLLER = {"name": "Beispiel GmbH", "contact": "Lange Straße 1, Berlin", "dpo": "dpo@beispiel.example"}
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror=alert(1)> #panic("x") $x$ *b* @ref & "q" \u65e5\u672c'
@@ -54,6 +55,12 @@ def issued(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     world.document = json.loads(world.report)
     yield world
     world.close()
+
+
+@pytest.fixture(scope="module")
+def issued_pdf(issued: Any) -> bytes:
+    """Its paper."""
+    return paper.certificate_pdf(issued.report)
 
 
 def resigned(issued: Any, change: Callable[[dict[str, Any]], None]) -> bytes:
@@ -212,6 +219,37 @@ def test_pdf_is_an_archive_with_its_fonts_and_the_signed_file_inside(issued: Any
     assert certificate_in(pdf) == issued.report
     for needle in (b"ada@example", b"Lovelace", b"ada.txt"):
         assert needle not in pdf
+
+
+def test_the_pdf_keeps_the_rules_of_an_archive_that_a_validator_reads(issued_pdf: bytes) -> None:
+    assert faults(issued_pdf) == []
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        (b"/Marked true", b"/Marked fals", "6.7.2.2"),
+        (b"/StructTreeRoot", b"/StructTreeRaat", "6.7.3.3"),
+        (b"/Lang(en)/S", b"/Leng(en)/S", "6.7.4"),
+        (b"<pdfaid:part>3", b"<pdfaid:part>2", "6.6.4"),
+        (b"conformance>A<", b"conformance>B<", "6.6.4"),
+        (b"/S/GTS_PDFA1", b"/S/GTS_PDFX0", "6.2.3"),
+        (b"/FontFile", b"/FontFyle", "6.2.11.4"),
+        (b"/ToUnicode", b"/ToUnycode", "6.2.11.7"),
+        (b"/AFRelationship", b"/AFRelatyonship", "6.8"),
+        (b"/AF[", b"/AX[", "6.8"),
+        (b"application#2Fjson", b"applicationXXXjson", "6.8"),
+        (b"%%EOF", b"%%EOF\nmore", "6.1.3"),
+        (b"/Type/Catalog", b"/Type/Catalog/AA<<>>", "6.4"),
+        (b"/Type/Filespec", b"/Type/Filespec/S/JavaScript", "6.6.1"),
+        (b"/Filter/FlateDecode", b"/Filter/LZWDecode", "6.1.7.2"),
+    ],
+)
+def test_each_rule_of_an_archive_is_missed_where_it_is_broken(
+    issued_pdf: bytes, before: bytes, after: bytes, said: str
+) -> None:
+    assert before in issued_pdf
+    assert said in {fault.partition(" ")[0] for fault in faults(issued_pdf.replace(before, after))}
 
 
 def test_each_character_that_is_said_to_be_printable_is(issued: Any) -> None:
