@@ -215,9 +215,12 @@ def is_ready(copy: _Timed, now: datetime) -> bool:
     """Whether a pending copy may be tried now: at once, or after its wait."""
     if copy.state != CopyState.PENDING:
         return False
-    if copy.attempts == 0 or copy.started_at is None:
-        return True
-    return now >= copy.started_at + BACKOFF * (1 << (copy.attempts - 1))
+    return is_due(copy.attempts, copy.started_at, now)
+
+
+def is_due(attempts: int, started_at: datetime | None, now: datetime) -> bool:
+    """Whether the wait after so many attempts, the last of them begun then, is over."""
+    return attempts == 0 or started_at is None or now >= started_at + BACKOFF * (1 << (attempts - 1))
 
 
 def end_of_try(attempts: int, parts: Parts, end: CopyState) -> CopyState:
