@@ -1,8 +1,9 @@
 """What a class would make due now, before anybody puts it in force.
 
-Guarantees: nothing is changed. Every clock is counted: an item's own dates and activity, the last of the events that
-started it, and the cap of those that never start; and keys of the record by their month. An item's own expiry counts
-under any class. What waits for a person's review is due as well; what ends without one is counted apart. Holds,
+Guarantees: nothing is changed. Counted are an item's own dates and activity, the last of the events that
+started it, and the cap of those that never start; and keys of the record by their month. Of a consent, and of what a
+record key waits for, the cap is counted only: the brake of the run sees the rest. An item's own expiry counts under any
+class. What waits for a person's review is due as well; what ends without one is counted apart. Holds,
 restrictions and requests are not asked: they stop an end when it comes, not its being due.
 """
 

@@ -153,3 +153,18 @@ def test_a_new_ceiling_shows_what_it_would_end_and_ends_it(house: Any) -> None:
     house.plain("paper", retention={**without, "ceiling": {"for": "P150D", "basis": "notice"}})
     house.sweep()
     assert house.rows() == {"young"}
+
+
+def test_a_ceiling_that_would_empty_a_queue_at_once_waits_for_a_second_person(house: Any) -> None:
+    without = {name: value for name, value in CAPPED.items() if name != "ceiling"}
+    house.plain("paper", retention=without)
+    for number in range(60):
+        house.note(str(number), "paper")
+    house.now = START + timedelta(days=200)
+    assert house.sweep()["counts"]["review"] == 60
+    house.plain("paper", retention={**without, "ceiling": {"for": "P150D", "basis": "notice"}})
+    run = house.sweep("ann")
+    assert (run["state"], run["brake"]["reason"], len(house.rows())) == ("awaiting_approval", "share", 60)
+    house.sweeps.approve(house.acting("bea"), run["id"], house.now)
+    house.sweeps.run_due(house.tenant_id, house.now)
+    assert house.rows() == set()
