@@ -38,6 +38,7 @@ from vault.vault import Vault
 
 LABEL = "disposition"
 DEADLINE = timedelta(days=30)
+"""By when an item is decided about; by its ceiling where that comes first, since it ends then."""
 OPEN, ERASE, EXTENDED, RECLASSIFIED, GONE = "open", "erase", "extended", "reclassified", "gone"
 QUARANTINED, RELEASED = "quarantined", "released"
 WAITING = (OPEN, QUARANTINED)
@@ -65,7 +66,7 @@ def open_reviews(session: Session, tenant_id: int, items: Sequence[SweepItem], n
             "rule": item.decision.rule,
             "state": OPEN,
             "opened_at": now,
-            "due_at": now + DEADLINE,
+            "due_at": min(now + DEADLINE, item.ceiling or now + DEADLINE),
         }
         for item in waiting
         if (item.artifact_id or item.key_id) not in known

@@ -20,7 +20,7 @@ import rfc8785
 from registry.graph import ARTIFACT
 from registry.keyed import IDENTITY_CLASS
 from registry.lineage import depths
-from retention.decide import DESTRUCTIVE, Decision, Item, SourceEnd, decide
+from retention.decide import DESTRUCTIVE, Decision, Item, SourceEnd, ceiling, decide
 from retention.decide import ends_at as item_end
 from retention.items import Candidate, Source
 from retention.schedule import Schedule
@@ -64,6 +64,8 @@ class SweepItem:
     depth: int
     required: str
     by_hand: bool = False
+    ceiling: datetime | None = None
+    """When it ends whatever a human says, None where its class has no ceiling."""
 
     @property
     def ends(self) -> bool:
@@ -265,6 +267,7 @@ def _line(looked: _Looked, schedule: Schedule | None, path: tuple[str, ...]) -> 
         depth=looked.depth,
         required=KEY_LEVEL if one.kind != "artifact" else DEFAULT_LEVEL if schedule is None else schedule.required,
         by_hand=looked.by_hand,
+        ceiling=None if schedule is None else ceiling(looked.item.created, schedule.rules),
     )
 
 

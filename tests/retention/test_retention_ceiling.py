@@ -155,6 +155,16 @@ def test_a_new_ceiling_shows_what_it_would_end_and_ends_it(house: Any) -> None:
     assert house.rows() == {"young"}
 
 
+def test_a_review_is_asked_for_by_the_ceiling_where_that_comes_before_its_deadline(house: Any) -> None:
+    house.plain("paper", retention={**CAPPED, "ceiling": {"for": "P40D", "basis": "notice"}})
+    house.note("a", "paper")
+    house.now = START + timedelta(days=31)
+    house.sweep()
+    with house.transaction(write=False) as session:
+        [(_, one)] = dispositions.dispositions(session, house.tenant_id, house.now)
+    assert one["due_at"] == START + timedelta(days=40)
+
+
 def test_a_ceiling_that_would_empty_a_queue_at_once_waits_for_a_second_person(house: Any) -> None:
     without = {name: value for name, value in CAPPED.items() if name != "ceiling"}
     house.plain("paper", retention=without)
