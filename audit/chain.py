@@ -17,6 +17,7 @@ from audit.headers import ReadHeader, read_header, read_headers
 from ledger.batches import Batch, batch_digest, decode_batch, open_envelope, open_frame, salvage_headers
 from ledger.entry import NO_PREVIOUS, Kind, header_hash
 from ledger.errors import MalformedBatch, MalformedHeader
+from ledger.merkle import leaf_hashes
 
 RESTORE = "restore the object from an earlier version or a copy of the bucket; nothing else brings its bytes back"
 
@@ -76,16 +77,10 @@ def blame(taken: Taken, before: bytes | None, after: bytes | None, *, link_holds
     `before` is the leaf before the batch, `after` what the next batch's first header names; None for unknown.
     `link_holds`: the next batch names this one's digest, so a break between the two is the next one's fault.
     """
+    if _holds(taken, before, after):
+        return set(), False
     count = len(taken.headers)
     named = [None if header is None else header.previous_hash for header in taken.headers]
-    # Nearly always: one comparison of two lists.
-    if (
-        not taken.spoiled
-        and before == named[0]
-        and taken.leaves[:-1] == named[1:]
-        and after in (None, taken.leaves[-1])
-    ):
-        return set(), False
     lefts = [before, *taken.leaves]
     rights = [*named, after]
     broken = [
@@ -110,6 +105,18 @@ def blame(taken: Taken, before: bytes | None, after: bytes | None, *, link_holds
     return blamed, next_is_blamed
 
 
+def _holds(taken: Taken, before: bytes | None, after: bytes | None) -> bool:
+    """Whether every header names the leaf before it: nearly always, and then one comparison says so."""
+    named = [header.previous for header in taken.headers if header is not None]
+    leaves = [leaf for leaf in (before, *taken.leaves) if leaf is not None]
+    return (
+        not taken.spoiled
+        and len(named) + 1 == len(leaves) == len(taken.headers) + 1
+        and "".join(named) == b"".join(leaves[:-1]).hex()
+        and after in (None, leaves[-1])
+    )
+
+
 def heal(taken: Taken, after: bytes | None) -> None:
     """Give every blamed entry the leaf that its successor names; None where there is no successor to ask."""
     for offset in sorted(taken.spoiled):
@@ -127,7 +134,7 @@ def _decode(taken: Taken, findings: Findings) -> None:
     headers = read_headers(raws) if len(raws) == len(taken.raws) else None
     if headers is not None and all(header.kind != Kind.SYSTEM_GENESIS for header in headers[not taken.first :]):
         taken.headers += headers
-        taken.leaves += [header_hash(raw) for raw in raws]
+        taken.leaves += leaf_hashes(raws)
         return
     for offset, raw in enumerate(taken.raws):
         header: ReadHeader | None = None

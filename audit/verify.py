@@ -480,15 +480,17 @@ class _Audit:
     def _positions(self, taken: Taken, entries: Sequence[tuple[int, ReadHeader]]) -> None:
         """Follow the streams: nearly always each entry stands where its stream goes on."""
         state = self.state
-        names: dict[str, bytes] = {}
+        following: dict[str, int] = {}
         for index, header in entries:
-            stream = names.get(header.stream)
-            if stream is None:
-                stream = names[header.stream] = bytes.fromhex(header.stream)
-            expected = state.positions.get(stream, 0 if state.positions_hold else header.position)
-            if header.position != expected:
+            stream, position = header.stream, header.position
+            expected = following.get(stream)
+            if expected is None:
+                unknown = 0 if state.positions_hold else position
+                expected = state.positions.get(bytes.fromhex(stream), unknown)
+            if position != expected:
                 self._position(taken, index, header, expected)
-            state.positions[stream] = header.position + 1
+            following[stream] = position + 1
+        state.positions.update((bytes.fromhex(stream), position) for stream, position in following.items())
 
     def _position(self, taken: Taken, index: int, header: ReadHeader, expected: int) -> None:
         state = self.state

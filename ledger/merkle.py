@@ -31,6 +31,11 @@ def leaf_hash(entry: bytes) -> bytes:
     return sha256(b"\x00" + entry).digest()
 
 
+def leaf_hashes(entries: Iterable[bytes]) -> list[bytes]:
+    """Return what `leaf_hash` does for each, without a call for each."""
+    return [sha256(b"\x00" + entry).digest() for entry in entries]
+
+
 def node_hash(left: bytes, right: bytes) -> bytes:
     """Return the hash of an interior node. Source: RFC 9162 §2.1.1."""
     return sha256(b"\x01" + left + right).digest()
