@@ -193,3 +193,17 @@ def test_whatever_an_erasure_of_a_person_plans_a_pass_finds_when_its_time_is_ove
     assert left == ["identity"], "names go by themselves, when nothing is left of their person (`erasure.departed`)"
     assert sorted(set(planned.values())) == sorted({"identity", "note", "case", "spoken", "told", "voice", "seen"})
     assert not planned.keys() & due_of(house, house.now)
+
+
+def test_a_pass_takes_no_more_than_its_cap_says_so_and_the_next_one_goes_on(house: Any) -> None:
+    house.plain("note")
+    for number in range(7):
+        house.note(str(number), "note")
+    house.now += timedelta(days=100)
+    house.sweeps = Sweeps(house.parts, brakes=Brakes(jump=timedelta(days=10_000), share=1, cap=3))
+    found = []
+    for _ in range(3):
+        run = house.sweep()
+        found.append((run["counts"]["removed"], run["capped"], len(house.rows())))
+        house.now += timedelta(hours=1)
+    assert found == [(3, True, 4), (3, True, 1), (1, False, 0)]
