@@ -30,6 +30,7 @@ from audit.reader import FolderReader
 from audit.verify import verify
 from ledger.batches import decode_batch
 from ledger.entry import decode_header, uuid7
+from ledger.storing import ASIDE
 from muniment.errors import ApiProblem, TransportError
 from muniment.registry import Client
 from tests.process.serving import Child, Nursery
@@ -70,10 +71,13 @@ class Campaign:
     def write(self, number: int) -> None:
         """Post call after call until told to stop; each is repeated until it is acknowledged."""
         client = Client(self.url, self.made["tokens"]["writer"], timeout=20)
-        count = 0
+        count = calls = 0
         while not self.stopping.is_set():
-            entries = [self.entry(f"writer-{number}", count + offset) for offset in range(1 + count % 7)]
+            # A call with many entries stores its payload while the batch is made; one comes to every writer soon.
+            size = ASIDE + 10 if calls % 50 == 5 + number else 1 + count % 7
+            entries = [self.entry(f"writer-{number}", count + offset) for offset in range(size)]
             count += len(entries)
+            calls += 1
             self.post(client, entries)
         client.close()
 
