@@ -408,11 +408,11 @@ _NOT_BUILT = {
     "qdrant": ("url", "'path', or kind http with recipe qdrant, which erases on a server to L1"),
 }
 """Kind → setting with which it cannot be driven, a server that could not be tested against, and what to use instead."""
-MEM0_VECTORS = ("qdrant", "pgvector")
+MEM0_VECTORS = ("qdrant", "pgvector", "chroma")
 """The vector stores behind mem0 that are driven."""
 MEM0_ELSEWHERE = (
-    "mem0 is driven over Qdrant's local mode and over pgvector: register the vectors of another store by themselves"
-    " (chroma); mem0's history, entities and raw turns are not covered then"
+    "mem0 is driven over Qdrant's local mode, over pgvector and over a folder of Chroma: register the vectors of"
+    " another store by themselves (lancedb, redis); mem0's history, entities and raw turns are not covered then"
 )
 
 

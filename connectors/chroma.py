@@ -81,11 +81,15 @@ class ChromaConnector(VectorConnector):
         self._path = path
 
     @contextmanager
-    def _open(self, limit: Deadline, *, read_only: bool) -> Iterator[_Records]:
-        yield _Records(self._path, self._config.owner_field, limit)
+    def _open(self, limit: Deadline, *, read_only: bool) -> Iterator[Records]:
+        yield Records(self._path, self._config.owner_field, limit)
 
     @override
     def _free(self, collections: Sequence[str], limit: Deadline) -> ReclaimReport:
+        return self.renew(collections, limit)
+
+    def renew(self, collections: Sequence[str], limit: Deadline) -> ReclaimReport:
+        """Copy these collections, and others that hold what was erased, and rewrite the database."""
         with _alone(self._path, limit):
             rebuild = _Rebuild(self._path, limit)
             rebuild.sweep()
@@ -124,15 +128,15 @@ class ChromaConnector(VectorConnector):
                 ).fetchone()
                 if queued is not None or identity in folder.index(known[name].vectors).ids:
                     traces.add((name, identity))
-        found = {number for _, hits in self._scan(canaries, limit) for number, _ in hits}
+        found = {number for _, hits in self.scan(canaries, limit) for number, _ in hits}
         how = "queue and index asked for the id, vectors of every index compared, bytes of every file scanned"
         return Look(found=frozenset(found), how=how, unproven=unproven, traces=frozenset(traces))
 
     @override
     def _hits(self, canaries: Sequence[bytes], limit: Deadline) -> list[tuple[str, Hits]]:
-        return self._scan(canaries, limit)
+        return self.scan(canaries, limit)
 
-    def _scan(self, canaries: Sequence[bytes], limit: Deadline) -> list[tuple[str, Hits]]:
+    def scan(self, canaries: Sequence[bytes], limit: Deadline) -> list[tuple[str, Hits]]:
         """Look through all files, those of no segment too, by their bytes and as vectors."""
         Folder(self._path, limit).collections()
         wanted = Needles(canaries)
@@ -169,13 +173,17 @@ class ChromaConnector(VectorConnector):
                 running.call("add", running.call("make", name, *DEFAULT), records, *DEFAULT)
             yield {"collection": name, "id": "canary"}
         finally:
-            with _alone(self._path, limit):
-                rebuild = _Rebuild(self._path, limit)
-                rebuild.drop([each for each in folder.collections().values() if each.name == name])
-                rebuild.remove_folders()
+            self.remove(name, limit)
+
+    def remove(self, name: str, limit: Deadline) -> None:
+        """Remove a collection of ours, whole."""
+        with _alone(self._path, limit):
+            rebuild = _Rebuild(self._path, limit)
+            rebuild.drop([each for each in Folder(self._path, limit).collections().values() if each.name == name])
+            rebuild.remove_folders()
 
 
-class _Records(Places):
+class Records(Places):
     """The collections of a folder: read from its files, deleted from by Chroma's engine."""
 
     def __init__(self, path: Path, owner_field: str | None, limit: Deadline) -> None:

@@ -126,6 +126,10 @@ class _Calls:
         columns = [records[name] for name in ("vectors", "metadatas", "documents", "uris")]
         self._run.add(records["ids"], uid, *columns, tenant, database)
 
+    def update(self, uid: str, ids: list[str], metadatas: list[dict[str, Any]], tenant: str, database: str) -> None:
+        """Give records other values under these keys; all else of them stays."""
+        self._run.update(uid, ids, None, metadatas, None, None, tenant, database)
+
     def delete(self, uid: str, ids: list[str], where: str | None, tenant: str, database: str) -> None:
         """Delete records by id, where the condition holds."""
         self._run.delete(uid, ids, where, None, None, tenant, database)

@@ -1,10 +1,10 @@
 """Kind `mem0`: memories of mem0's open-source library, with their history, entities and raw turns.
 
 Config: `{"path": absolute folder, "owner_field"?: member of the memory's payload, as user_id, "vector_store"?:
-"qdrant" | "pgvector"}`. The folder holds `history.db` and, in itself or directly below, the folder of Qdrant's local
-mode, mem0's default. With "pgvector" the memories lie in PostgreSQL: `{"url": "postgresql+psycopg://…",
-"wal_retention"?, "statement_timeout"?}` beside the folder of the history. Locator: `{"memory_id"}`; `messages/`
-and a scope names the raw turns of a scope alone.
+"qdrant" | "chroma" | "pgvector"}`. The folder holds `history.db` and, in itself or directly below, the folder of
+Qdrant's local mode, mem0's default, or with "chroma" that of Chroma. With "pgvector" the memories lie in PostgreSQL:
+`{"url": "postgresql+psycopg://…", "wal_retention"?, "statement_timeout"?}` beside the folder of the history.
+Locator: `{"memory_id"}`; `messages/` and a scope names the raw turns of a scope alone.
 
 Guarantees, beyond the contract of `base`: every memory is found, not the first twenty; expired ones too. With a memory
 go its history (mem0's own delete writes the deleted text there once more), links of entities and entities without any
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
+    from connectors.mem0_chroma import Collections
     from connectors.mem0_tables import Link, Tables
 
 BATCH = 500
@@ -106,7 +107,7 @@ def open_store(config: Mapping[str, Any], *, read_only: bool) -> Mem0Connector:
     link = None
     if vectors == "pgvector":
         link = _link({name: config[name] for name in elsewhere & set(config)})
-    return Mem0Connector(read, read.path, link, read_only=read_only)
+    return Mem0Connector(read, read.path, link, read_only=read_only, is_chroma=vectors == "chroma")
 
 
 def _link(config: Mapping[str, Any]) -> Link:
@@ -139,10 +140,13 @@ class _Work:
 class Mem0Connector(Connector):
     """Drives one folder."""
 
-    def __init__(self, config: VectorConfig, path: Path, link: Link | None, *, read_only: bool) -> None:
+    def __init__(
+        self, config: VectorConfig, path: Path, link: Link | None, *, read_only: bool, is_chroma: bool = False
+    ) -> None:
         self._owner_field = config.owner_field
         self._path = path
         self._link = link
+        self._is_chroma = is_chroma
         self._read_only = read_only
         self._own: tuple[Path, str] | None = None
 
@@ -151,14 +155,24 @@ class Mem0Connector(Connector):
         folder.check()
         return folder
 
-    def _tables(self, limit: Deadline) -> Tables | None:
-        """Return mem0's tables where its memories lie in PostgreSQL."""
+    def _tables(self, limit: Deadline) -> Tables | Collections | None:
+        """Return mem0's collections where its memories lie in PostgreSQL or in Chroma."""
+        if self._is_chroma:
+            return self._chroma(limit)
         if self._link is None:
             return None
         # The module is there: the link is made of it.
         from connectors.mem0_tables import Tables
 
         return Tables(self._link, self._owner, limit)
+
+    def _chroma(self, limit: Deadline) -> Collections:
+        try:
+            from connectors.mem0_chroma import Collections, chroma_below
+        except ModuleNotFoundError as missing:
+            raise DriverMissing("mem0", "muniment-server[chroma]") from missing
+        own = None if self._own is None else self._own[1]
+        return Collections(chroma_below(self._path), self._owner_field, limit, own=own)
 
     def _owner(self, point: Point) -> str | None:
         return owner_named(point.payload, str(self._owner_field))
@@ -168,9 +182,14 @@ class Mem0Connector(Connector):
         owner = self._owner_field is not None
         return Capabilities(
             kind="mem0", erase_level=Level.L1, reclaim_level=Level.L2, verify_level=Level.L2, batch_size=BATCH,
-            locks=_LOCKS if self._link is None else f"the history; {self._link.database.locks}",
+            locks=self._locks(),
             fence=False, search=False, owner_check=owner, discover=owner, read_only=self._read_only,
         )  # fmt: skip
+
+    def _locks(self) -> str:
+        if self._is_chroma:
+            return "the history and Chroma's database while they are rewritten; other processes open collections anew"
+        return _LOCKS if self._link is None else f"the history; {self._link.database.locks}"
 
     @override
     def check_locator(self, locator: Locator) -> None:
@@ -568,7 +587,7 @@ def _finding(
 
 
 def _joined(tables: ReclaimReport, *, is_whole: bool) -> ReclaimReport:
-    """Return what was reached in PostgreSQL and in the history together."""
+    """Return what was reached in the vector store and in the history together."""
     method = f"VACUUM of the history; {tables.method}"
     if not is_whole:
         return replace(tables, level=Level.L1, detail=f"{_READ_BY_OTHERS}; {tables.detail}", method=method)

@@ -1,4 +1,4 @@
-"""A folder of mem0: its history database, and its collections, in Qdrant's local mode below it or in PostgreSQL.
+"""A folder of mem0: its history database, and its collections, in a folder of Qdrant or Chroma or in PostgreSQL.
 
 Guarantees: what a memory is lies in four places, and `traces` finds all of them by the memory's id: its point, the
 events of its history (each with the old and the new text, a deletion too), entities that link to it, and, by the scope
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from connectors.base import Deadline
+    from connectors.mem0_chroma import Collections
     from connectors.mem0_tables import Tables
     from connectors.vector_store import Point, PointId
 
@@ -42,7 +43,7 @@ _TABLES = {"history": {"memory_id", "old_memory", "new_memory"}, "messages": {"s
 class Place:
     """One point, and where it lies."""
 
-    store: Points | Tables
+    store: Points | Tables | Collections
     collection: str
     point: Point
 
@@ -69,13 +70,13 @@ class Mem0Folder:
 
     def __init__(
         self, path: Path, owner: Callable[[Point], str | None], limit: Deadline, *, own: tuple[Path, str] | None = None,
-        tables: Tables | None = None,
+        tables: Tables | Collections | None = None,
     ) -> None:  # fmt: skip
         self._path = path
         self._limit = limit
         self._own = own
         self.folders: list[Path] = []
-        self._stores: list[Points | Tables] = []
+        self._stores: list[Points | Tables | Collections] = []
         if tables is not None:
             self._stores.append(tables)
             return
@@ -114,7 +115,7 @@ class Mem0Folder:
                     raise StoreUnreachable("mem0", "the history database has not the tables of mem0")
         self.collections()
 
-    def collections(self) -> list[tuple[Points | Tables, str]]:
+    def collections(self) -> list[tuple[Points | Tables | Collections, str]]:
         """Return every collection. Raises: StoreUnreachable, WrongCredentials."""
         return [(store, name) for store in self._stores for name in store.collections()]
 
@@ -194,7 +195,7 @@ class Mem0Folder:
             store.delete(collection, [place.point.id for place in places], owners)
 
 
-def _grouped(places: Iterable[Place]) -> Iterator[tuple[Points | Tables, str, list[Place]]]:
+def _grouped(places: Iterable[Place]) -> Iterator[tuple[Points | Tables | Collections, str, list[Place]]]:
     """Yield the places of each collection, each once."""
     found: defaultdict[tuple[int, str], dict[PointId, Place]] = defaultdict(dict)
     for place in places:

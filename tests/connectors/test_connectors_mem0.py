@@ -232,8 +232,8 @@ def test_folders_that_are_not_mem0s_are_named_errors(tmp_path: Path) -> None:
     for config in ({}, {"path": "relative"}, {"path": str(tmp_path), "surprise": 1}):
         with pytest.raises(BadConfig):
             open_connector("mem0", config, secrets=str)
-    with pytest.raises(BadConfig, match="Qdrant's local mode and over pgvector"):
-        open_connector("mem0", {"path": str(tmp_path), "vector_store": "chroma"}, secrets=str)
+    with pytest.raises(BadConfig, match="over a folder of Chroma"):
+        open_connector("mem0", {"path": str(tmp_path), "vector_store": "faiss"}, secrets=str)
     open_connector("mem0", {"path": str(tmp_path), "vector_store": "qdrant"}, secrets=str).close()
     (tmp_path / "empty").mkdir()
     (tmp_path / "chroma").mkdir()

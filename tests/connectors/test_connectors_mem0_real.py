@@ -1,8 +1,8 @@
 """mem0's own library writes the folder, and reads it afterwards; what `mem0_bed` writes is compared with it.
 
 mem0ai needs an older protobuf than the service, so it cannot be installed beside it. The tests run where a Python with
-mem0ai 2.2 and psycopg[binary,pool] is named by MUNIMENT_TEST_MEM0 (a path to its interpreter), and are skipped, saying
-so, elsewhere.
+mem0ai 2.2, psycopg[binary,pool] and chromadb is named by MUNIMENT_TEST_MEM0 (a path to its interpreter), and are
+skipped, saying so, elsewhere.
 """
 
 from __future__ import annotations
@@ -62,9 +62,11 @@ def entities(text):
 
 main.extract_entities = entities
 main.extract_entities_batch = lambda texts, batch_size=32: [entities(text) for text in texts]
-vectors = {"embedding_model_dims": 24, "collection_name": "mem0"}
-provider, own = ("pgvector", {"connection_string": sys.argv[2]}) if sys.argv[2:] else (
-    "qdrant", {"path": f"{folder}/qdrant", "on_disk": True})
+dimensions, place = {"embedding_model_dims": 24}, "".join(sys.argv[2:])
+vectors = {"collection_name": "mem0"}
+provider, own = ("chroma", {"path": f"{folder}/chroma"}) if place == "chroma" else (
+    "pgvector", dimensions | {"connection_string": place}) if place else (
+    "qdrant", dimensions | {"path": f"{folder}/qdrant", "on_disk": True})
 keyed = {"provider": "openai", "config": {"api_key": "none"}}
 memory = Memory.from_config({
     "vector_store": {"provider": provider, "config": vectors | own}, "history_db_path": f"{folder}/history.db",
@@ -74,7 +76,7 @@ memory.embedding_model, memory.llm = Embedder(), Model()
 
 def close():
     store = memory.vector_store
-    store.client.close() if provider == "qdrant" else store.connection_pool.close()
+    {"qdrant": lambda: store.client.close(), "pgvector": lambda: store.connection_pool.close()}.get(provider, int)()
 """
 WRITE = """
 for n in range(23):
@@ -120,6 +122,8 @@ def folder(tmp_path: Path) -> Path:
 
 def config_of(folder: Path, *address: str) -> dict[str, Any]:
     config = {"path": str(folder), "owner_field": "user_id"}
+    if address == ("chroma",):
+        return {**config, "vector_store": "chroma"}
     urls = [each.replace("postgresql://", "postgresql+psycopg://") for each in address]
     return {**config, "vector_store": "pgvector", "url": urls[0]} if urls else config
 
@@ -168,6 +172,22 @@ def test_what_the_librarys_own_delete_leaves_is_erased(folder: Path) -> None:
     assert wiped(folder, items) == {(Level.L2, False)}
     for word in ("Blackthorn", "Zoldcastle", "card 4111"):
         assert oracle([folder], word) == 0
+
+
+def test_memories_that_the_library_keeps_in_chroma_are_erased_and_it_goes_on(tmp_path: Path) -> None:
+    assert mem0(tmp_path, WRITE, "chroma")[-1] == 23
+    items = found(tmp_path, "chroma")
+    assert len(items) == 23
+    assert mem0(tmp_path, DELETE, "chroma")[-1] == []
+    # The library's delete leaves history, turns, entities, and in Chroma the queue of writes with every text.
+    assert oracle([tmp_path], "Blackthorn") > 23
+    assert oracle([tmp_path / "chroma"], "Blackthorn") > 0
+    assert wiped(tmp_path, items, "chroma") == {(Level.L2, False)}
+    for word in ("Blackthorn", "Zoldcastle", "card 4111"):
+        assert oracle([tmp_path], word) == 0
+    before, searched, after = mem0(tmp_path, READ, "chroma")
+    assert [len(each) for each in (*before, *searched)] == [0, 1, 0, 1]
+    assert after == 2
 
 
 @pytest.mark.postgres

@@ -68,14 +68,15 @@ def test_every_kind_of_the_contract_can_be_registered_before_its_connector_is_bu
 def test_mem0_over_another_vector_store_is_refused_by_name_when_it_is_registered() -> None:
     for config in (
         {"path": "/a", "vector_store": "qdrant"},
+        {"path": "/a", "vector_store": "chroma"},
         {"path": "/a", "vector_store": "pgvector", "url": "postgresql://h/d", "wal_retention": "P7D"},
     ):
         assert parse_store("acme", "main", {"kind": "mem0", "config": config})[1] == config
-    spec = {"kind": "mem0", "config": {"path": "/a", "vector_store": "chroma"}}
+    spec = {"kind": "mem0", "config": {"path": "/a", "vector_store": "faiss"}}
     assert pointers(spec) == {"/config/vector_store"}
     with pytest.raises(InvalidDeclaration) as refused:
         parse_store("acme", "main", spec)
-    assert "Qdrant's local mode and over pgvector" in str(refused.value.faults)
+    assert "over a folder of Chroma" in str(refused.value.faults)
 
 
 @pytest.mark.parametrize(
