@@ -1,50 +1,49 @@
 """What a class would make due now, before anybody puts it in force.
 
-Guarantees: nothing is changed. Counted are an item's own dates and activity, the last of the events that
-started it, and the cap of those that never start; and keys of the record by their month. Of a consent, and of what a
-record key waits for, the cap is counted only: the brake of the run sees the rest. An item's own expiry counts under any
-class. What waits for a person's review is due as well; what ends without one is counted apart. Holds,
-restrictions and requests are not asked: they stop an end when it comes, not its being due.
+Guarantees: nothing is changed. Every clock of a copy is counted: its own dates and activity, the last of the events
+that started it, the end of the consent that covered it, and the cap of those that never start; and keys of the record
+by their month, those that wait for an event or a consent by their cap only. An item's own expiry counts under any
+class. What waits for a person's review is due as well; what ends without one is counted apart. Holds, restrictions and
+requests are not asked: they stop an end when it comes, not its being due.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 
 import sqlalchemy as sa
-from sqlmodel import Session, col
+from sqlmodel import Session, col, select
 
 from ledger.models import Instant
 from registry.declaration import DataClass
 from registry.duration import Duration
 from registry.ids import artifact_name
-from registry.keyed import NO_MONTH
+from registry.keyed import NO_MONTH, chunks
 from registry.models import Artifact, ScopeKey
+from registry.people import expand
+from registry.sets import sets_of
+from retention.consents import CLOCK, until_of
 from retention.due import due_month
-from retention.models import EventRow
+from retention.models import ConsentRow, EventRow
 from retention.schedule import newest_start, schedule_of
 from vault.models import OPENING, DataKey
 
 SHOWN = 100
+PEOPLE = 10_000
 REVIEW = "review"
 _ARTIFACT = "a"
 
 
 def due_under(session: Session, tenant_id: int, one: DataClass, now: datetime) -> int:
     """How many live copies and record keys of the class would have reached their end at `now`."""
-    copies = session.scalar(
-        sa.select(sa.func.count()).select_from(Artifact).where(*_of(tenant_id, one.name), _is_due(tenant_id, one, now))
-    )
-    return int(copies or 0) + _keys_due(session, tenant_id, one, now)
+    return _copies(session, tenant_id, one, now, _is_due) + _keys_due(session, tenant_id, one, now)
 
 
 def ending_under(session: Session, tenant_id: int, one: DataClass, now: datetime) -> int:
     """How many of them would end without a person's review."""
-    copies = session.scalar(
-        sa.select(sa.func.count()).select_from(Artifact).where(*_of(tenant_id, one.name), _ends(tenant_id, one, now))
-    )
-    return int(copies or 0) + _keys_due(session, tenant_id, one, now, unasked=True)
+    return _copies(session, tenant_id, one, now, _ends) + _keys_due(session, tenant_id, one, now, unasked=True)
 
 
 def newly_due(session: Session, tenant_id: int, known: DataClass | None, wanted: DataClass, now: datetime) -> list[str]:
@@ -54,8 +53,52 @@ def newly_due(session: Session, tenant_id: int, known: DataClass | None, wanted:
         due = sa.and_(due, sa.not_(_is_due(tenant_id, known, now)))
         ends = sa.and_(ends, sa.not_(_ends(tenant_id, known, now)))
     query = sa.select(col(Artifact.id), col(Artifact.given_id)).where(*_of(tenant_id, wanted.name), sa.or_(due, ends))
-    rows = session.execute(query.order_by(col(Artifact.id)).limit(SHOWN))
-    return [row.given_id or artifact_name(row.id) for row in rows]
+    found = {row.id: row.given_id for row in session.execute(query.order_by(col(Artifact.id)).limit(SHOWN))}
+    over = _consents_over(session, tenant_id, wanted, now)
+    if known is not None:
+        over -= _consents_over(session, tenant_id, known, now)
+    for some in chunks(sorted(over)[:SHOWN]):
+        later = sa.select(col(Artifact.id), col(Artifact.given_id)).where(
+            col(Artifact.tenant_id) == tenant_id, col(Artifact.id).in_(some)
+        )
+        if known is not None:
+            later = later.where(sa.not_(_is_due(tenant_id, known, now)))
+        found.update({row.id: row.given_id for row in session.execute(later)})
+    return [given or artifact_name(number) for number, given in sorted(found.items())[:SHOWN]]
+
+
+def _copies(
+    session: Session,
+    tenant_id: int,
+    one: DataClass,
+    now: datetime,
+    condition: Callable[[int, DataClass, datetime], sa.ColumnElement[bool]],
+) -> int:
+    """How many copies meet the condition, or are over because their consent is."""
+    count = sa.select(sa.func.count()).select_from(Artifact).where(*_of(tenant_id, one.name))
+    found = session.scalar(count.where(condition(tenant_id, one, now))) or 0
+    if condition is _is_due or one.then != REVIEW:
+        for some in chunks(sorted(_consents_over(session, tenant_id, one, now))):
+            more = count.where(col(Artifact.id).in_(some), sa.not_(condition(tenant_id, one, now)))
+            found += session.scalar(more) or 0
+    return int(found)
+
+
+def _consents_over(session: Session, tenant_id: int, one: DataClass, now: datetime) -> set[int]:
+    """The copies whose consent ended long enough ago; of at most `PEOPLE` persons, which is more than a page shows."""
+    if one.keep_from != CLOCK:
+        return set()
+    newest = newest_start(one.keep, now)
+    last = sa.literal(newest, Instant())
+    ended = sa.or_(col(ConsentRow.withdrawn_at) <= last, col(ConsentRow.until) <= last)
+    query = sa.select(col(ConsentRow.subject_no)).where(col(ConsentRow.tenant_id) == tenant_id, ended)
+    people = session.scalars(query.distinct().limit(PEOPLE)).all()
+    found: set[int] = set()
+    for some in chunks(sorted(sets_of(session, tenant_id, expand(session, tenant_id, people)))):
+        rows = session.exec(select(Artifact).where(*_of(tenant_id, one.name), col(Artifact.set_id).in_(some))).all()
+        until = until_of(session, tenant_id, rows, (one.name,))
+        found.update(number for number, end in until.items() if end <= newest)
+    return found
 
 
 def _of(tenant_id: int, name: str) -> tuple[sa.ColumnElement[bool], ...]:

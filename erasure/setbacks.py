@@ -3,7 +3,8 @@
 An item failed when its store answered and refused it, or still showed it: in `PASSES` of the last `LOOK_BACK` passes it
 is put in quarantine (`retention.quarantine`), unless the last of them met a lock of its store, which ends by itself. A
 store that gave nothing up of more than `MANY` items is itself at fault: none of its items is set aside, and the next
-pass asks it for a few only. A store that does not answer says nothing about its items.
+pass asks it for a few only. A store that does not answer says nothing about its items. A part of the record with a key
+of its own is not looked for: it ends by one row of the vault, and what keeps that from going keeps all of them.
 Guarantees: reads the copies of passes, which stay; opaque ids and what stores answered.
 """
 

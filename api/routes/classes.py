@@ -51,8 +51,8 @@ class Preview(BaseModel):
     live: int
     due_now: int = Field(description="Copies and record keys past their end by the class in force.")
     due_after: int = Field(
-        description="The same by the declaration; holds and requests are asked when it comes to it. The end of a "
-        "consent, and what record keys wait for, are counted by their cap: a dry run after the change counts them."
+        description="The same by the declaration; holds and requests are asked when it comes to it. Record keys that "
+        "wait for an event or a consent are counted by their cap: a dry run after the change counts them."
     )
     ending_now: int = Field(description="Those of `due_now` that end without a person's review.")
     ending_after: int = Field(description="The same of `due_after`: a ceiling, or no review any more, adds to them.")

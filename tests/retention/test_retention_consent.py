@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from sqlmodel import col, select
 
+from api.preview import due_under, ending_under, newly_due
 from registry.artifacts import register
+from registry.classes import in_force
 from registry.declared import put_stream
+from registry.duration import Duration
 from registry.errors import InvalidDeclaration
 from registry.identifiers import parse_subject
 from registry.merging import propose_merge
@@ -80,6 +84,27 @@ def test_voice_lasts_as_long_as_consent_covers_it(voice: Any) -> None:
     house.now += timedelta(hours=1)
     house.sweep()
     assert house.rows() == {"b"}, "what comes after a withdrawal ends at once"
+
+
+def test_a_preview_counts_what_a_consent_that_ended_would_end_under_another_class(house: Any) -> None:
+    waiting(house, "voice", "consent", "P1Y")
+    given, other = consent(house, data_classes=["voice"]), consent(house, BOB)
+    ended = house.note("a", "voice")
+    house.note("b", "voice", BOB)
+    house.note("c", "voice", "email:cora@example.org")
+    withdraw(house, given)
+    withdraw(house, other)
+    consent(house, BOB)  # who gave it again
+    house.now += 10 * DAY
+    with house.transaction(write=False) as session:
+        known = in_force(session, house.tenant_id)["voice"]
+        for keep, due in (("P11D", []), ("P9D", [ended])):
+            wanted = replace(known, keep=Duration.parse(keep))
+            assert newly_due(session, house.tenant_id, known, wanted, house.now) == due
+            for count in (due_under, ending_under):
+                assert count(session, house.tenant_id, known, house.now) == 0
+                assert count(session, house.tenant_id, wanted, house.now) == len(due)
+            assert newly_due(session, house.tenant_id, wanted, wanted, house.now) == []
 
 
 def test_a_consent_with_an_end_ends_then_and_a_later_one_covers_on(voice: Any) -> None:
