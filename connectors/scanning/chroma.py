@@ -14,6 +14,8 @@ import msgspec
 
 from connectors.scanning.database import SqliteReader, Unreadable
 from connectors.scanning.look import Found, Look, time_of
+from connectors.scanning.opening import is_sqlite
+from connectors.scanning.qdrant import ENTITIES, HISTORY, MEM0
 from connectors.scanning.report import DryRun, Place, Setting
 
 if TYPE_CHECKING:
@@ -36,10 +38,12 @@ def is_chroma(db: SqliteReader) -> bool:
 
 
 def scan_chroma(db: SqliteReader, folder: Path, look: Look, label: str) -> Place:
-    """Return what a Chroma folder holds."""
+    """Return what a Chroma folder holds; with mem0's history in it or above it, as the memories that they are."""
+    home = next((each for each in (folder, folder.parent) if is_sqlite(each / HISTORY)), None)
     place = Place(
-        what="chroma", label=label, kind="chroma", config={"path": str(folder.resolve())}, data_class="memory",
-        ages=look.ages(),
+        what="chroma" if home is None else "mem0-chroma", label=label, kind="chroma" if home is None else MEM0,
+        config={"path": str((home or folder).resolve())} | ({} if home is None else {"vector_store": "chroma"}),
+        data_class="memory", ages=look.ages(),
     )  # fmt: skip
     for step in (_items, _queue, _full_text, _settings):
         try:
@@ -85,8 +89,8 @@ def _items(db: SqliteReader, look: Look, place: Place) -> None:
         theirs = owner is not None and look.is_subject(owner[1])
         held = not theirs and number in texts
         asked = DryRun(items=asked.items + theirs, mentions=asked.mentions + held)
-        if look.sink is not None and collection:
-            locator = {"collection": collection, "id": str(name)}
+        if look.sink is not None and collection and not (place.kind == MEM0 and collection.endswith(ENTITIES)):
+            locator = {"collection": collection, "id": str(name)} if place.kind != MEM0 else {"memory_id": str(name)}
             look.sink(place, Found(locator=locator, owners=(owner,) if owner else (), at=at))
     place.bytes += db.count("SELECT sum(length(CAST(string_value AS BLOB))) FROM embedding_metadata")
     if look.subject is not None:

@@ -9,6 +9,7 @@ it, and `messages` is not touched at all. The memories themselves lie in a vecto
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from connectors.scanning.database import Database, Table, Unreadable
@@ -38,11 +39,12 @@ def is_mem0(db: Database) -> bool:
 def scan_mem0(db: Database, look: Look, label: str, config: Mapping[str, Any]) -> Place:
     """Return what history and messages hold."""
     folder = str(config.get("url", "")).removeprefix("sqlite:///").rpartition("/")[0]
+    has_chroma = any(found for where in ("", "*/") for found in Path(folder).glob(f"{where}chroma.sqlite3"))
     place = Place(
         what="mem0-history",
         label=label,
         kind="mem0",
-        config={"path": folder},
+        config={"path": folder} | ({"vector_store": "chroma"} if has_chroma else {}),
         data_class="memory",
         ages=look.ages(),
         registrable=False,

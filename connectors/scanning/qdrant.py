@@ -22,7 +22,7 @@ OWN_FILES = frozenset({"meta.json", ".lock"})
 HISTORY = "history.db"
 """mem0's own database, beside its folder of vectors or above it."""
 MEM0 = "mem0"
-_ENTITIES = "_entities"
+ENTITIES = "_entities"
 _MEM0 = frozenset({"data", "hash", "user_id"})
 
 
@@ -88,7 +88,7 @@ def _note(look: Look, place: Place, collection: str, point: Mapping[str, Any], d
     if look.sink is not None and isinstance(point["id"], str | int):
         locator = {"collection": collection, "id": point["id"]}
         if place.kind == MEM0:
-            if collection.endswith(_ENTITIES):
+            if collection.endswith(ENTITIES):
                 return
             locator = {"memory_id": str(point["id"])}
         look.sink(place, Found(locator=locator, owners=(owner,) if owner else (), at=at))

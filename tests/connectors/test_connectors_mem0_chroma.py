@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import ModeNotBuilt, StoreUnreachable
+from connectors.scanning.plain import reach_of
+from connectors.scanning.scan import scan
 from tests.connectors.contract import BEN, MIA, NOW, Contract, captured, erase, oracle, text_of
 from tests.connectors.mem0_bed import HISTORY, MESSAGES, Mem0Bed, uid
 from tests.connectors.test_connectors_chroma import ChromaBed
@@ -153,3 +156,24 @@ def test_a_folder_with_no_chroma_or_two_is_no_absence(bed: Mem0OverChroma, tmp_p
         erase(connector, [item])
     with pytest.raises(ModeNotBuilt):
         open_connector("mem0", bed.config(url="http://h"), secrets=str)
+
+
+def test_a_scan_hands_out_memories_and_not_records_of_chroma(bed: Mem0OverChroma) -> None:
+    bed.remember("mia-0", text_of("mia-0"), user_id="mia")
+    bed.remember("ben-0", text_of("ben-0"), user_id="ben")
+    bed.link("an entity", ["mia-0"], user_id="mia")
+    bed.release()
+    given: list[tuple[str, Any]] = []
+    found = scan(str(bed.folder), now=datetime.now(UTC), deadline=60, sink=lambda place, item: given.append(
+        (place.what, dict(item.locator))
+    ))  # fmt: skip
+    places = {place.what: place for place in found.places}
+    assert set(places) == {"mem0-chroma", "mem0-history"}
+    assert sorted(given, key=str) == sorted(
+        [("mem0-chroma", {"memory_id": uid(name)}) for name in ("mia-0", "ben-0")], key=str
+    )
+    for place in places.values():
+        assert (place.kind, reach_of(place).level) == ("mem0", "L2")
+        assert place.config == {"path": str(bed.folder), "vector_store": "chroma"}
+    with open_connector("mem0", places["mem0-chroma"].store_config(), secrets=str, read_only=True) as connector:
+        assert len(list(connector.discover(Selector(identifiers=(MIA,)), deadline=10))) == 1
