@@ -33,7 +33,7 @@ _TABLES: dict[str, dict[str, str]] = {
 """Each table with the columns that differ in a copy, and how; its first `shift` column says what is copied."""
 _SQLITE = {
     "shift": _SHIFT,
-    "hex": "lower(hex(randomblob(16)))",
+    "hex": "substr(lower(hex(randomblob(16))), 1, length({name}))",
     "bytes": "randomblob(32)",
     "place": "randomblob(16)",
     "given": "'art_' || substr(lower(hex(randomblob(30))), 1, length({name}) - 4)",
@@ -41,7 +41,7 @@ _SQLITE = {
 _HEX = "replace(gen_random_uuid()::text, '-', '')"
 _POSTGRES = {
     "shift": _SHIFT,
-    "hex": _HEX,
+    "hex": f"left({_HEX}, length({{name}}))",
     "bytes": "uuid_send(gen_random_uuid()) || uuid_send(gen_random_uuid())",
     "place": "uuid_send(gen_random_uuid())",
     "given": f"'art_' || left({_HEX} || {_HEX}, length({{name}}) - 4)",
