@@ -326,6 +326,19 @@ class Contract:
         assert {(f.level, f.present) for f in findings} == {(Level.L2, False)}
         assert [bed.get(item.copy_id) for item in others] == [text_of(item.copy_id) for item in others]
 
+    def test_a_fence_is_claimed_only_where_the_store_keeps_it(self, bed: Bed) -> None:
+        mine, others = fill(bed, 1)
+        with bed.open() as connector:
+            report = connector.fence(mine[0].locator)
+            assert report.held == connector.capabilities().fence
+            assert report.detail
+            assert erase(connector, mine)[0].outcome is Outcome.ERASED
+        if report.held:
+            with pytest.raises(Exception, match="erased|fenced"):
+                bed.put("mia-0", "again", "mia")
+            assert bed.get("mia-0") is None
+        assert [bed.get(item.copy_id) for item in others] == [text_of("ben-0")]
+
     def test_check_erases_its_own_canary_and_says_the_level(self, bed: Bed) -> None:
         fill(bed, 1)
         with bed.open() as connector:

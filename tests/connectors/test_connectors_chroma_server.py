@@ -27,12 +27,15 @@ class Server:
         self.folder = folder
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self) -> None:
         program = str(Path(sys.executable).with_name("chroma"))
         self.process = subprocess.Popen(
-            [program, "run", "--path", str(folder), "--port", str(self.port), "--host", "127.0.0.1"],
+            [program, "run", "--path", str(self.folder), "--port", str(self.port), "--host", "127.0.0.1"],
             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
-        self.url = f"http://127.0.0.1:{self.port}"
         for _ in range(600):
             try:
                 if httpx.get(f"{self.url}/api/v2/heartbeat", timeout=1, trust_env=False).is_success:
@@ -41,6 +44,10 @@ class Server:
                 pass
             assert self.process.poll() is None
             time.sleep(0.1)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
 
     def stop(self) -> None:
         self.process.terminate()
@@ -246,3 +253,17 @@ def test_addresses_that_are_none_are_refused() -> None:
     for url in ("localhost:8000", "file:///x", 7):
         with pytest.raises(BadConfig):
             open_connector("chroma", {"url": url}, secrets=str)
+
+
+def test_a_server_that_is_killed_and_started_between_batches_ends_the_same(bed: ServerBed) -> None:
+    mine, others = fill(bed, 4)
+    with bed.open() as connector:
+        assert {receipt.outcome for receipt in erase(connector, mine[:2])} == {Outcome.ERASED}
+        bed.server.kill()
+        with pytest.raises(StoreUnreachable):
+            erase(connector, mine[2:])
+        bed.server.start()
+        given = [receipt.outcome for receipt in erase(connector, [*mine, others[0]])]
+        seen = connector.verify([*mine, others[0]], Level.L1, deadline=30)
+    assert given == [*[Outcome.ALREADY_ABSENT] * 2, *[Outcome.ERASED] * 2, Outcome.OWNER_MISMATCH]
+    assert [each.present for each in seen] == [False] * 4 + [True]

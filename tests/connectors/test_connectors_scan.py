@@ -8,6 +8,7 @@ import os
 import random
 import sqlite3
 import subprocess
+import tracemalloc
 import uuid
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
@@ -565,3 +566,29 @@ def test_what_is_no_time_is_unknown() -> None:
     found = time_of_uuid(str(uuid.uuid1()))
     assert found is not None
     assert abs(datetime.now(UTC) - found) < timedelta(minutes=1)
+
+
+def test_a_scan_of_a_large_file_holds_a_part_of_it_that_does_not_grow(tmp_path: Path) -> None:
+    def peak_of(rows: int) -> tuple[int, int]:
+        path = tmp_path / f"{rows}.db"
+        with closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA synchronous=OFF")
+            db.execute("CREATE TABLE message (id INTEGER PRIMARY KEY, user_id TEXT, body TEXT, blob BLOB)")
+            db.execute(
+                "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?)"
+                " INSERT INTO message SELECT i, 'user_' || (i % 50), printf('%.600c', 'x'), zeroblob(1500) FROM n",
+                (rows,),
+            )
+            db.commit()
+        tracemalloc.start()
+        place = only(look(path), "sqlite")
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert place.rows == rows
+        return peak, path.stat().st_size
+
+    peak_of(10)  # what is imported and remembered for good is no part of it
+    (small, _), (large, size) = peak_of(4_000), peak_of(16_000)
+    assert size > 32 << 20
+    assert large < 4 << 20
+    assert large < small + (1 << 20)
