@@ -29,6 +29,12 @@ def test_many_bodies_are_packed_as_each_would_be_alone(bodies: list[bytes]) -> N
     assert pack_many(bodies) == [pack(body) for body in bodies]
 
 
+@pytest.mark.parametrize("count", [199, 200, 999])
+def test_so_many_bodies_that_two_cores_take_them_keep_their_order(count: int) -> None:
+    bodies = [b'{"n":%d,"text":"%s"}' % (number, b"ab" * (number % 50)) for number in range(count)]
+    assert pack_many(bodies) == [pack(body) for body in bodies]
+
+
 def test_one_body_over_the_limit_stops_the_many_before_any_is_packed() -> None:
     with pytest.raises(TooLarge):
         pack_many([b"x", bytes(MAX_BODY_BYTES + 1)])
