@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from registry import stores
+from registry import bulk, stores
 from registry.acting import Acting
 from registry.artifact_rows import open_details
 from registry.declaration import DataClass
@@ -29,6 +29,7 @@ from registry.subjects import fenced
 from vault.vault import Vault
 
 MAX_MEMORIES = 1_000
+_STATUSES = "SELECT id, status FROM artifact WHERE tenant_id = ? AND id"
 _TAINTS = ("revoked", "quarantined")
 """What a source can be so that nothing made from it is usable, worst first. An erased source has its own rules: what
 was allowed to outlive it is not worse for it."""
@@ -199,13 +200,8 @@ def _taints(session: Session, tenant_id: int, ids: Sequence[int]) -> tuple[dict[
 
 
 def _bad_statuses(session: Session, tenant_id: int, numbers: Iterable[int]) -> dict[int, str]:
-    found: dict[int, str] = {}
-    for chunk in chunks(sorted(numbers)):
-        query = sa.select(col(Artifact.id), col(Artifact.status)).where(
-            col(Artifact.tenant_id) == tenant_id, col(Artifact.id).in_(chunk), col(Artifact.status).in_(_TAINTS)
-        )
-        found.update((row.id, row.status) for row in session.execute(query))
-    return found
+    rows = bulk.select_in(session, _STATUSES, (tenant_id,), sorted(numbers), "int8")
+    return {number: status for number, status in rows if status in _TAINTS}
 
 
 def _restricted(
