@@ -15,6 +15,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from registry import bulk
 from registry.acting import Acting
 from registry.declaration import DataClass, parse_class
 from registry.errors import ClassInUse, UnknownClass
@@ -29,6 +30,11 @@ ENDED = ("erased",)
 """States of an artifact in which nothing is left of it."""
 # A rule changes its meaning with these: whose data it is and what kind it is.
 _FIXED_WHILE_LIVE = ("state", "personal")
+
+_IN_FORCE = (
+    "SELECT name, version, CAST(spec AS TEXT) FROM data_class WHERE tenant_id = ? AND NOT retired AND (name, version) "
+    "IN (SELECT name, MAX(version) FROM data_class WHERE tenant_id = ? GROUP BY name) ORDER BY name"
+)
 
 
 def put_class(session: Session, acting: Acting, name: str, spec: object, now: datetime) -> tuple[DataClass, bool]:
@@ -62,22 +68,11 @@ def put_class(session: Session, acting: Acting, name: str, spec: object, now: da
 
 def in_force(session: Session, tenant_id: int, *, state: str | None = None) -> dict[str, DataClass]:
     """The classes of the tenant as they are now, by name; with `state` those of one kind of agent data only."""
-    newest = (
-        select(DataClassRow.name, sa.func.max(DataClassRow.version).label("version"))
-        .where(DataClassRow.tenant_id == tenant_id)
-        .group_by(col(DataClassRow.name))
-        .subquery()
-    )
-    rows = session.exec(
-        select(DataClassRow)
-        .join(
-            newest,
-            sa.and_(newest.c.name == DataClassRow.name, newest.c.version == DataClassRow.version),
-        )
-        .where(DataClassRow.tenant_id == tenant_id, col(DataClassRow.retired).is_(False))
-        .order_by(col(DataClassRow.name))
-    )
-    return {row.name: _from_row(row) for row in rows if state is None or row.spec["state"] == state}
+    found = {
+        name: _parsed(name, spec, version)
+        for name, version, spec in bulk.select(session, _IN_FORCE, (tenant_id, tenant_id))
+    }
+    return {name: one for name, one in found.items() if state is None or one.state == state}
 
 
 def get_class(session: Session, tenant_id: int, name: str, version: int | None = None) -> DataClass:
