@@ -31,7 +31,7 @@ from sqlmodel import Session, SQLModel
 from vault import models
 from vault.errors import VaultError
 from vault.models import KeyState
-from vault.wrapping import KeySpec, bound_to, part_key_binding
+from vault.wrapping import KeySpec, data_key_binding, data_key_bindings, part_key_binding
 
 GROUP_SIZE = 1_000
 """Keys of one group: as many rows are wrapped anew when one of them is destroyed."""
@@ -85,8 +85,7 @@ def spec_of(row: AnyRow) -> KeySpec:
 def binding_of(table: Table, row: AnyRow) -> bytes:
     """Return what the bytes of a data key's or part key's row are bound to."""
     if table is KEYS:
-        named = row["data_class"], row["month"], row["scope"]
-        return bound_to(row["tenant_id"], row["key_id"], row["subject_id"], named, row["group_no"], row["epoch"])
+        return data_key_binding(row["tenant_id"], row["key_id"], spec_of(row), row["group_no"], row["epoch"])
     return part_key_binding(row["tenant_id"], row["entry_id"], row["part"], row["group_no"], row["epoch"])
 
 
@@ -256,7 +255,6 @@ def rows_to_rewrap(db: Connection, table: Table, tenant_id: int, group_no: int, 
         f"SELECT epoch, wrapped, {', '.join((*bound, *place))} FROM {table.name} "  # noqa: S608 - names of ours
         "WHERE tenant_id = ? AND group_no = ? AND wrapped IS NOT NULL AND epoch <> ?"
     )
-    binding = _data_key_binding if table is KEYS else _part_key_binding
     end = 2 + len(bound)
     result = _driver(db, query, (tenant_id, group_no, epoch))
     try:
@@ -269,20 +267,18 @@ def rows_to_rewrap(db: Connection, table: Table, tenant_id: int, group_no: int, 
         of_epoch.setdefault(row[0], []).append(row)
     return {
         old: ToRewrap(
-            [tuple(row[end:]) for row in some],
-            [binding(tenant_id, group_no, row) for row in some],
+            [row[end:] for row in some],
+            _bindings(table, tenant_id, group_no, old, some),
             [row[1] for row in some],
         )
         for old, some in of_epoch.items()
     }
 
 
-def _data_key_binding(tenant_id: int, group_no: int, row: Any) -> bytes:
-    return bound_to(tenant_id, row[2], row[3], (row[4], row[5], row[6]), group_no, row[0])
-
-
-def _part_key_binding(tenant_id: int, group_no: int, row: Any) -> bytes:
-    return part_key_binding(tenant_id, row[2], row[3], group_no, row[0])
+def _bindings(table: Table, tenant_id: int, group_no: int, epoch: int, rows: Sequence[Any]) -> list[bytes]:
+    if table is KEYS:
+        return data_key_bindings(tenant_id, group_no, epoch, [row[2:7] for row in rows])
+    return [part_key_binding(tenant_id, row[2], row[3], group_no, epoch) for row in rows]
 
 
 def destroyed_at_epoch(db: Connection, tenant_id: int, group_no: int, epoch: int) -> bool:
@@ -323,7 +319,7 @@ def write_rewrapped(
             pairs = ", ".join(["(?, ?)"] * len(some))
             source = f"(SELECT column1 AS place, column2 AS bytes FROM (VALUES {pairs})) AS given"  # noqa: S608
             same = f"{name}.rowid = given.place"
-            values = tuple(value for change in some for value in change)
+            values = tuple([value for change in some for value in change])
         statement = f"UPDATE {name} SET wrapped = given.bytes, epoch = ? FROM {source} WHERE {same} AND {still}"  # noqa: S608 - names of ours
         _driver(db, statement, (new, *values, tenant_id, old))
 

@@ -8,6 +8,7 @@ a row altered in any of those columns, does not open. Layout: format 1 | salt 16
 import hmac
 import os
 import struct
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -46,16 +47,23 @@ class KeyHandle(NamedTuple):
 
 def data_key_binding(tenant_id: int, key_id: str, spec: KeySpec, group_no: int, epoch: int) -> bytes:
     """Return the bytes that bind a wrapped data key to its row."""
-    named = spec.data_class, spec.month, spec.scope
-    return bound_to(tenant_id, key_id, spec.subject_id, named, group_no, epoch)
+    (made,) = data_key_bindings(
+        tenant_id, group_no, epoch, [(key_id, spec.subject_id, spec.data_class, spec.month, spec.scope)]
+    )
+    return made
 
 
-def bound_to(  # noqa: PLR0917 - the columns of one row, in their order
-    tenant_id: int, key_id: str, subject_id: int, named: tuple[str, str, str], group_no: int, epoch: int
-) -> bytes:
-    """Return the same from a row's columns; `named` are class, month and scope."""
-    fixed = struct.pack(">QQQ16s", tenant_id, group_no, subject_id, bytes.fromhex(key_id))
-    return b"data\x00" + fixed + _texts(*named) + epoch.to_bytes(EPOCH_BYTES, "big")
+def data_key_bindings(
+    tenant_id: int, group_no: int, epoch: int, rows: Iterable[tuple[str, int, str, str, str]]
+) -> list[bytes]:
+    """Return `data_key_binding` of many rows of one group: key id, subject, class, month, scope."""
+    start = b"data\x00" + struct.pack(">QQ", tenant_id, group_no)
+    end = epoch.to_bytes(EPOCH_BYTES, "big")
+    pack, raw = struct.Struct(">Q16s").pack, bytes.fromhex
+    return [
+        start + pack(subject_id, raw(key_id)) + _texts(data_class, month, scope) + end
+        for key_id, subject_id, data_class, month, scope in rows
+    ]
 
 
 def part_key_binding(tenant_id: int, entry_id: str, part: int, group_no: int, epoch: int) -> bytes:
