@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
-from sqlmodel import Session, col
+from sqlmodel import Session
 
+from ledger.statements import select_in
 from registry.errors import SealRefused
 from vault.envelope import joint_prk
 from vault.errors import KeyDestroyed, KeyFenced, NotDecryptable
 from vault.mac import Mac
-from vault.models import DataKey
 from vault.small import seal_value, unseal_value
 from vault.vault import Vault
 from vault.wrapping import KeySpec
@@ -36,6 +36,10 @@ _LOCK_RANGE = 2**31
 
 _Value = TypeVar("_Value")
 _CHUNK = 500
+_KEY_IDS = (
+    "SELECT subject_id, key_id FROM vault_data_key "
+    "WHERE tenant_id = ? AND data_class = ? AND month = ? AND wrapped IS NOT NULL AND subject_id"
+)
 _PLACE_BYTES = 16
 """Of the look-up of a place, which stands in the row and in an index of everything that is registered."""
 
@@ -118,18 +122,11 @@ class Seals:
     def load(self, subject_nos: Iterable[int]) -> None:
         """Open the identity keys that exist, of many people in one go. Reading needs this even behind a fence."""
         wanted = sorted(set(subject_nos) - self._keys.keys())
-        for chunk in chunks(wanted):
-            rows = self._session.execute(
-                sa.select(col(DataKey.subject_id), col(DataKey.key_id)).where(
-                    col(DataKey.tenant_id) == self._tenant_id,
-                    col(DataKey.subject_id).in_(chunk),
-                    col(DataKey.data_class) == IDENTITY_CLASS,
-                    col(DataKey.month) == NO_MONTH,
-                    col(DataKey.wrapped).is_not(None),
-                )
-            ).all()
-            opened = self._vault.open_keys(self._session, self._tenant_id, [row.key_id for row in rows])
-            self._keys.update({row.subject_id: opened[row.key_id] for row in rows})
+        known = (self._tenant_id, IDENTITY_CLASS, NO_MONTH)
+        ids = dict(select_in(self._session, _KEY_IDS, known, wanted, "int8"))
+        if ids:
+            opened = self._vault.open_keys(self._session, self._tenant_id, ids.values())
+            self._keys.update({subject_no: opened[key_id] for subject_no, key_id in ids.items()})
 
     def prepare(self, subject_nos: Iterable[int]) -> None:
         """Get or make the identity keys of many people in one go, to seal with."""
