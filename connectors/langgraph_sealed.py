@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from msgspec import structs
 from typing_extensions import override
 
 from connectors.base import (
@@ -132,7 +133,8 @@ class SealedConnector(LangGraphConnector):
     ) -> list[Receipt]:
         self._folder.check()
         self._limit = Deadline("erase", deadline)
-        return super().erase(items, owner_identifiers=owner_identifiers, now=now, deadline=deadline)
+        given = super().erase(items, owner_identifiers=owner_identifiers, now=now, deadline=deadline)
+        return [structs.replace(receipt, method=f"key unlinked; {receipt.method}") for receipt in given]
 
     @override
     def _transact(self, now_open: _Open, batch: Batch, forms: frozenset[str]) -> list[Answer]:
