@@ -110,6 +110,16 @@ DERIVED = replace(FRESH, own_subjects=frozenset(), sources=(SourceEnd("live", No
         ("exemption over request", FRESH, RETAINED, [], [], [ERASURE], ("restrict", "exemption")),
         ("exemption is over", replace(FRESH, created=ago(800)), RETAINED, [], [], [ERASURE], ("erase", "request")),
         ("exemption is from requests only", OLD, RETAINED, [], [], [], ("erase", "class_retention")),
+        ("access keeps, so that nothing asks the floor", OLD, FLOORED, [], [], [ACCESS], ("keep", "access_pending")),
+        ("hold over exemption", FRESH, RETAINED, [HOLD], [], [ERASURE], ("keep", "hold")),
+        ("restriction over exemption", FRESH, RETAINED, [], [RESTRICTION], [EARLIER], ("restrict", "restriction")),
+        ("exemption over access", FRESH, RETAINED, [], [], [ACCESS, ERASURE], ("restrict", "exemption")),
+        ("exemption over expiry", replace(FRESH, expires_at=ago(1)), RETAINED, [], [], [ERASURE],
+         ("restrict", "exemption")),
+        ("exemption over class", replace(OLD, created=ago(100)), RETAINED, [], [], [ERASURE],
+         ("restrict", "exemption")),
+        ("exemption over source", replace(DERIVED, own_subjects=frozenset({ADA})), RETAINED, [], [], [ERASURE],
+         ("restrict", "exemption")),
         # A request beats what retention says.
         ("request over access", FRESH, NOTE, [], [], [ACCESS, ERASURE], ("erase", "request")),
         ("request over expiry", replace(FRESH, expires_at=ago(-9)), NOTE, [], [], [ERASURE], ("erase", "request")),
@@ -134,6 +144,8 @@ DERIVED = replace(FRESH, own_subjects=frozenset(), sources=(SourceEnd("live", No
         # Deletions: the shortest wins.
         ("expiry before class", replace(FRESH, expires_at=ago(1)), NOTE, [], [], [], ("erase", "item_expiry")),
         ("class before expiry", replace(OLD, expires_at=ago(-9)), NOTE, [], [], [], ("erase", "class_retention")),
+        ("expiry before source", replace(DERIVED, expires_at=ago(1)), NOTE, [], [], [], ("erase", "item_expiry")),
+        ("class before source", replace(DERIVED, created=ago(400)), NOTE, [], [], [], ("erase", "class_retention")),
         ("review instead", OLD, replace(NOTE, then="review"), [], [], [], ("review", "class_retention")),
         # A ceiling: no clock, review or extension goes behind it, the law and the person do.
         ("under the ceiling", FRESH, CAPPED, [], [], [], ("keep", "class_retention")),
