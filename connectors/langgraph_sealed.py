@@ -37,7 +37,7 @@ from connectors.base import (
     owner_forms,
 )
 from connectors.checking import check_report
-from connectors.errors import BadConfig, ConnectorError, ReadOnlyConnector
+from connectors.errors import BadConfig, ConnectorError, ReadOnlyConnector, StoreUnreachable
 from connectors.langgraph import LangGraphConnector
 from connectors.serialized import plain
 from connectors.sql_answers import finding_in_files
@@ -48,6 +48,7 @@ from connectors.thread_folder import KEY, METADATA, ThreadFolder, unsealed
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from datetime import datetime
+    from pathlib import Path
 
     from connectors.base import Finding, Item, Locator, Selector
     from connectors.sql import Candidate, _Open
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
     from connectors.sql_database import Database
     from connectors.sql_rows import Batch
     from connectors.sql_units import Seen, Shape
+    from connectors.thread_folder import Key as ThreadKey
 
 _KEYS = "keys"
 """What a thread's key is counted as, beside its rows; and in evidence, that nothing had to be rewritten."""
@@ -94,8 +96,8 @@ class SealedConnector(LangGraphConnector):
             raise ReadOnlyConnector("fence")
         (thread,) = self.key_of(scope)
         with self._folder.alone([self._folder.path(thread, KEY)], Deadline("fence", 10)):
-            key = self._folder.key(self._folder.path(thread, KEY))
-            self._folder.close(thread, sealed=key is not None and key.from_the_start, keep=True)
+            sealed = self._is_sealed(self._folder.path(thread, KEY))
+            self._folder.close(thread, sealed=sealed, keep=True)
         return FenceReport(held=True, detail="the agent's saver refuses the thread")
 
     @override
@@ -150,29 +152,54 @@ class SealedConnector(LangGraphConnector):
     def _look_at(self, now_open: _Open, batch: Batch, *, lock: bool = False) -> list[Seen]:
         found = super()._look_at(now_open, batch, lock=lock)
         for (thread,), seen in zip(batch.keys, found, strict=True):
-            key = self._folder.key(self._folder.path(thread, KEY))
-            if key is not None:
+            path = self._folder.path(thread, KEY)
+            owners = self._owners(path)
+            if owners is not None:
                 seen.rows[_KEYS] += 1
-                seen.owners |= set(key.owners)
-            seen.is_leftover = key is None and self._folder.was_sealed(thread) is not None
+                seen.owners |= owners
+            seen.is_leftover = owners is None and self._folder.was_sealed(thread) is not None
         return found
+
+    def _owners(self, path: Path) -> set[str] | None:
+        """Return whom a key names, None where there is none; a key that cannot be read is there and names nobody."""
+        try:
+            key = self._folder.key(path)
+        except StoreUnreachable:
+            return set()
+        return None if key is None else set(key.owners)
+
+    def _is_sealed(self, path: Path) -> bool:
+        """Tell whether a key says that everything of its thread is sealed under it."""
+        key = self._readable(path)
+        return key is not None and key.from_the_start
+
+    def _readable(self, path: Path) -> ThreadKey | None:
+        """Return a key, None where there is none or it cannot be read: then what it sealed stays sealed."""
+        try:
+            return self._folder.key(path)
+        except StoreUnreachable:
+            return None
 
     @override
     def _judge(self, seen: Seen, forms: frozenset[str]) -> Answer:
         if seen.is_leftover and seen.rows.total():
             counted = ", ".join(f"{count} of {name}" for name, count in seen.rows.items())
             return Outcome.ERASED, f"rows of a thread whose key was destroyed deleted and read again: {counted}"
-        if self._owner_field is not None and seen.rows[_KEYS] and not seen.owners - {None} <= forms:
-            return Outcome.OWNER_MISMATCH, f"the {self._shape.noun} names somebody else"
+        if self._owner_field is not None and seen.rows[_KEYS]:
+            named = seen.owners - {None}
+            if not named:
+                return Outcome.OWNER_MISMATCH, "the key cannot be read, so nobody can say whose it is"
+            if not named <= forms:
+                return Outcome.OWNER_MISMATCH, f"the {self._shape.noun} names somebody else"
         return super()._judge(seen, forms)
 
     @override
     def _before_commit(self, now_open: _Open, gone: Batch) -> None:
         super()._before_commit(now_open, gone)
         for (thread,) in gone.keys:
-            key = self._folder.key(self._folder.path(thread, KEY))
+            sealed = self._is_sealed(self._folder.path(thread, KEY))
             try:
-                self._folder.close(thread, sealed=key is not None and key.from_the_start)
+                self._folder.close(thread, sealed=sealed)
             except OSError:
                 raise Refused("a key could not be unlinked") from None
             if self._folder.has_files(thread):
@@ -249,7 +276,7 @@ class SealedConnector(LangGraphConnector):
 
     @override
     def _plain(self, value: object, written: str | None, name: Key) -> Any:
-        key = self._folder.key(self._folder.path(str(name[0]), KEY))
+        key = self._readable(self._folder.path(str(name[0]), KEY))
         read = super()._plain(value, written, name)
         return read if key is None else _opened(read, key.key, alone=self._is_capturing and key.from_the_start)
 

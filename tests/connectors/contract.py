@@ -334,7 +334,7 @@ class Contract:
             assert report.detail
             assert erase(connector, mine)[0].outcome is Outcome.ERASED
         if report.held:
-            with pytest.raises(Exception, match="erased|fenced"):
+            with pytest.raises(Exception, match=r"erased|fenced"):
                 bed.put("mia-0", "again", "mia")
             assert bed.get("mia-0") is None
         assert [bed.get(item.copy_id) for item in others] == [text_of("ben-0")]

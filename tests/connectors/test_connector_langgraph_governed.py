@@ -279,6 +279,26 @@ def test_a_key_whose_rows_the_application_deleted_goes_only_with_its_owner(seale
     ]
 
 
+def test_a_key_that_cannot_be_read_fails_its_own_thread_alone(sealed: SealedSqlite) -> None:
+    mine, others = fill(sealed, 3)
+    sealed.path("mia-1", ".key").write_bytes(b'{"thread": "mia-1", "own')
+    with sealed.open() as connector:
+        held = captured(connector, mine)
+        receipts = erase(connector, mine)
+        left = connector.verify(mine, Level.L1, deadline=10)
+        with pytest.raises(StoreUnreachable):
+            list(connector.discover(Selector(identifiers=(MIA,)), deadline=10))
+    assert [text_of(item.copy_id).encode() in item.canaries for item in held] == [True, False, True]
+    assert [each.outcome for each in receipts] == [Outcome.ERASED, Outcome.OWNER_MISMATCH, Outcome.ERASED]
+    assert [each.present for each in left] == [False, True, False]
+    assert sealed.path("mia-1", ".key").exists()
+    with sealed.open(owner=False) as connector:
+        # Where no owner is compared the thread goes, and what it was sealed under proves nothing any more.
+        assert erase(connector, mine[1:2])[0].outcome is Outcome.ERASED
+        assert connector.reclaim(Level.L2, now=NOW, deadline=10).method.startswith("VACUUM")
+    assert [sealed.get(item.copy_id) for item in others] == [text_of(item.copy_id) for item in others]
+
+
 @pytest.mark.parametrize(
     "config",
     [
