@@ -103,8 +103,10 @@ class ThreadFilesConnector(OneByOne):
         for item in items:
             path = self._folder.path(self.place(item.locator), DATABASE)
             own.append(path)
-            captured = self._of_file(path, _Capturing(item, limit), limit)
-            held[item.copy_id] = captured or []
+            try:
+                held[item.copy_id] = self._of_file(path, _Capturing(item, limit), limit) or []
+            except StoreUnreachable:
+                held[item.copy_id] = []  # damaged: `erase` says so of this thread alone
         # What files of other threads hold too tells nobody apart.
         every = list(dict.fromkeys(canary for canaries in held.values() for canary in canaries))
         shared = {every[number] for number, _ in self._folder.scan(every, limit, without=own)} if every else set()
@@ -127,7 +129,10 @@ class ThreadFilesConnector(OneByOne):
         with self._folder.alone([path], limit):  # 1
             if not self._folder.has_files(thread):
                 return Outcome.ALREADY_ABSENT, "no file of the thread"
-            answer = self._judged(item, path, thread, forms, limit)  # 2
+            try:
+                answer = self._judged(item, path, thread, forms, limit)  # 2
+            except StoreUnreachable:
+                return Outcome.FAILED, "the thread's file cannot be read, so nobody can say whose it is"
             if answer[0] is not Outcome.ERASED:
                 return answer
             self._freed += self._folder.close(thread, sealed=False)  # 3, 4

@@ -279,6 +279,21 @@ def test_a_key_whose_rows_the_application_deleted_goes_only_with_its_owner(seale
     ]
 
 
+def test_a_file_that_is_damaged_fails_its_own_thread_alone(files: OneFileAThread) -> None:
+    mine, others = fill(files, 3)
+    damaged = b"no database at all, though it says what she said: " + text_of("mia-1").encode()
+    files.path("mia-1", ".db").write_bytes(damaged)
+    with files.open() as connector:
+        held = captured(connector, mine)
+        receipts = erase(connector, mine)
+        left = connector.verify(mine, Level.L1, deadline=10)
+    assert [bool(item.canaries) for item in held] == [True, False, True]
+    assert [each.outcome for each in receipts] == [Outcome.ERASED, Outcome.FAILED, Outcome.ERASED]
+    assert [each.present for each in left] == [False, True, False]
+    assert files.path("mia-1", ".db").read_bytes() == damaged
+    assert [files.get(item.copy_id) for item in others] == [text_of(item.copy_id) for item in others]
+
+
 def test_a_key_that_cannot_be_read_fails_its_own_thread_alone(sealed: SealedSqlite) -> None:
     mine, others = fill(sealed, 3)
     sealed.path("mia-1", ".key").write_bytes(b'{"thread": "mia-1", "own')
