@@ -12,7 +12,7 @@ from sqlmodel import Session
 from registry import bulk
 from registry.acting import Acting
 from registry.declaration import DataClass
-from registry.ends import EndsAt
+from registry.ends import EndsAt, HeldClasses
 from registry.graph import Parent
 from registry.item import Item
 from registry.keyed import Lookups, Seals
@@ -46,7 +46,16 @@ class Line:
 class Batch:
     """One call of `register`: what it was given, what it found, and what each step decided."""
 
-    def __init__(self, session: Session, vault: Vault, acting: Acting, now: datetime, *, ends_at: EndsAt) -> None:
+    def __init__(
+        self,
+        session: Session,
+        vault: Vault,
+        acting: Acting,
+        now: datetime,
+        *,
+        ends_at: EndsAt,
+        held: HeldClasses = (),
+    ) -> None:
         self.session = session
         self.vault = vault
         self.acting = acting
@@ -54,6 +63,7 @@ class Batch:
         self.now = now
         self.created = bulk.instant(now)
         self.ends_at = ends_at
+        self.held = held
         self.lookups = Lookups(vault, acting.tenant_id)
         self.seals = Seals(session, vault, acting.tenant_id)
         self.present = Present(session, acting.tenant_id)

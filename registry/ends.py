@@ -5,7 +5,7 @@ Guarantees: pure. It is a hint for the sweep, stored with the item; `retention.d
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -15,6 +15,14 @@ import sqlalchemy as sa
 from registry import bulk
 from registry.declaration import DataClass
 from registry.memories import faded_at
+
+HeldClasses = Sequence[frozenset[str]]
+"""The classes that each legal hold in force names, of holds that name any."""
+
+
+def leaves_hold(held: HeldClasses, former: str, wanted: str) -> bool:
+    """Whether a hold on the former class would lose an item that comes into the wanted one."""
+    return any(former in names and wanted not in names for names in held)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -192,6 +192,18 @@ class ClassInUse(Conflict):
         self.change = change
 
 
+class HeldInItsClass(RegistryError):
+    """A legal hold on a class keeps an item, which under another class would not be kept by it."""
+
+    problem = "legal-hold"
+    hint = "hold the item by its id or its person as well, or wait until the hold is released"
+
+    def __init__(self, former: str, wanted: str) -> None:
+        super().__init__(f"a legal hold keeps what is in {former!r}: it would not keep it in {wanted!r}")
+        self.former = former
+        self.wanted = wanted
+
+
 class StoreInUse(Conflict):
     """A store holds live artifacts; without it nothing could erase them."""
 

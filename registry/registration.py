@@ -23,7 +23,7 @@ from sqlmodel import Session, col
 from registry import bulk, classes, stores, working
 from registry.acting import Acting
 from registry.batch import Batch, Line, rejected
-from registry.ends import EndsAt, default_ends_at
+from registry.ends import EndsAt, HeldClasses, default_ends_at
 from registry.errors import Fault, InvalidDeclaration
 from registry.going import hold_back, requests_of
 from registry.ids import go_past
@@ -47,8 +47,11 @@ def register(
     now: datetime,
     *,
     ends_at: EndsAt = default_ends_at,
+    held: HeldClasses = (),
 ) -> list[dict[str, Any]]:
     """One result per item, in order: `id`, `status`, and `problem` or `request` where there is one. Source: API §4.
+
+    What a hold keeps for its class waits for a human before it comes into another one; `held` are those classes.
 
     Raises: InvalidDeclaration for a batch that is too long.
     """
@@ -57,7 +60,7 @@ def register(
         raise InvalidDeclaration("batch", [Fault(pointer="/artifacts", detail=detail)])
     with bulk.without_collector():
         # What the batch made is gone before the collector wakes up, so that it has nothing to walk.
-        return _run(Batch(session, vault, acting, now, ends_at=ends_at), items)
+        return _run(Batch(session, vault, acting, now, ends_at=ends_at, held=held), items)
 
 
 def _run(batch: Batch, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -19,8 +19,8 @@ from registry.acting import Acting
 from registry.artifact_rows import by_numbers, parent_names, public_name
 from registry.claims import Edge, claims_of, settle_claims
 from registry.declaration import DataClass
-from registry.ends import CONSENT, EndsAt, dates_of, default_ends_at
-from registry.errors import Conflict, SamePrincipalDecides, UnknownRegistrationReview
+from registry.ends import CONSENT, EndsAt, HeldClasses, dates_of, default_ends_at, leaves_hold
+from registry.errors import Conflict, HeldInItsClass, SamePrincipalDecides, UnknownRegistrationReview
 from registry.graph import Parent, full_sets, mark_fenced, spread, write_sets
 from registry.keyed import Seals, canonical_json
 from registry.models import Artifact, ClaimedSource, Derivation, Token
@@ -86,11 +86,12 @@ def decide_review(
     reason: str,
     now: datetime,
     ends_at: EndsAt = default_ends_at,
+    held: HeldClasses = (),
 ) -> dict[str, Any]:
     """The review after a human's word, which takes effect at once.
 
     Raises: UnknownRegistrationReview; Conflict where it is decided; SamePrincipalDecides for who asked for the change;
-    RejectedSources where too many people would stand behind the item.
+    RejectedSources where too many people would stand behind the item; HeldInItsClass where a hold would lose it.
     """
     row = _load(session, acting.tenant_id, review_id)
     if row.decision is not None:
@@ -103,6 +104,9 @@ def decide_review(
     if item.status in _ENDED:
         row.decision = GONE
     elif row.decision == ACCEPTED:
+        wanted = row.wanted.get("data_class")
+        if wanted is not None and leaves_hold(held, item.data_class, wanted):
+            raise HeldInItsClass(item.data_class, wanted)
         _apply(session, vault, acting, item, row, now=now, ends_at=ends_at)
     else:
         _take_away(session, row)

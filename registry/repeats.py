@@ -19,7 +19,7 @@ from registry import memory_log
 from registry.batch import LABEL, Batch, Line, erased
 from registry.claims import Edge, note_claims, open_review, settle_claims
 from registry.declaration import DataClass
-from registry.ends import CONSENT
+from registry.ends import CONSENT, leaves_hold
 from registry.graph import INLINE, Parent, full_sets, mark_erasing, mark_fenced, parents_of, spread, write_sets
 from registry.ids import artifact_name
 from registry.item import Item
@@ -113,7 +113,7 @@ def _needs_a_human(batch: Batch, known: Known, item: Item) -> bool:
     """What the item's own token may not do alone.
 
     An inference never takes the place of a statement by being newer; another class never ends an item earlier, nor
-    keeps it from being erased.
+    keeps it from being erased, nor takes it out of a hold.
     """
     if _overwrites(known, item) and not may_overwrite(known.source_type, known.verification, item.source_type):
         return True
@@ -121,6 +121,8 @@ def _needs_a_human(batch: Batch, known: Known, item: Item) -> bool:
         return False
     former = batch.classes.get(known.data_class)
     if former is None or _is_weaker(item.data_class, former):
+        return True
+    if leaves_hold(batch.held, known.data_class, item.data_class.name):
         return True
     end, was = _end_as(batch, known, item, item.data_class), _end_as(batch, known, None, former)
     return end is not None and (was is None or end < was)

@@ -19,8 +19,8 @@ from ledger.entry import Kind
 from registry import classes
 from registry.acting import Acting
 from registry.artifacts import by_numbers, public_name
-from registry.ends import dates_of
-from registry.errors import UnknownClass
+from registry.ends import dates_of, leaves_hold
+from registry.errors import HeldInItsClass, UnknownClass
 from registry.ids import new_id
 from registry.keyed import NOBODY, Seals, canonical_json, chunks
 from registry.models import Artifact
@@ -31,7 +31,7 @@ from retention.events import ARTIFACT_KIND, ENDED, happened, scopes_of, write_hi
 from retention.items import VAULT
 from retention.models import DispositionRow
 from retention.schedule import ends_at, month_end
-from retention.stops import EventRecord
+from retention.stops import EventRecord, held_classes
 from retention.sweep import SweepItem
 from vault.models import OPENING, DataKey
 from vault.vault import Vault
@@ -151,7 +151,7 @@ def decide_disposition(
     spec: Mapping[str, Any],
     now: datetime,
 ) -> dict[str, Any]:
-    """The disposition as decided. Raises: InvalidDeclaration, UnknownClass, NotKnown, NotOpen."""
+    """The disposition as decided. Raises: InvalidDeclaration, UnknownClass, HeldInItsClass, NotKnown, NotOpen."""
     decision, until, data_class, comment = _parsed(spec, now)
     row = _load(session, acting.tenant_id, disposition_id)
     artifact = by_numbers(session, acting.tenant_id, (row.artifact_id,)).get(row.artifact_id)
@@ -274,6 +274,8 @@ def _reclassify(session: Session, tenant_id: int, artifact: Artifact, data_class
     spec = classes.in_force(session, tenant_id).get(data_class)
     if spec is None:
         raise UnknownClass(data_class)
+    if leaves_hold(held_classes(session, tenant_id), artifact.data_class, spec.name):
+        raise HeldInItsClass(artifact.data_class, spec.name)
     artifact.data_class, artifact.class_version = spec.name, spec.version
     session.add(artifact)
     session.flush()

@@ -33,7 +33,7 @@ from registry.artifacts import find_artifacts
 from registry.errors import InvalidDeclaration, MalformedSubject
 from registry.identifiers import Identifier, parse_subject
 from registry.ids import random_hex
-from registry.keyed import NOBODY, Lookups, Seals, canonical_json, chunks
+from registry.keyed import NOBODY, Lookups, Seals, canonical_json, chunks, hold_writer
 from registry.models import Artifact, ScopeKey
 from registry.people import expand
 from registry.reading import Faults, Reader, is_list
@@ -111,6 +111,7 @@ class Holds:
         }
         self._record.event(acting.tenant_id, Kind.HOLD_PLACED, body, now)  # 2
         with self._transactions(acting.tenant_id) as session:  # 3
+            hold_writer(session, acting.tenant_id)
             seals = Seals(session, self._vault, acting.tenant_id)
             said = canonical_json({"matter": wanted.matter, "reason": wanted.reason})
             row = HoldRow(

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
 
+import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from ledger.entry import Kind
 from registry.graph import ARTIFACT, ENTRY, Parent, children_of, made_from_entries, parents_of
+from registry.keyed import hold_writer
 from registry.people import groups
 from retention.decide import Claim, Hold, Restriction
 from retention.models import HoldRow
@@ -95,6 +97,21 @@ def holds_in_force(session: Session, tenant_id: int) -> tuple[Hold, ...]:
     rows = session.exec(select(HoldRow).where(HoldRow.tenant_id == tenant_id, col(HoldRow.released_at).is_(None))).all()
     one_person = groups(session, tenant_id, {number for row in rows for number in row.subjects})
     return tuple(_hold(row, frozenset[int]().union(*(one_person[number] for number in row.subjects))) for row in rows)
+
+
+def held_classes(session: Session, tenant_id: int) -> list[frozenset[str]]:
+    """The classes that each hold in force names, of holds that name any, for who changes an item's class.
+
+    Takes the tenant's turn to write, as placing a hold does: a hold is there before the change, or finds the item in
+    its new class.
+    """
+    hold_writer(session, tenant_id)
+    rows = session.scalars(
+        sa.select(col(HoldRow.data_classes)).where(
+            col(HoldRow.tenant_id) == tenant_id, col(HoldRow.released_at).is_(None)
+        )
+    )
+    return [frozenset(names) for names in rows if names]
 
 
 def held_among(

@@ -24,6 +24,7 @@ from registry.acting import Acting
 from registry.lineage_out import note_late, prov_of
 from registry.playback import ReadEntry, entry_name, read_entries
 from registry.restricted import closed_entries
+from retention.stops import held_classes
 
 router = make_router("artifacts")
 MAX_ARTIFACTS = 5000
@@ -106,7 +107,8 @@ def register(body: Registration, acting: Writer, parts: Parts) -> Results:
     """Registers up to 5,000 artifacts; never reads the store. The same place is the same artifact."""
     now = parts.clock.now()
     with parts.database.transaction(acting.tenant_id) as session:
-        results = artifacts.register(session, parts.vault, acting, body.artifacts, now)
+        held = held_classes(session, acting.tenant_id)
+        results = artifacts.register(session, parts.vault, acting, body.artifacts, now, held=held)
         late = [one["id"] for one in results if one["status"] in ("exists", "changed")]
         if late and parts.settings.openlineage:
             note_late(session, acting.tenant_id, LATE, late, now)

@@ -12,6 +12,7 @@ from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_curs
 from api.requests import Body, Instant, make_router
 from ledger.entry import Kind
 from registry import repeat_reviews
+from retention.stops import held_classes
 
 router = make_router("artifacts")
 ReviewId = Annotated[str, Path(pattern=r"^rev_[0-9a-f]{16}$", examples=["rev_" + "0" * 16])]
@@ -73,7 +74,14 @@ def decide_registration_review(
     now = parts.clock.now()
     with parts.database.transaction(acting.tenant_id) as session:
         found = repeat_reviews.decide_review(
-            session, parts.vault, acting, registration_review_id, body.decision, reason=body.reason, now=now
+            session,
+            parts.vault,
+            acting,
+            registration_review_id,
+            body.decision,
+            reason=body.reason,
+            now=now,
+            held=held_classes(session, acting.tenant_id),
         )
         event = {
             "review": registration_review_id,

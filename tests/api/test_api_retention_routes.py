@@ -118,6 +118,27 @@ def test_a_hold_keeps_a_file_until_another_person_releases_it(desk: Any) -> None
     assert second.post(f"/v1/holds/{hold['id']}/release?preview=false").status_code == 409
 
 
+def test_no_token_takes_an_item_out_of_a_hold_on_its_class(desk: Any) -> None:
+    longer = CLASS | {"retention": {"keep": "P9Y", "from": "created", "then": "erase"}}
+    assert desk.role("platform").put("/v1/data-classes/longer", json=longer).status_code in (200, 201)
+    name, path, key = put_file(desk)
+    legal = desk.role("legal")
+    spec = {"name": "acme", "matter": "m", "reason": "r", "selector": {"data_classes": ["cv"]}}
+    hold = legal.post("/v1/holds", json=spec).json()["id"]
+    item = {"data_class": "longer", "store": "files", "locator": {"path": path.name},
+            "subjects": ["email:ada@example.org"], "scope": key}  # fmt: skip
+    [asked] = desk.role("writer").post("/v1/artifacts", json={"artifacts": [item]}).json()["results"]
+    assert asked["status"] == "review", "a longer class is the writer's own to choose, but for the hold"
+    [review] = [one for one in legal.get("/v1/registration-reviews").json()["items"] if one["artifact"] == name]
+    said = {"decision": "accept", "reason": "looked at it"}
+    refused = legal.post(f"/v1/registration-reviews/{review['id']}", json=said)
+    assert (refused.status_code, refused.json()["type"].rpartition("/")[2]) == (423, "legal-hold"), refused.text
+    assert legal.get(f"/v1/artifacts/{name}").json()["data_class"] == "cv"
+    assert desk.role("legal2").post(f"/v1/holds/{hold}/release?preview=false").status_code == 200
+    assert legal.post(f"/v1/registration-reviews/{review['id']}", json=said).status_code == 200
+    assert legal.get(f"/v1/artifacts/{name}").json()["data_class"] == "longer"
+
+
 def test_a_braked_run_waits_for_another_person(desk: Any) -> None:
     files = [put_file(desk) for _ in range(55)]
     for _, _, key in files:

@@ -18,6 +18,7 @@ from erasure.parts import Tenant
 from erasure.planning import Planner
 from erasure.reader import Reader
 from erasure.worker import run_due
+from registry.errors import HeldInItsClass
 from registry.models import Derivation
 from retention import dispositions
 from retention.decide import Hold
@@ -103,6 +104,38 @@ def test_what_a_hold_names_stays_in_every_class_whoever_wants_it_gone(house: Any
             run_due(house.parts, Tenant(tenant_id=house.tenant_id, name="acme", log_id=house.log_id), house.now)
             house.now += timedelta(minutes=1)
     assert not set(STATES) & house.rows(), "and it goes when the hold has ended"
+
+
+@pytest.mark.scenario("E8")
+def test_a_review_takes_nothing_out_of_a_hold_on_its_class(house: Any) -> None:
+    # Another class would have ended it in the next pass: a hold names classes as they are when a decision is made.
+    house.plain("paper", retention={"keep": "P30D", "from": "created", "then": "review"})
+    house.plain("draft", retention={"keep": "P1D", "from": "created", "then": "erase"})
+    house.note("paper", "paper")
+    house.now += timedelta(days=31)
+    house.sweep()
+    placed = hold(house, data_classes=["paper"])
+    with house.transaction(write=False) as session:
+        [(_, waiting)] = dispositions.dispositions(session, house.tenant_id, house.now)
+
+    def reclassify() -> None:
+        spec = {"decision": "reclassify", "data_class": "draft", "comment": "never sent"}
+        with house.transaction() as session:
+            dispositions.decide_disposition(
+                session, house.services.vault, house.services.record, house.acting(), disposition_id=waiting["id"],
+                spec=spec, now=house.now,
+            )  # fmt: skip
+
+    with pytest.raises(HeldInItsClass):
+        reclassify()
+    assert house.sweep()["kept"] == {"hold": 1}
+    wider = hold(house, data_classes=["paper", "draft"])
+    house.holds.release(house.acting("bea"), placed, preview=False, now=house.now)
+    reclassify()
+    assert house.sweep()["kept"] == {"hold": 1}, "the wider hold goes along"
+    house.holds.release(house.acting("bea"), wider, preview=False, now=house.now)
+    house.sweep()
+    assert house.rows() == set()
 
 
 @pytest.mark.scenario("E8")
