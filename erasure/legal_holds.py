@@ -44,7 +44,7 @@ from registry.keyed import chunks
 from registry.models import Artifact, ScopeKey, StoreRow, StreamRow
 from retention.decide import Hold
 from retention.due import schedules_in_force
-from retention.holds import conditions_of, is_held
+from retention.holding import conditions_of, is_held
 from retention.items import STREAM_KIND, load_artifacts
 from retention.models import StoreHoldRow
 from retention.stops import holds_in_force, with_copies

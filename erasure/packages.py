@@ -20,7 +20,7 @@ from registry.ids import artifact_name
 from registry.keyed import chunks
 from registry.models import Artifact
 from retention.decide import Hold
-from retention.holds import conditions_of
+from retention.holding import conditions_of
 from retention.parts import streams_of
 from retention.stops import held_among, with_copies
 

@@ -14,17 +14,17 @@ A crash after 2 leaves an event without effect; the caller got no answer and pla
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from ledger.entry import Kind, format_instant
+from ledger.entry import Kind
 from ledger.head import Transactions
 from ledger.models import EntryRow
 from registry import classes, subjects
@@ -33,35 +33,26 @@ from registry.artifacts import find_artifacts
 from registry.errors import InvalidDeclaration, MalformedSubject
 from registry.identifiers import Identifier, parse_subject
 from registry.ids import random_hex
-from registry.keyed import NOBODY, Lookups, Seals, canonical_json, chunks, hold_writer
-from registry.models import Artifact, ScopeKey
+from registry.keyed import NOBODY, Lookups, Seals, canonical_json, hold_writer
+from registry.models import Artifact
 from registry.people import expand
 from registry.reading import Faults, Reader, is_list
-from registry.sets import sets_of
-from retention.decide import Decision, Hold, Item, decide
+from retention.decide import Hold
 from retention.due import schedules_in_force
 from retention.errors import NotKnown, NotOpen, SecondPersonNeeded
-from retention.events import ARTIFACT_KIND, CONVERSATION
-from retention.items import Candidate, load_artifacts
+from retention.events import CONVERSATION
+from retention.holding import conditions_of, is_held
+from retention.items import load_artifacts
 from retention.models import HoldRow, StoreHoldRow
 from retention.parts import places_of, split_ref, streams_of
-from retention.stops import Desk, EventRecord, Resumed
-from retention.sweep import decided, is_due
+from retention.releases import freed_by_release
+from retention.stops import Desk, EventRecord
 from vault.models import OPENING, DataKey
 from vault.vault import Vault
 
 LABEL = "hold"
-LISTED = 10_000
-"""How many items a preview lists; the counts are complete."""
-_BATCH = 5_000
 _MAX_NAMED = 1_000
-_ANY_TIME = datetime(2000, 1, 1, tzinfo=UTC)
 _SELECTORS = ("subjects", "data_classes", "scope", "artifacts", "entries")
-
-
-def is_held(item: Item, holds: Sequence[Hold]) -> bool:
-    """Whether any of the holds names the item: the first question of the one decision, asked alone."""
-    return decide(item, None, holds, (), (), _ANY_TIME).rule == "hold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +131,8 @@ class Holds:
         """
         with self._transactions(acting.tenant_id, write=False) as session:
             row = self._open(session, acting.tenant_id, hold_id)
-            found = self._becomes_due(session, acting.tenant_id, self._known(session, acting.tenant_id)[hold_id], now)
+            hold = self._known(session, acting.tenant_id)[hold_id]
+            found = freed_by_release(session, acting.tenant_id, self._desk, hold, now)
             if preview:
                 return {**view_of(row), **found, "released": False, "next": _next_of(hold_id)}
             if self._approval != "single" and acting.principal == row.created_by:
@@ -231,35 +223,6 @@ class Holds:
         held = [one.artifact_id for one in loaded if one.artifact_id is not None and is_held(one.item, (hold,))]
         return sorted(self._desk.sent(session, tenant_id, held)) if held else []
 
-    def _becomes_due(self, session: Session, tenant_id: int, hold: Hold, now: datetime) -> dict[str, Any]:
-        """Every item the hold names, with what happens to it once the hold is gone."""
-        stops = self._desk.stops(session, tenant_id)
-        others = [one for one in stops.holds if one.hold_id != hold.hold_id]
-        schedules = schedules_in_force(session, tenant_id)
-        resumed = self._desk.deferred(session, tenant_id, hold.hold_id, now)
-        # What a request that waited takes up again is due whatever its class says.
-        erased = {copy.ref for copies in resumed.values() for copy in copies if copy.then == "erased"}
-        listed: list[dict[str, Any]] = []
-        total = now_due = 0
-        for batch in _matching(session, tenant_id, hold):
-            for one in load_artifacts(session, tenant_id, batch, schedules):
-                schedule = schedules.get(one.data_class)
-                rules = None if schedule is None else schedule.rules
-                decision = decide(decided(one), rules, others, stops.restrictions, stops.claims, now)
-                if one.ref in erased:
-                    decision = Decision("erase", "request", None, decision.because)
-                due = is_due(decision)
-                total, now_due = total + 1, now_due + due
-                if len(listed) < LISTED:
-                    listed.append(_line(one, decision, due=due))
-        listed.sort(key=lambda line: (not line["due"], line["until"] or "9999", line["id"]))
-        return {
-            "items": total,
-            "due": now_due,
-            "becomes_due": listed,
-            "requests": [_resumes(name, copies) for name, copies in sorted(resumed.items())],
-        }
-
 
 def _now(session: Session, tenant_id: int, hold: Hold) -> dict[str, Any]:
     return {
@@ -273,20 +236,6 @@ def _next_of(hold_id: str) -> str:
         f"nothing was released: this shows what the release would do. POST /v1/holds/{hold_id}/release?preview=false, "
         "as another principal than the one who placed the hold, releases it"
     )
-
-
-def _resumes(request_id: str, copies: Sequence[Resumed]) -> dict[str, Any]:
-    """What a request that waited does the moment the hold ends: how much at once, how much a human is asked about."""
-    return {
-        "request": request_id,
-        "copies": [copy.ref for copy in copies],
-        "erased_at_once": sum(copy.then == "erased" for copy in copies),
-        "awaiting_human": sum(copy.then == "awaiting_human" for copy in copies),
-        "retained": sum(copy.then == "retained" for copy in copies),
-        "details": [
-            {"copy": copy.ref, "then": copy.then, "rule": copy.rule, "collateral": copy.collateral} for copy in copies
-        ],
-    }
 
 
 def parse_hold(spec: Mapping[str, Any]) -> _Wanted:
@@ -425,57 +374,3 @@ def at_stores(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
         found.update((number, state) for number, state in session.execute(query))
     states = list(found.values())
     return {state: states.count(state) for state in sorted(set(states))}
-
-
-def conditions_of(session: Session, tenant_id: int, hold: Hold) -> Iterator[sa.ColumnElement[bool]]:
-    """Conditions on artifacts, any of which a held one meets; each is an index look-up."""
-    for chunk in chunks(sorted(sets_of(session, tenant_id, expand(session, tenant_id, hold.subjects)))):
-        yield col(Artifact.set_id).in_(chunk)
-    for some in chunks(sorted(hold.artifacts)):
-        yield col(Artifact.id).in_(some)
-    if hold.data_classes:
-        yield col(Artifact.data_class).in_(sorted(hold.data_classes))
-    if hold.scopes:
-        yield col(Artifact.id).in_(
-            sa.select(col(ScopeKey.item)).where(
-                col(ScopeKey.tenant_id) == tenant_id,
-                col(ScopeKey.kind) == ARTIFACT_KIND,
-                col(ScopeKey.lookup).in_([bytes.fromhex(scope) for scope in sorted(hold.scopes)]),
-            )
-        )
-
-
-def _matching(session: Session, tenant_id: int, hold: Hold) -> Iterator[list[Artifact]]:
-    """The artifacts a hold names, each once, in batches."""
-    seen: set[int] = set()
-    for condition in conditions_of(session, tenant_id, hold):
-        after = 0
-        while True:
-            rows = session.exec(
-                select(Artifact)
-                .where(
-                    Artifact.tenant_id == tenant_id,
-                    col(Artifact.status) != "erased",
-                    col(Artifact.id) > after,
-                    condition,
-                )
-                .order_by(col(Artifact.id))
-                .limit(_BATCH)
-            ).all()
-            yield [row for row in rows if row.id not in seen]
-            seen.update(row.id for row in rows)
-            if len(rows) < _BATCH:
-                break
-            after = rows[-1].id
-
-
-def _line(one: Candidate, decision: Decision, *, due: bool) -> dict[str, Any]:
-    return {
-        "id": one.ref,
-        "data_class": one.data_class,
-        "store": one.store,
-        "due": due,
-        "action": decision.action,
-        "rule": decision.rule,
-        "until": None if decision.until is None else format_instant(decision.until),
-    }

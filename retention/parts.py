@@ -8,7 +8,7 @@ Opens nothing and decides nothing.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
@@ -22,6 +22,7 @@ from registry.limited import scopes_of
 from registry.models import ScopeKey, StreamRow
 from vault.models import DataKey, KeyState, PartKey
 
+_LAST_MONTH = "9999-12"
 PartPlace = tuple[int, int]
 """Where a part stands: the entry's place in the log, and its number in the entry."""
 
@@ -289,6 +290,20 @@ def any_kept(session: Session, tenant_id: int) -> bool:
         col(PartKey.state) == KeyState.LIVE.value,
     )
     return session.scalars(query.limit(1)).first() is not None
+
+
+def every_kept(
+    session: Session, tenant_id: int, data_classes: Collection[str], *, batch: int
+) -> Iterator[list[KeptRow]]:
+    """All parts with live keys of their own whose data key went and is of these classes, in the order of their ids."""
+    for name in data_classes if any_kept(session, tenant_id) else ():
+        after = ""
+        while True:
+            rows = due_kept(session, tenant_id, name, _LAST_MONTH, after=after, limit=batch)
+            yield rows
+            if len(rows) < batch:
+                break
+            after = rows[-1].ref
 
 
 def due_kept(session: Session, tenant_id: int, data_class: str, month: str, *, after: str, limit: int) -> list[KeptRow]:

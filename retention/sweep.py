@@ -199,6 +199,16 @@ def decision_about(
     raise AssertionError  # the candidate is among those looked at
 
 
+def decisions_about(
+    candidates: Iterable[Candidate], schedules: Mapping[str, Schedule], stops: Stops, now: datetime
+) -> Iterator[tuple[Candidate, Decision]]:
+    """What a pass would say of each, roots first; what a human said of it in a review counts as said. Pure."""
+    all_of_them = list(candidates)
+    known = {one.artifact_id: one for one in all_of_them if one.artifact_id is not None}
+    for looked in _look(all_of_them, known, schedules, stops, now):
+        yield looked.one, looked.decision._replace(action="erase") if looked.by_hand else looked.decision
+
+
 def _look(
     candidates: Sequence[Candidate],
     known: Mapping[int, Candidate],

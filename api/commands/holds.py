@@ -103,7 +103,8 @@ def release(
 
 def release_lines(found: Mapping[str, Any]) -> list[str]:
     """What a release sets free: by retention, and at once by the requests that waited for it."""
-    lines = [f"  {found['items']} items were kept, {found['due']} of them are due by retention then"]
+    kept = f"{found['items']} items, {found['keys']} keys and {found['entries']} parts of the record were kept"
+    lines = [f"  {kept}; {found['due']} of these and of what was made from them are due then"]
     for request in found["requests"]:
         lines.append(
             f"  request {request['request']}: {request['erased_at_once']} erased at once, "

@@ -19,7 +19,7 @@ from registry.duration import Duration
 from registry.ends import Dates
 from retention.decide import Claim, Hold, Item, Restriction
 from retention.due import due_month
-from retention.holds import is_held
+from retention.holding import is_held
 from retention.items import Candidate, Source
 from retention.schedule import Schedule, ends_at, maximum_age, month_end, newest_start, schedule_of
 from retention.stops import Stops
