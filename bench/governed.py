@@ -101,8 +101,8 @@ def main() -> int:
                     took[name].append(time.perf_counter() - started)
         for connection in opened:
             connection.close()
-        for name, config in configs.items():
-            whole, freed = _erase({**config, "owner_field": "user_id"}, names[::10])
+        for name, place in configs.items():
+            whole, freed = _erase({**place, "owner_field": "user_id"}, names[::10])
             print(
                 f"{name:<7} {1e3 * statistics.median(took[name]):6.1f} ms a turn; {len(names[::10])} of {len(names)}"
                 f" threads erased and verified at L2 in {whole:6.2f} s, freeing {freed:6.3f} s of it"
