@@ -30,7 +30,7 @@ from ledger.entry import Kind
 from registry.duration import Duration
 from retention.decide import DESTRUCTIVE, Item, Rules, decide
 from retention.models import SweepRow
-from retention.stops import holds_in_force
+from retention.stops import holds_in_force, keep_holds_out
 
 KEPT_FOR = Duration.parse("P30D")
 """How long the words of a request outlive its end. Source: DESIGN §7."""
@@ -88,6 +88,7 @@ def _sweep_may_end(session: Session, row: SweepRow, now: datetime) -> bool:
 def _decided(  # noqa: PLR0917 - the values of one decision
     session: Session, tenant_id: int, rules: Rules, people: frozenset[int], ended: datetime, now: datetime
 ) -> bool:
+    keep_holds_out(session, tenant_id)
     item = Item(item_id=-1, data_class=REQUEST_CLASS, created=ended, subjects=people, own_subjects=people)
     return decide(item, rules, holds_in_force(session, tenant_id), (), (), now).action in DESTRUCTIVE
 

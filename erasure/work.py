@@ -26,6 +26,7 @@ from registry import bulk, subjects
 from registry.sets import members
 from retention.decide import DESTRUCTIVE
 from retention.models import SweepRow
+from retention.stops import keep_holds_out
 
 BACKOFF = timedelta(seconds=5)
 """The wait after a first failed attempt; it doubles with each further one."""
@@ -108,7 +109,11 @@ class _Sealed(Protocol):
 
 
 def facts_now(session: Session, work: Work, copies: Sequence[_Line], now: datetime) -> PlanInput:
-    """What decides about these copies, with the rules, holds and requests of this transaction."""
+    """What decides about these copies, with the rules, holds and requests of this transaction.
+
+    Until its end no hold is placed, so that one that comes finds what was dispatched by this.
+    """
+    keep_holds_out(session, work.tenant_id)
     claim = claim_of(work.row) if isinstance(work.row, RequestRow) else None
     return select_artifacts(
         session,

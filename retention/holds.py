@@ -33,7 +33,7 @@ from registry.artifacts import find_artifacts
 from registry.errors import InvalidDeclaration, MalformedSubject
 from registry.identifiers import Identifier, parse_subject
 from registry.ids import random_hex
-from registry.keyed import NOBODY, Lookups, Seals, canonical_json, hold_writer
+from registry.keyed import NOBODY, Lookups, Seals, canonical_json
 from registry.models import Artifact
 from registry.people import expand
 from registry.reading import Faults, Reader, is_list
@@ -46,7 +46,7 @@ from retention.items import load_artifacts
 from retention.models import HoldRow, StoreHoldRow
 from retention.parts import places_of, split_ref, streams_of
 from retention.releases import freed_by_release
-from retention.stops import Desk, EventRecord
+from retention.stops import Desk, EventRecord, wait_for_decisions
 from vault.models import OPENING, DataKey
 from vault.vault import Vault
 
@@ -91,6 +91,8 @@ class Holds:
         with self._transactions(acting.tenant_id) as session:  # 1
             hold = self._resolve(session, acting, hold_id, wanted, now)
             opaque = subjects.opaque_ids(session, acting.tenant_id, hold.subjects)
+            said = canonical_json({"matter": wanted.matter, "reason": wanted.reason})
+            sealed = Seals(session, self._vault, acting.tenant_id).seal(NOBODY, LABEL, hold_id, said)
         body = {
             "hold": hold_id,
             "by": acting.principal,
@@ -102,14 +104,12 @@ class Holds:
         }
         self._record.event(acting.tenant_id, Kind.HOLD_PLACED, body, now)  # 2
         with self._transactions(acting.tenant_id) as session:  # 3
-            hold_writer(session, acting.tenant_id)
-            seals = Seals(session, self._vault, acting.tenant_id)
-            said = canonical_json({"matter": wanted.matter, "reason": wanted.reason})
+            wait_for_decisions(session, acting.tenant_id)
             row = HoldRow(
                 tenant_id=acting.tenant_id,
                 hold_id=hold_id,
                 name=wanted.name,
-                sealed=seals.seal(NOBODY, LABEL, hold_id, said),
+                sealed=sealed,
                 subjects=sorted(hold.subjects),
                 data_classes=sorted(hold.data_classes),
                 scopes=sorted(hold.scopes),

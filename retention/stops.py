@@ -22,6 +22,8 @@ from retention.decide import Claim, Hold, Restriction
 from retention.models import HoldRow
 
 ANCESTORS = 20_000
+_LOCK_SPACE = 0x6D76  # "mv": the advisory locks of holds and of decisions by them
+_LOCK_RANGE = 2**31
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +101,31 @@ def holds_in_force(session: Session, tenant_id: int) -> tuple[Hold, ...]:
     return tuple(_hold(row, frozenset[int]().union(*(one_person[number] for number in row.subjects))) for row in rows)
 
 
+def keep_holds_out(session: Session, tenant_id: int) -> None:
+    """From here to the end of the transaction no hold is placed: what is decided is seen by the next one as sent.
+
+    Called before holds are read by whoever then destroys by them; any number may at once. SQLite has one writer anyway.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(sa.select(sa.func.pg_advisory_xact_lock_shared(_LOCK_SPACE, tenant_id % _LOCK_RANGE)))
+
+
+def wait_for_decisions(session: Session, tenant_id: int) -> None:
+    """Wait until nobody decides by the holds of before, and let nobody begin; for who places one.
+
+    Takes no other lock afterwards, since those who are waited for may have it.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK_SPACE, tenant_id % _LOCK_RANGE)))
+
+
 def held_classes(session: Session, tenant_id: int) -> list[frozenset[str]]:
     """The classes that each hold in force names, of holds that name any, for who changes an item's class.
 
-    Takes the tenant's turn to write, as placing a hold does: a hold is there before the change, or finds the item in
-    its new class.
+    A hold is there before the change, or finds the item in its new class: `keep_holds_out`.
     """
-    hold_writer(session, tenant_id)
+    hold_writer(session, tenant_id)  # first, as in every transaction that takes both
+    keep_holds_out(session, tenant_id)
     rows = session.scalars(
         sa.select(col(HoldRow.data_classes)).where(
             col(HoldRow.tenant_id) == tenant_id, col(HoldRow.released_at).is_(None)

@@ -1,0 +1,39 @@
+"""A hold and a decision to delete that meet: one of them always sees the other."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import event
+
+ADA = "email:ada@example.org"
+
+
+def test_a_hold_that_is_placed_while_a_delete_is_decided_names_it(house: Any) -> None:
+    # Without waiting for each other, the decision does not see the hold and the hold does not see what it decided.
+    house.plain("note")
+    name = house.note("first", "note")
+    house.now += timedelta(days=100)
+    spec = {"name": "n", "matter": "m", "reason": "r", "selector": {"subjects": [ADA]}}
+    placed: list[dict[str, Any]] = []
+    hold = threading.Thread(target=lambda: placed.append(house.holds.place(house.acting(), spec, house.now)))
+
+    def marks(_db: Any, _cursor: Any, statement: str, parameters: Any, _context: Any, _many: Any) -> None:
+        """Between reading the holds and saying that the copy is sent: a hold comes, and has time to be placed."""
+        if hold.ident is None and statement.startswith("UPDATE") and "running" in repr(parameters):
+            hold.start()
+            hold.join(0.5)
+
+    engine = house.services.database.engine
+    event.listen(engine, "before_cursor_execute", marks)
+    try:
+        run = house.sweep()
+    finally:
+        event.remove(engine, "before_cursor_execute", marks)
+    hold.join(10)
+    assert run["counts"]["removed"] == 1
+    # Where the hold had to wait for the whole pass, the item was gone, and is not among what it keeps.
+    [answer] = placed
+    assert (answer["items"], tuple(answer["too_late"])) in {(1, (name,)), (0, ())}
