@@ -17,6 +17,8 @@ VALUE_LIMIT = 512
 _TYPE = re.compile(r"[a-z][a-z0-9_]{0,31}")
 _PHONE_MARKS = re.compile(r"[\s().\-/]+")
 _PHONE = re.compile(r"\+?[0-9]{3,15}")
+_DOTS = re.compile("[.\u3002\uff61]")
+"""What separates the parts of a domain. Source: RFC 3490 §3.1."""
 _SCRIPTS = frozenset({"LATIN", "CYRILLIC", "GREEK", "ARMENIAN", "CHEROKEE"})
 """Scripts whose letters look like one another's."""
 
@@ -76,7 +78,7 @@ def _normalise(kind: str, value: str) -> str:
 
 
 def _email(value: str) -> str:
-    folded = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", value).casefold()).strip()
+    folded = unicodedata.normalize("NFKC", _fold(unicodedata.normalize("NFKC", value))).strip()
     local, at, domain = folded.rpartition("@")
     domain = domain.rstrip(".")
     if not at or not local or not domain or "@" in local or any(sign.isspace() for sign in folded):
@@ -85,11 +87,23 @@ def _email(value: str) -> str:
         if len({_script(sign) for sign in label} & _SCRIPTS) > 1:
             raise MalformedSubject("the address mixes scripts within one label, as look-alike addresses do")
     try:
-        domain = domain.encode("idna").decode("ascii")
+        domain = ".".join(_label(label) for label in _DOTS.split(domain))
     except UnicodeError:
         if not domain.isascii():
             raise MalformedSubject("the domain is not a valid internationalised name") from None
     return f"{local}@{domain}"
+
+
+def _fold(value: str) -> str:
+    """Case put away, and ß not written as ss: those are the addresses and domains of two people."""
+    return "ß".join(part.casefold() for part in value.replace("ẞ", "ß").split("ß"))
+
+
+def _label(label: str) -> str:
+    """A part of a domain as it is registered. Source: RFC 5891; Python's codec is of RFC 3490, which knew no ß."""
+    if "ß" not in label:
+        return label.encode("idna").decode("ascii")
+    return f"xn--{label.encode('punycode').decode('ascii')}"
 
 
 def _script(sign: str) -> str:

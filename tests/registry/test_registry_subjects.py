@@ -41,6 +41,8 @@ def test_a_malformed_or_look_alike_name_is_refused_without_repeating_it(text: An
         ("email:ada@example.org.", "email:ada@example.org"),
         ("email:\uff41da@example.org", "email:ada@example.org"),
         ("email:a@b\u00fccher.example", "email:a@xn--bcher-kva.example"),
+        ("email:Wei\u00df@Stra\u1e9ee.example", "email:wei\u00df@xn--strae-oqa.example"),
+        ("email:a@b\uff61example", "email:a@b.example"),
         ("phone:+44 20 7946-0000", "phone:00442079460000"),
         ("phone:+44 (0)20 79460000", "phone:+442079460000"),
         ("user:caf\u00e9", "user:cafe\u0301"),
@@ -54,6 +56,9 @@ def test_one_name_written_differently_is_one_name(one: str, other: str) -> None:
 def test_other_names_stay_apart() -> None:
     assert parse_subject("user:ada") != parse_subject("user:Ada")
     assert parse_subject("user:a@b.org") != parse_subject("email:a@b.org")
+    # Folding case would write both with ss, and erase one of them for the other.
+    assert parse_subject("email:wei\u00df@x.example") != parse_subject("email:weiss@x.example")
+    assert parse_subject("email:a@stra\u00dfe.example") != parse_subject("email:a@strasse.example")
     # A whole label in another script is somebody's real name; only a mixture within one label is a trick.
     assert parse_subject("email:\u0438\u0432\u0430\u043d@example.org").value.startswith("\u0438")
 
