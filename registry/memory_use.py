@@ -251,7 +251,7 @@ def _named(
         elif key in gone:
             found.append(_absent(Verdict.ERASED, "it was erased"))
         else:
-            found.append(_absent(Verdict.OUT_OF_SCOPE, "nobody registered it: nothing is known of it"))
+            found.append(_absent(Verdict.OUT_OF_SCOPE, "nothing of that name or place is known here"))
     return found
 
 
