@@ -73,10 +73,14 @@ def settle_claims(session: Session, tenant_id: int, edges: Iterable[Edge]) -> No
         )
 
 
+REVIEW_LABEL = "registration review"
+"""Under which what was said in a review is sealed: of the value that waits, then why it was decided so."""
+
+
 def open_review(
     session: Session, tenant_id: int, artifact_id: int, wanted: Mapping[str, Any], token_id: str, *, now: datetime
-) -> None:
-    """Let a human decide; the same question about an item is asked once while it is open."""
+) -> ReviewRow | None:
+    """Let a human decide; the same question about an item is asked once while it is open: None for a repeat."""
     asked = session.exec(
         select(ReviewRow).where(
             ReviewRow.tenant_id == tenant_id,
@@ -86,15 +90,15 @@ def open_review(
         )
     )
     if any(row.wanted == dict(wanted) for row in asked):
-        return
-    session.add(
-        ReviewRow(
-            tenant_id=tenant_id,
-            id=new_id(now),
-            artifact_id=artifact_id,
-            wanted=dict(wanted),
-            token_id=token_id,
-            at=now,
-        )
+        return None
+    row = ReviewRow(
+        tenant_id=tenant_id,
+        id=new_id(now),
+        artifact_id=artifact_id,
+        wanted=dict(wanted),
+        token_id=token_id,
+        at=now,
     )
+    session.add(row)
     session.flush()
+    return row

@@ -10,8 +10,11 @@ from collections import deque
 from collections.abc import Mapping
 
 from registry import limited
-from registry.batch import GONE, Batch
+from registry.batch import GONE, Batch, Line
 from registry.graph import ARTIFACT, ENTRY, Parent, request_behind
+from registry.item import Item
+from registry.memories import may_overwrite
+from registry.placing import overwrites
 from registry.sets import Members
 from registry.subjects import fenced
 
@@ -28,7 +31,7 @@ def _mark_late(batch: Batch, full: Mapping[int, Members], everyone: Members) -> 
         if not batch.is_own(line):
             continue
         line.requests |= {taken[one.number] for one in line.parents if one.kind == ENTRY and one.number in taken}
-        if line.known is not None or item.observed_at is None:
+        if item.observed_at is None or not _brings_a_value(line, item):
             continue
         scopes = frozenset(batch.lookups.scope(name, value).hex() for name, value in item.scope.items())
         line.requests |= {
@@ -37,6 +40,14 @@ def _mark_late(batch: Batch, full: Mapping[int, Members], everyone: Members) -> 
             for limit in people[number]
             if limit.covers(item.observed_at, item.data_class.name, scopes)
         }
+
+
+def _brings_a_value(line: Line, item: Item) -> bool:
+    """Whether the item is new, or gets another value without a human's word."""
+    known = line.known
+    if known is None:
+        return True
+    return overwrites(known, item) and may_overwrite(known.source_type, known.verification, item.source_type)
 
 
 def requests_of(batch: Batch, full: Mapping[int, Members]) -> dict[int, str]:

@@ -13,13 +13,16 @@ from functools import lru_cache
 from operator import itemgetter
 from typing import Any
 
+import sqlalchemy as sa
+from sqlmodel import Session, col
+
 from registry import bulk, working
 from registry.batch import LABEL, Batch, Line, erased
 from registry.ends import Dates
 from registry.graph import ARTIFACT, Parent
 from registry.ids import artifact_name
 from registry.item import Item
-from registry.keyed import NOBODY
+from registry.keyed import NOBODY, Lookups
 from registry.models import Artifact, Derivation, ScopeKey
 from registry.sets import Members, intern_sets
 
@@ -31,6 +34,7 @@ _COLUMNS = (
 _SPARSE = frozenset({"given_id", "request_id", "activity", "source_type", "verification", "confidence", "digest",
                      "observed_at", "expires_at", "ends_at"})  # fmt: skip
 """Columns that many batches leave empty."""
+_SCOPE_COLUMNS = ("tenant_id", "lookup", "kind", "item")
 
 
 def write_new(batch: Batch, full: Mapping[int, Members], requests: Mapping[int, str]) -> None:
@@ -57,7 +61,7 @@ def write_new(batch: Batch, full: Mapping[int, Members], requests: Mapping[int, 
         line.result = {"id": name, "status": "created"} if request is None else erased(name, request)
     batch.opened = None
     bulk.insert(batch.session, Artifact, *_without_empty(_COLUMNS, rows))
-    bulk.insert(batch.session, ScopeKey, ("tenant_id", "lookup", "kind", "item"), scope_rows)
+    bulk.insert(batch.session, ScopeKey, _SCOPE_COLUMNS, scope_rows)
     insert_edges(batch, {line.node: line.parents for line, _ in new}, {})
 
 
@@ -108,6 +112,17 @@ def _scope_rows(batch: Batch, artifact_id: int, item: Item) -> list[tuple[Any, .
     if item.run is not None and item.data_class.state == working.WORKING:
         scope.add((working.SCOPE, item.run))  # beside what the caller's own scope may call a run
     return [(batch.tenant_id, batch.lookups.scope(name, value), ARTIFACT, artifact_id) for name, value in scope]
+
+
+def rekey_scopes(session: Session, lookups: Lookups, row: Artifact, scope: Mapping[str, str]) -> None:
+    """Let an item be found by the scopes of the value that lies there now, and by no others."""
+    session.connection().execute(
+        sa.delete(ScopeKey).where(
+            col(ScopeKey.tenant_id) == row.tenant_id, col(ScopeKey.kind) == ARTIFACT, col(ScopeKey.item) == row.id
+        )
+    )
+    rows = [(row.tenant_id, lookups.scope(name, value), ARTIFACT, row.id) for name, value in scope.items()]
+    bulk.insert(session, ScopeKey, _SCOPE_COLUMNS, rows)
 
 
 def insert_edges(batch: Batch, wanted: Mapping[int, set[Parent]], present: Mapping[int, set[Parent]]) -> None:

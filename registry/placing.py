@@ -1,7 +1,8 @@
 """Which artifact each item of a batch is, and what it was made from: step 3 of `registry.registration`.
 
 Guarantees: the same (store, locator) is the same artifact; an unknown source, a source that was refused itself, an item
-made from itself and a memory before its turn or its product write are refused, each alone.
+made from itself and a memory before its turn or its product write are refused, each alone; so is a value
+with people in the place of one that was anonymised.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from registry.graph import ARTIFACT, ENTRY, Parent
 from registry.ids import new_id
 from registry.item import OWN_ID, Item, Source
 from registry.keyed import NOBODY
+from registry.present import Known
 
 
 def place(batch: Batch) -> None:
@@ -31,6 +33,10 @@ def place(batch: Batch) -> None:
         elif known is not None and item.anonymised and not known.anonymised:
             detail = "what is registered here has people; an anonymised output has a place of its own"
             batch.refuse(line, "conflict", detail, "/activity")
+        elif known is not None and known.anonymised and not item.anonymised and overwrites(known, item):
+            # Nobody stands behind the item: another value at its place would bring people who are found nowhere.
+            detail = "what is registered here was anonymised; a value that is not has a place of its own"
+            batch.refuse(line, "conflict", detail, "/activity")
         elif known is not None:
             line.known, line.node = known, known.id
         elif earlier is not None:
@@ -40,6 +46,11 @@ def place(batch: Batch) -> None:
             batch.new_places[place] = line
             if item.given_id is not None:
                 batch.new_given[item.given_id] = line
+
+
+def overwrites(known: Known, item: Item) -> bool:
+    """Whether the same place of a memory now holds another value than the one registered."""
+    return item.data_class.state == "memory" and known.digest is not None and item.digest not in (None, known.digest)
 
 
 def connect(batch: Batch) -> None:

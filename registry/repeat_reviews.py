@@ -14,23 +14,24 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from registry import classes, memory_log
+from registry import classes, details, memory_log
 from registry.acting import Acting
 from registry.artifact_rows import by_numbers, parent_names, public_name
-from registry.claims import Edge, claims_of, settle_claims
+from registry.batch import LABEL
+from registry.claims import REVIEW_LABEL, Edge, claims_of, settle_claims
 from registry.declaration import DataClass
 from registry.ends import CONSENT, EndsAt, HeldClasses, dates_of, default_ends_at, leaves_hold
 from registry.errors import Conflict, HeldInItsClass, SamePrincipalDecides, UnknownRegistrationReview
 from registry.graph import Parent, full_sets, mark_fenced, spread, write_sets
-from registry.keyed import Seals, canonical_json
+from registry.keyed import Lookups, Seals, canonical_json
 from registry.models import Artifact, ClaimedSource, Derivation, Token
+from registry.new_rows import rekey_scopes
 from registry.origins import attach
 from registry.review_models import ReviewRow
 from registry.sets import intern_sets, members
 from registry.subjects import opaque_ids
 from vault.vault import Vault
 
-LABEL = "registration review"
 ACCEPTED, REFUSED, GONE = "accepted", "refused", "gone"
 DECISIONS = {"accept": ACCEPTED, "refuse": REFUSED}
 _ENDED = ("erasing", "erased")
@@ -113,7 +114,7 @@ def decide_review(
     row.decided_by, row.decided_at = acting.principal, now
     seals = Seals(session, vault, acting.tenant_id)
     holder = seals.holder((item.holder_no,))
-    row.sealed = seals.seal(holder, LABEL, str(row.id), canonical_json({"reason": reason}))
+    row.sealed = seals.seal(holder, REVIEW_LABEL, str(row.id), canonical_json({"reason": reason}))
     session.add(row)
     session.flush()
     return views(session, acting.tenant_id, [row])[0]
@@ -162,8 +163,8 @@ def _apply(
     ends_at: EndsAt,
 ) -> None:
     wanted = row.wanted
-    if overwrite := wanted.get("overwrite"):
-        _overwrite(session, vault, acting, item, overwrite, now=now)
+    if "overwrite" in wanted:
+        _overwrite(session, vault, acting, item, row, now=now)
     rules = _rules(session, item, wanted.get("data_class"))
     if rules is not None:
         item.data_class, item.class_version = rules.name, rules.version
@@ -189,18 +190,37 @@ def _rules(session: Session, item: Artifact, wanted: str | None) -> DataClass | 
 
 
 def _overwrite(
-    session: Session, vault: Vault, acting: Acting, item: Artifact, wanted: dict[str, Any], *, now: datetime
+    session: Session, vault: Vault, acting: Acting, item: Artifact, row: ReviewRow, *, now: datetime
 ) -> None:
     """The value another token found at the place takes the place of the one registered; both are in the change log."""
     before = memory_log.facts_of(item)
+    wanted = row.wanted["overwrite"]
     item.digest = None if wanted.get("digest") is None else bytes.fromhex(wanted["digest"])
     item.source_type, item.verification = wanted.get("source_type"), wanted.get("verification")
     item.confidence, item.confirmed_at = wanted.get("confidence"), None
     observed = wanted.get("observed_at")
     item.observed_at = None if observed is None else datetime.fromisoformat(observed)
+    _retell(session, vault, item, row)
     session.add(item)
     change = memory_log.overwritten(before, memory_log.facts_of(item), acting.principal)
     memory_log.note(session, vault, item, change, now)
+
+
+def _retell(session: Session, vault: Vault, item: Artifact, row: ReviewRow) -> None:
+    """What is said of an item is what was said of its new value; where that cannot be read, its place alone.
+
+    The turn, the purposes and the scope of the value before would be a false origin of this one.
+    """
+    seals = Seals(session, vault, item.tenant_id)
+    before = seals.open(item.holder_no, LABEL, str(item.id), item.sealed)
+    after = seals.open(item.holder_no, REVIEW_LABEL, str(row.id), row.sealed)
+    if before is None:
+        return
+    told = {"locator": details.read(before)["locator"]} if after is None else details.read(after)
+    kind = told.get("activity", {}).get("kind")
+    item.activity = None if kind is None else {"kind": kind}
+    item.sealed = seals.seal(item.holder_no, LABEL, str(item.id), details.write(told))
+    rekey_scopes(session, Lookups(vault, item.tenant_id), item, told.get("scope", {}))
 
 
 def _add_people(session: Session, item: Artifact, people: frozenset[int], now: datetime) -> None:

@@ -17,7 +17,7 @@ from sqlmodel import col
 from ledger.entry import format_instant
 from registry import memory_log
 from registry.batch import LABEL, Batch, Line, erased
-from registry.claims import Edge, note_claims, open_review, settle_claims
+from registry.claims import REVIEW_LABEL, Edge, note_claims, open_review, settle_claims
 from registry.declaration import DataClass
 from registry.ends import CONSENT, leaves_hold
 from registry.graph import INLINE, Parent, full_sets, mark_erasing, mark_fenced, parents_of, spread, write_sets
@@ -25,7 +25,8 @@ from registry.ids import artifact_name
 from registry.item import Item
 from registry.memories import may_overwrite
 from registry.models import Artifact
-from registry.new_rows import insert_edges
+from registry.new_rows import insert_edges, rekey_scopes
+from registry.placing import overwrites
 from registry.present import Known
 from registry.sets import Members, intern_sets, members
 
@@ -46,7 +47,7 @@ def write_repeats(batch: Batch, full: Mapping[int, Members], requests: Mapping[i
             line.result = {"id": name, "status": "changed" if "data_class" in told else "exists"}
             line.result |= {"changed": told} if told else {}
         else:
-            open_review(batch.session, batch.tenant_id, line.node, wanted, batch.acting.token_id, now=batch.now)
+            _ask(batch, line, item, wanted)
             line.result = {"id": name, "status": "review"}
     present = parents_of(batch.session, batch.tenant_id, edges)
     insert_edges(batch, edges, present)
@@ -60,6 +61,18 @@ def write_repeats(batch: Batch, full: Mapping[int, Members], requests: Mapping[i
     mark_erasing(batch.session, batch.tenant_id, {node: requests[node] for node in ours if node in requests})
     mark_fenced(batch.session, batch.tenant_id, changed)
     batch.session.expire_all()
+
+
+def _ask(batch: Batch, line: Line, item: Item, wanted: Mapping[str, Any]) -> None:
+    """Let a human decide; what is said of a value that waits is kept, sealed, so that it goes with the value."""
+    row = open_review(batch.session, batch.tenant_id, line.node, wanted, batch.acting.token_id, now=batch.now)
+    if row is None or "overwrite" not in wanted:
+        return
+    holder = batch.session.get_one(Artifact, (batch.tenant_id, line.node)).holder_no
+    if batch.seals.can(holder):
+        row.sealed = batch.seals.seal(holder, REVIEW_LABEL, str(row.id), item.details)
+        batch.session.add(row)
+        batch.session.flush()
 
 
 def _note_claims(batch: Batch, repeats: Sequence[tuple[Line, Item]], present: Mapping[int, set[Parent]]) -> None:
@@ -92,7 +105,7 @@ def _changes(batch: Batch, line: Line, item: Item) -> dict[str, Any]:
     if known is None:
         return {}
     wanted: dict[str, Any] = dict(line.held)
-    if _overwrites(known, item):
+    if overwrites(known, item):
         wanted["overwrite"] = {
             "source_type": item.source_type,
             "verification": item.verification,
@@ -115,7 +128,7 @@ def _needs_a_human(batch: Batch, known: Known, item: Item) -> bool:
     An inference never takes the place of a statement by being newer; another class never ends an item earlier, nor
     keeps it from being erased, nor takes it out of a hold.
     """
-    if _overwrites(known, item) and not may_overwrite(known.source_type, known.verification, item.source_type):
+    if overwrites(known, item) and not may_overwrite(known.source_type, known.verification, item.source_type):
         return True
     if item.data_class.name == known.data_class:
         return False
@@ -134,7 +147,7 @@ def _end_as(batch: Batch, known: Known, item: Item | None, data_class: DataClass
     if item is not None:
         earliest = _earliest(dates.expires, item.expires_at)
         dates = replace(dates, observed=item.observed_at or dates.observed, expires=earliest)
-        if _overwrites(known, item):
+        if overwrites(known, item):
             dates = replace(dates, confidence=item.confidence, confirmed=None)
     return batch.ends_at(data_class, dates)
 
@@ -145,7 +158,9 @@ def _overwrite(batch: Batch, line: Line, item: Item) -> None:
     before = memory_log.facts_of(row)
     row.digest, row.source_type, row.verification = item.digest, item.source_type, item.verification
     row.confidence, row.observed_at, row.confirmed_at = item.confidence, item.observed_at, None
+    row.activity = None if item.activity is None else {"kind": item.activity}
     row.sealed = batch.seals.seal(row.holder_no, LABEL, str(row.id), item.details)
+    rekey_scopes(batch.session, batch.lookups, row, item.scope)
     after = memory_log.facts_of(row)
     change = memory_log.overwritten(before, after, batch.acting.principal)
     batch.session.add(row)
@@ -157,7 +172,7 @@ def _apply(batch: Batch, line: Line, known: Known, item: Item) -> dict[str, Any]
 
     Returns what is different now, old and new, so that nobody changes an item without being told.
     """
-    if _overwrites(known, item):
+    if overwrites(known, item):
         _overwrite(batch, line, item)
     own = members(batch.session, batch.tenant_id, (known.own_set_id,))[known.own_set_id] | line.subjects
     dates = known.dates
@@ -199,8 +214,3 @@ def _is_weaker(new: DataClass, former: DataClass) -> bool:
     order = {"L1": 1, "L2": 2, "L3": 3, "key": 3}
     lower = order.get(new.required, 0) < order.get(former.required, 0)
     return lower or (new.on_request == "retain" and former.on_request != "retain")
-
-
-def _overwrites(known: Known, item: Item) -> bool:
-    """Whether the same place of a memory now holds another value than the one registered."""
-    return item.data_class.state == "memory" and known.digest is not None and item.digest not in (None, known.digest)

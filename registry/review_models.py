@@ -19,7 +19,8 @@ class ReviewRow(SQLModel, table=True):
     """A repeat of a registration that would change whose an item is, its class or its end: a human decides.
 
     `wanted` holds only codes, dates, keyed digests and numbers of ours. `decision`: accepted, refused, gone; NULL
-    while nobody decided. `sealed`: the reason, under the key of the item's holder.
+    while nobody decided. `sealed`: what was said of a value that waits, then the reason, under the key of the item's
+    holder.
     """
 
     __tablename__ = "registration_review"

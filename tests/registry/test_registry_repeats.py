@@ -9,12 +9,13 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy as sa
-from sqlmodel import col
+from sqlmodel import col, select
 
 from ledger.models import EntryRow
 from registry import artifacts, classes, cones, limited, memory_use, repeat_reviews, subjects
 from registry.errors import Conflict, OutsideTokenScope, SamePrincipalDecides, UnknownRegistrationReview
 from registry.identifiers import parse_subject
+from registry.keyed import Lookups
 from registry.models import Artifact, ClaimedSource, Derivation
 from registry.review_models import ReviewRow
 from registry.sets import intern_set
@@ -403,3 +404,88 @@ def test_a_repeat_of_another_token_changes_no_column_of_an_item(house: Any) -> N
 def _row(house: Any) -> tuple[Any, ...]:
     with house.session() as session:
         return tuple(session.execute(sa.select(Artifact.__table__)).one())  # type: ignore[attr-defined] # SQLModel types no table
+
+
+def found_by_scope(house: Any, conversation: str) -> list[str]:
+    with house.session() as session:
+        filters = {"scope": {"conversation": conversation}}
+        return [one["id"] for one in artifacts.search(session, house.vault, house.alice, filters)[0]]
+
+
+def origin_of(house: Any, name: str) -> dict[str, Any]:
+    with house.session() as session:
+        return artifacts.provenance(session, house.vault, house.alice, name, house.now)
+
+
+def value(house: Any, digit: str, **more: Any) -> dict[str, Any]:
+    said = {"source_type": "explicit_user_statement", "source_ref": f"message_{digit}"}
+    scope = {"conversation": f"conv_{digit}"}
+    made: dict[str, Any] = house.item(1, digest=digit * 64, scope=scope, **(said | more))
+    return made
+
+
+def test_a_new_value_is_found_by_its_own_scope_and_no_longer_by_the_former(house: Any) -> None:
+    # An erasure of conv_2 missed the memory of what was said there, since its place was first filled in conv_1.
+    [mine] = house.register([value(house, "1", activity={"kind": "extract"})])
+    house.register([value(house, "2")])
+    assert (found_by_scope(house, "conv_1"), found_by_scope(house, "conv_2")) == ([], [mine["id"]])
+    assert show(house, mine["id"])["activity"] is None, "nobody said how the second was made"
+
+
+def test_an_accepted_value_brings_its_own_origin_and_scope(house: Any) -> None:
+    # It was shown with the turn, the purposes and the scope of the value that it replaced.
+    other = house.other_token(house.alice)
+    [mine] = house.register([value(house, "1", purposes=["support"])])
+    house.register([value(house, "2", activity={"kind": "extract", "model": "m-2"})], other)
+    assert (origin_of(house, mine["id"])["source_ref"], found_by_scope(house, "conv_2")) == ("message_1", [])
+    decide_it(house, house.alice, waiting(house)[0]["id"], "accept")
+    origin = origin_of(house, mine["id"])
+    assert (origin["source_ref"], origin["chain"][0]["activity"]["model"]) == ("message_2", "m-2")
+    assert (found_by_scope(house, "conv_1"), found_by_scope(house, "conv_2")) == ([], [mine["id"]])
+
+
+def test_an_accepted_value_of_which_nothing_was_kept_has_no_origin_rather_than_a_false_one(house: Any) -> None:
+    other = house.other_token(house.alice)
+    [mine] = house.register([value(house, "1")])
+    house.register([value(house, "2")], other)
+    with house.session() as session:
+        session.exec(select(ReviewRow)).one().sealed = None  # as rows of earlier versions are
+        session.commit()
+    decide_it(house, house.alice, waiting(house)[0]["id"], "accept")
+    assert origin_of(house, mine["id"])["source_ref"] is None
+    assert (found_by_scope(house, "conv_1"), found_by_scope(house, "conv_2")) == ([], [])
+
+
+def test_what_was_anonymised_is_not_overwritten_by_what_is_not(house: Any) -> None:
+    # The people of the second value's sources would have been found nowhere.
+    with house.session() as session:
+        spec = classes.STARTER_CLASSES["memory"] | {"personal": False}
+        classes.put_class(session, house.alice, "lesson", spec, house.now)
+        session.commit()
+    [source] = house.register([house.item(2)])
+    clean = {"kind": "count", "anonymisation": {"basis": "k ≥ 50", "method": "counts"}}
+    said = {"data_class": "lesson", "subjects": None, "sources": [source["id"]]}
+    [first] = house.register([value(house, "1", activity=clean, **said)])
+    [over] = house.register([value(house, "2", activity={"kind": "copy"}, **said)])
+    [again] = house.register([value(house, "3", activity=clean, **said)])
+    assert first["status"] == "created"
+    assert (over["status"], over["problem"]["type"]) == ("rejected", "/problems/conflict")
+    assert again["status"] == "exists"
+
+
+@pytest.mark.parametrize(("digit", "source_type", "status"), [
+    ("2", "explicit_user_statement", "erased"), ("2", "inferred", "review"), ("3", "explicit_user_statement", "exists"),
+])  # fmt: skip
+def test_a_late_value_from_an_erased_conversation_goes_like_a_late_copy(
+    house: Any, digit: str, source_type: str, status: str
+) -> None:
+    # It stayed, since the place itself was registered before the conversation was erased.
+    house.register([value(house, "1")])
+    with house.session() as session:
+        people = subjects.resolve(session, house.vault, house.alice, [parse_subject("user:ada")], house.now)
+        scope = Lookups(house.vault, house.alice.tenant_id).scope("conversation", "conv_2").hex()
+        limited.close(session, house.alice.tenant_id, people, "req_1", house.now, data_classes=None, scopes=[scope])
+        session.commit()
+    before = (house.now - timedelta(hours=1)).isoformat()
+    [result] = house.register([value(house, digit, observed_at=before, source_type=source_type)])
+    assert result["status"] == status
