@@ -23,6 +23,7 @@ from registry.artifact_rows import (
     find_artifact,
     find_artifacts,
     get_artifact,
+    lock_artifact,
     open_details,
     public_name,
     views,
@@ -184,7 +185,7 @@ def set_use(session: Session, vault: Vault, acting: Acting, public_id: str, stat
 
     Raises: UnknownArtifact; Conflict where its end is decided already, or for a status that nobody may set.
     """
-    row = find_artifact(session, acting.tenant_id, public_id)
+    row = lock_artifact(session, acting.tenant_id, public_id)
     if status not in _USES:
         message = f"expected one of {', '.join(_USES)}"
         raise Conflict(message)

@@ -171,9 +171,11 @@ class Seals:
     def seal_jointly(self, people: Iterable[int], label: str, name: str, plaintext: bytes) -> bytes:
         """The same for what is said about several people: it is gone with the first of them.
 
-        Who has no usable key is left out; where nobody is left it is under the tenant's own.
+        A key that is there counts even behind a fence, so that what is said of somebody who is being erased goes too.
+        Who has no key, and can get none, is left out; where nobody is left it is under the tenant's own.
         """
         wanted = sorted(set(people))
+        self.load(wanted)
         self.prepare(wanted)
         keys = {number: key for number in wanted if (key := self._sealing_key(number)) is not None}
         if not keys:

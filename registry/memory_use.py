@@ -268,6 +268,7 @@ def _absent(verdict: Verdict, because: str) -> dict[str, Any]:
 
 def _own(session: Session, acting: Acting, public_id: str) -> tuple[Artifact, DataClass]:
     row, rules = require_memory(session, acting, public_id)
+    session.refresh(row, with_for_update=True)  # an erasure that began meanwhile is not to be overwritten
     if row.status in _GONE:
         raise MemoryGone(public_name(row), row.request_id)
     about = members(session, acting.tenant_id, (row.set_id,))[row.set_id]

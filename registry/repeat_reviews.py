@@ -100,7 +100,8 @@ def decide_review(
         raise Conflict(message)
     if acting.principal in _asking(session, row):
         raise SamePrincipalDecides
-    item = session.get_one(Artifact, (acting.tenant_id, row.artifact_id))
+    named = (acting.tenant_id, row.artifact_id)
+    item = session.get_one(Artifact, named, with_for_update=True, populate_existing=True)
     row.decision = DECISIONS[decision]
     if item.status in _ENDED:
         row.decision = GONE

@@ -16,7 +16,7 @@ from sqlmodel import col
 
 from ledger.entry import format_instant
 from registry import memory_log
-from registry.batch import LABEL, Batch, Line, erased
+from registry.batch import GONE, LABEL, Batch, Line, erased
 from registry.claims import REVIEW_LABEL, Edge, note_claims, open_review, settle_claims
 from registry.declaration import DataClass
 from registry.ends import CONSENT, leaves_hold
@@ -154,7 +154,10 @@ def _end_as(batch: Batch, known: Known, item: Item | None, data_class: DataClass
 
 def _overwrite(batch: Batch, line: Line, item: Item) -> None:
     """Another value at the place of a memory: what stood there before goes into its change log."""
-    row = batch.session.get_one(Artifact, (batch.tenant_id, line.node))
+    named = (batch.tenant_id, line.node)
+    row = batch.session.get_one(Artifact, named, with_for_update=True, populate_existing=True)
+    if row.status in GONE:  # since it was looked at: what is buried stays empty
+        return
     before = memory_log.facts_of(row)
     row.digest, row.source_type, row.verification = item.digest, item.source_type, item.verification
     row.confidence, row.observed_at, row.confirmed_at = item.confidence, item.observed_at, None

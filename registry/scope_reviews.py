@@ -97,6 +97,7 @@ def decide(
         if item is None:
             raise UnknownArtifact
         status = DECISIONS[decision]
+        session.refresh(named[name], with_for_update=True)
         if status is not None and named[name].status in _STANDING:
             named[name].status = status
             session.add(named[name])

@@ -358,6 +358,35 @@ def test_what_was_said_of_a_change_goes_with_the_first_of_its_people(house: Any)
         assert (later["detail"], later["comments"]) == (None, ["late"])
 
 
+def test_what_was_said_goes_with_somebody_whose_erasure_had_begun_when_more_was_said(house: Any) -> None:
+    # Behind the fence ada's key was passed over, and all of it lay under eve's alone from then on.
+    known(house, "user:ada", "user:eve")
+    tenant = house.alice.tenant_id
+    with house.session() as session:
+        one = propose(house, session, "user:ada", "user:eve")
+        ada, eve = number(house, session, "user:ada"), number(house, session, "user:eve")
+        review = scope_reviews.open_review(
+            session, house.vault, house.alice, [ada, eve], change="transfer", detail="ada is ill", now=house.now
+        )
+        subjects.fence(session, tenant, [ada], "req_1", house.now)
+        house.vault.fence_subject(session, tenant, ada, now=house.now, request="req_1")
+        session.commit()
+        merging.decide_merge(
+            session, house.vault, house.alice, one.id, same_person=False, comment="twins", now=house.now
+        )
+        names = [line["artifact"] for line in review["list"]]
+        decided = scope_reviews.decide(
+            session, house.vault, house.alice, review["id"], {names[0]: "keep"}, comment="ada said so", now=house.now
+        )
+        assert decided["detail"] == "ada is ill", "it is there until the key goes"
+        session.commit()
+        lose(house, session, "user:ada")
+        session.commit()
+        assert merging.said(session, house.vault, session.get_one(MergeRow, (tenant, one.id))) == {}
+        left = scope_reviews.get_review(session, house.vault, tenant, review["id"], house.now)
+        assert (left["detail"], left["comments"]) == (None, [])
+
+
 def test_what_was_said_is_read_when_others_joined_meanwhile_and_not_when_it_was_altered(house: Any) -> None:
     known(house, "user:ada", "user:eve", "user:fay")
     tenant = house.alice.tenant_id

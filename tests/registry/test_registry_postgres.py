@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from registry import artifacts, declared, ids, streams, subjects
+from registry import artifacts, declared, ids, memory_use, scope_reviews, streams, subjects
+from registry.errors import Conflict, MemoryGone
 from registry.identifiers import parse_subject
 from registry.inventory import inventory
 from registry.keyed import hold_writer
@@ -105,3 +106,46 @@ def test_a_writer_keeps_no_plan_from_when_a_table_was_empty(house: Any) -> None:
         assert session.scalar(sa.text("SHOW plan_cache_mode")) == "force_custom_plan"
         session.commit()
         assert session.scalar(sa.text("SHOW plan_cache_mode")) == "auto"
+
+
+@pytest.mark.parametrize("change", ["status", "conflict", "confirm", "scope review"])
+def test_who_changes_a_memory_while_its_erasure_begins_does_not_undo_that(house: Any, change: str) -> None:
+    # Each read `live`, waited for the row, and wrote its own status over `erasing`.
+    [made] = house.register([house.item(1, source_type="stated")])
+    name, tenant = made["id"], house.alice.tenant_id
+    with house.session() as session:
+        [ada] = subjects.resolve(session, house.vault, house.alice, [parse_subject("user:ada")], house.now)
+        review = scope_reviews.open_review(
+            session, house.vault, house.alice, [ada], change="role", detail="d", now=house.now
+        )
+        session.commit()
+
+    def later() -> None:
+        given = house.vault, house.alice
+        with house.session() as session:
+            if change == "status":
+                memory_use.change_status(session, *given, name, "quarantined", reason="r", now=house.now)
+            elif change == "conflict":
+                memory_use.conflict(session, *given, name, product_ref="p", observed=1, now=house.now)
+            elif change == "confirm":
+                memory_use.confirm(session, *given, name, source_ref="m", now=house.now)
+            else:
+                scope_reviews.decide(session, *given, review["id"], {name: "revoke"}, comment="c", now=house.now)
+            session.commit()
+
+    waiting = sa.text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+    with ThreadPoolExecutor(1) as pool, house.session() as session:
+        [number] = artifacts.ids_of(session, tenant, [ada])
+        artifacts.mark_status(session, tenant, [number], "erasing", request_id="req_1")
+        second = pool.submit(later)
+        deadline = time.monotonic() + 20
+        with house.engine.connect() as other:
+            while not other.scalar(waiting) and time.monotonic() < deadline:
+                time.sleep(0.01)
+                other.rollback()
+        session.commit()
+        failed = second.exception(timeout=20)
+    assert isinstance(failed, Conflict | MemoryGone) or (change, failed) == ("scope review", None)
+    with house.session() as session:
+        row = artifacts.find_artifact(session, tenant, name)
+        assert (row.status, row.request_id, row.verification) == ("erasing", "req_1", None)
