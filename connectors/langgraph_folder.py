@@ -110,7 +110,9 @@ class ThreadFilesConnector(OneByOne):
         # What files of other threads hold too tells nobody apart.
         every = list(dict.fromkeys(canary for canaries in held.values() for canary in canaries))
         shared = {every[number] for number, _ in self._folder.scan(every, limit, without=own)} if every else set()
-        return {name: [each for each in canaries if each not in shared] for name, canaries in held.items()}
+        apart = {name: [each for each in canaries if each not in shared] for name, canaries in held.items()}
+        # Where everything is shared, another file is a copy of this one, and that is what has to be found.
+        return {name: apart[name] or canaries for name, canaries in held.items()}
 
     @override
     def fence(self, scope: Locator) -> FenceReport:
@@ -141,8 +143,8 @@ class ThreadFilesConnector(OneByOne):
             return Outcome.ERASED, f"{answer[1]}; its files unlinked and looked for again"
 
     def _judged(self, item: Item, path: Path, thread: str, forms: frozenset[str], limit: Deadline) -> Answer:
-        if path.is_symlink():
-            return Outcome.FAILED, "the file is a symbolic link"
+        if (why := self._folder.elsewhere(thread)) is not None:
+            return Outcome.FAILED, why
         if not path.exists() or not path.stat().st_size:
             return Outcome.ERASED, "nothing was ever written in its file"
         with sqlite_file.opened("langgraph", path, limit, write=False) as connection:

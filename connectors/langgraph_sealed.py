@@ -7,10 +7,12 @@ is unlinked inside the transaction that deletes the rows, after both were compar
 uses the thread; from then on the saver refuses it. A crash in between leaves rows that nobody can open, which the next
 call deletes. A thread counts as gone only without rows and without key.
 
-`reclaim` rewrites nothing where everything of every erased thread was sealed from its start: what lies in free pages,
-logs, replicas and backups of the database opens under no key. Else it does what `langgraph` does. `verify` shows L2 by
-the key's absence, the word beside it that everything was sealed, and a scan for the texts. Copies of the folder of keys
-are L3 and `unknown`; ids, names of channels and sizes were never sealed.
+`reclaim` rewrites nothing where every value of every erased thread was sealed: of what came before the key that says so
+itself, of each row that is told by reading it in the transaction that deletes. What lies in free pages, logs, replicas
+and backups of the database then opens under no key. Else it does what `langgraph` does. `verify` shows L2 by the key's
+absence, also of copies in its folder, the word beside it that everything was sealed, and a scan for the texts. A key
+with a second name is not unlinked. Copies of the folder of keys are L3 and `unknown`; ids, names of channels and sizes
+were never sealed.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ from connectors.serialized import plain
 from connectors.sql_answers import finding_in_files
 from connectors.sql_database import Refused
 from connectors.sql_units import UnitConnector
-from connectors.thread_folder import KEY, METADATA, ThreadFolder, unsealed
+from connectors.thread_folder import DRAFT, KEY, METADATA, OPEN, ThreadFolder, is_sealed, key_names, unsealed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,6 +82,7 @@ class SealedConnector(LangGraphConnector):
         self._limit = Deadline("erase", 0)
         self._all_sealed = True
         self._is_capturing = False
+        self._in_the_open: set[str] = set()
 
     @override
     def capabilities(self) -> Capabilities:
@@ -158,12 +161,31 @@ class SealedConnector(LangGraphConnector):
                 seen.rows[_KEYS] += 1
                 seen.owners |= owners
             seen.is_leftover = owners is None and self._folder.was_sealed(thread) is not None
+            seen.why_not = self._folder.elsewhere(thread)
+        if lock:
+            self._in_the_open = {
+                thread for n, (thread,) in enumerate(batch.keys) if not self._is_all_sealed(now_open, batch.only([n]))
+            }
         return found
 
+    def _is_all_sealed(self, now_open: _Open, batch: Batch) -> bool:
+        """Tell whether every value that one thread stored is sealed, under its key where that is there."""
+        key = self._readable(self._folder.path(str(batch.keys[0][0]), KEY))
+        for part, table in self._tables(now_open):
+            for _, row in now_open.rows.select(replace(batch, table=table), [*part.content, str(part.written)]):
+                for name, value in zip(part.content, row, strict=False):
+                    kind = None if name == self._shape.owner else str(row[-1])
+                    if not _lies_sealed(plain(value, kind), key):
+                        return False
+        return True
+
     def _owners(self, path: Path) -> set[str] | None:
-        """Return whom a key names, None where there is none; a key that cannot be read is there and names nobody."""
+        """Return whom a key names, None where there is none; a key that cannot be read is there and names nobody.
+
+        What a crash left of a key before it had its name names somebody too.
+        """
         try:
-            key = self._folder.key(path)
+            key = self._folder.key(path) or self._folder.key(path.with_suffix(DRAFT))
         except StoreUnreachable:
             return set()
         return None if key is None else set(key.owners)
@@ -182,6 +204,8 @@ class SealedConnector(LangGraphConnector):
 
     @override
     def _judge(self, seen: Seen, forms: frozenset[str]) -> Answer:
+        if seen.why_not is not None:
+            return Outcome.FAILED, seen.why_not
         if seen.is_leftover and seen.rows.total():
             counted = ", ".join(f"{count} of {name}" for name, count in seen.rows.items())
             return Outcome.ERASED, f"rows of a thread whose key was destroyed deleted and read again: {counted}"
@@ -197,7 +221,10 @@ class SealedConnector(LangGraphConnector):
     def _before_commit(self, now_open: _Open, gone: Batch) -> None:
         super()._before_commit(now_open, gone)
         for (thread,) in gone.keys:
-            sealed = self._is_sealed(self._folder.path(thread, KEY))
+            path = self._folder.path(thread, KEY)
+            sealed: bool | None = None if self._owners(path) is None else self._is_sealed(path)
+            if thread in self._in_the_open:
+                sealed = False
             try:
                 self._folder.close(thread, sealed=sealed)
             except OSError:
@@ -237,8 +264,14 @@ class SealedConnector(LangGraphConnector):
         if reclaimed is None or _KEYS not in reclaimed.evidence:
             return super()._look(now_open, tables, items, level=level, reclaimed=reclaimed, limit=limit)
         pairs = [(number, canary) for number, item in items.items() for canary in item.canaries]
-        hits = self._residue(now_open, [canary for _, canary in pairs], limit)
-        dirty = {pairs[each.canary][0] for each in hits}
+        canaries = [canary for _, canary in pairs]
+        # A copy of the key says whose it is; that is looked for among the keys alone, the id stays readable elsewhere.
+        pairs += [(number, key_names(self.key_of(item.locator)[0])) for number, item in items.items()]
+        dirty = {pairs[number][0] for number, _ in self._folder.scan([each for _, each in pairs], limit)}
+        if canaries:
+            tables_now = now_open.catalog.tables()
+            hits = self._database.residue(now_open.connection, tables_now, canaries, limit)
+            dirty |= {pairs[each.canary][0] for each in hits}
         how = "key looked for, and that everything was sealed under it; byte scan of the database and of the keys"
         found = {}
         for number, item in items.items():
@@ -278,7 +311,9 @@ class SealedConnector(LangGraphConnector):
     def _plain(self, value: object, written: str | None, name: Key) -> Any:
         key = self._readable(self._folder.path(str(name[0]), KEY))
         read = super()._plain(value, written, name)
-        return read if key is None else _opened(read, key.key, alone=self._is_capturing and key.from_the_start)
+        if self._is_capturing and (key is None or key.from_the_start):
+            return _said(read, key)
+        return read if key is None else _opened(read, key)
 
     @override
     def check(self, *, now: datetime, deadline: float) -> CheckReport:
@@ -296,15 +331,39 @@ class SealedConnector(LangGraphConnector):
         return LangGraphConnector(self._database, shape, owner_field=self._owner_field, read_only=False)
 
 
-def _opened(read: Any, key: bytes, *, alone: bool) -> Any:
-    """Return a plain value with everything in it opened that this key seals; `alone`, without everything else."""
-    if isinstance(read, bytes) and (found := unsealed(key, read)) is not None:
+def _lies_sealed(read: Any, key: ThreadKey | None) -> bool:
+    """Tell whether a column's value, as plain data, holds nothing that a seal should cover and does not."""
+    if isinstance(read, Mapping):
+        if "channel_values" not in read:
+            return set(read) <= OPEN | {METADATA}
+        return not read.get("pending_sends") and all(
+            _lies_sealed(each, key) for each in read["channel_values"].values()
+        )
+    if read is None or read == b"":
+        return True
+    return is_sealed(read) if key is None else unsealed(key.key, read) is not None
+
+
+def _said(read: Any, key: ThreadKey | None) -> Any:
+    """Return what of a plain value somebody may have said, opened; nothing of what opens no more."""
+    if isinstance(read, Mapping):
+        if "channel_values" in read:
+            return _said(list(read["channel_values"].values()), key)
+        sealed = {METADATA: _opened({METADATA: read[METADATA]}, key)} if key and METADATA in read else {}
+        return sealed | {name: _said(each, key) for name, each in read.items() if name not in OPEN | {METADATA}}
+    if isinstance(read, list):
+        return [_said(each, key) for each in read]
+    opened = read if key is None else _opened(read, key)
+    return None if is_sealed(opened) else opened
+
+
+def _opened(read: Any, key: ThreadKey) -> Any:
+    """Return a plain value with everything in it opened that this key seals."""
+    if isinstance(read, bytes) and (found := unsealed(key.key, read)) is not None:
         return plain(found[1], found[0])
     if isinstance(read, Mapping):
         sealed = read.get(METADATA)
-        rest = {name: _opened(value, key, alone=alone) for name, value in read.items() if name != METADATA}
-        more = _opened(b64decode(sealed), key, alone=alone) if isinstance(sealed, str) else {}
+        rest = {name: _opened(value, key) for name, value in read.items() if name != METADATA}
+        more = _opened(b64decode(sealed), key) if isinstance(sealed, str) else {}
         return rest | (more if isinstance(more, dict) else {METADATA: more})
-    if isinstance(read, list):
-        return [_opened(each, key, alone=alone) for each in read]
-    return None if alone else read
+    return [_opened(each, key) for each in read] if isinstance(read, list) else read

@@ -99,6 +99,8 @@ class Seen:
     owners: set[str | None] = field(default_factory=set)
     is_leftover: bool = False
     """Whether the rows are what a broken-off erasure of the item left, so that their owner was compared before."""
+    why_not: str | None = None
+    """Why the item cannot be erased as it lies."""
 
 
 class UnitConnector(SqlConnector):

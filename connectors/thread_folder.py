@@ -3,11 +3,13 @@
 Layout, shared with `muniment/thread_folder.py` of the SDK (change both or neither): `secret` holds 32 bytes; NAME is
 the head of HMAC-SHA256(secret, thread id), 32 hexadecimal digits; `locks/` has a flock file for the first two digits of
 names, held shared while a thread is used; `NAME.db` is a thread's own SQLite database, `NAME.key` its key, `NAME.gone`
-says that it was erased and, as JSON, whether everything of it was sealed. A sealed value is `muniment1` | place 16 |
-nonce 12 | AES-256-GCM(type, a zero byte, payload; the place as associated data).
+says that it was erased and, as JSON, whether everything of it was sealed, `NAME.told` that the service was told of it.
+A sealed value is `muniment1` | place 16 | nonce 12 | AES-256-GCM(type, a zero byte, payload; the place as associated
+data).
 
 Guarantees: a thread is erased only while nobody uses it, `.gone` is on disk before its files go, and files are gone
-from the folder before `close` returns. A folder without a secret is no such folder and proves no absence.
+from the folder before `close` returns; copies that others made in the folder or below are found by `scan`. A folder
+without a secret is no such folder and proves no absence.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import hashlib
 import hmac
 import json
 import os
+import re
+import stat
 import time
 from base64 import b64decode
 from contextlib import ExitStack, contextmanager
@@ -36,12 +40,16 @@ if TYPE_CHECKING:
     from connectors.base import Deadline
 
 DATABASE, KEY = ".db", ".key"
-ENDS = (".key", ".key.new", ".db", ".db-wal", ".db-shm", ".db-journal")
+DRAFT = ".key.new"
+ENDS = (KEY, DRAFT, DATABASE, ".db-wal", ".db-shm", ".db-journal", ".told")
 """What a thread may have here."""
 METADATA = "muniment_sealed"
 """The member of a checkpoint's metadata that holds, as base64, the sealed members."""
+OPEN = frozenset({"source", "step", "parents", "run_id", "counters_since_delta_snapshot"})
+"""Members of the metadata that LangGraph itself writes and reads, and that are not sealed."""
 _MAGIC, _PLACE, _NONCE = b"muniment1", 16, 12
 _SECRET_BYTES, _NAME = 32, 32
+_NAMED = re.compile(r"[0-9a-f]{32}\..*")
 _LOOK_SECONDS = 0.02
 
 
@@ -62,6 +70,16 @@ def folder_of(config: Mapping[str, object], name: str) -> Path:
     if not isinstance(path, str) or not path.startswith("/") or "\0" in path:
         raise BadConfig(f"{name} names a folder by its absolute path")
     return Path(path)
+
+
+def key_names(thread: str) -> bytes:
+    """Return the bytes by which every copy of a thread's key in the folder can be found, as the SDK writes them."""
+    return b'"thread": ' + json.dumps(thread).encode()
+
+
+def is_sealed(value: object) -> bool:
+    """Tell whether a value says that it is sealed, under whatever key."""
+    return isinstance(value, bytes) and value.startswith(_MAGIC)
 
 
 def unsealed(key: bytes, value: object) -> tuple[str, bytes] | None:
@@ -155,6 +173,20 @@ class ThreadFolder:
         except (OSError, ValueError, KeyError, TypeError):
             raise StoreUnreachable("langgraph", "a key in the folder cannot be read") from None
 
+    def elsewhere(self, thread: str) -> str | None:
+        """Say why unlinking what a thread has here would leave it elsewhere; None where it would not."""
+        gone = self.path(thread, ".gone")
+        for end in ENDS:
+            try:
+                found = gone.with_suffix(end).lstat()
+            except FileNotFoundError:
+                continue
+            if stat.S_ISLNK(found.st_mode):
+                return "a file of the thread is a symbolic link, and would stay where it leads"
+            if found.st_nlink > 1:
+                return "a file of the thread has another name (a hard link), under which it would stay"
+        return None
+
     def was_sealed(self, thread: str) -> bool | None:
         """Tell of an erased thread whether everything of it was sealed; None where it was not erased."""
         try:
@@ -164,17 +196,19 @@ class ThreadFolder:
         except (OSError, ValueError, AttributeError):
             return False
 
-    def close(self, thread: str, *, sealed: bool, keep: bool = False) -> int:
+    def close(self, thread: str, *, sealed: bool | None, keep: bool = False) -> int:
         """End a thread: refuse it from now on, then, unless `keep`, unlink what it has; return the bytes that went.
 
-        A crash in between leaves files of a thread that is refused; calling again ends the same. Raises: OSError.
+        `sealed` tells whether everything of it was sealed, None where that can be seen no longer. A crash in between
+        leaves files of a thread that is refused; calling again ends the same. Raises: OSError.
         """
         gone = self.path(thread, ".gone")
         draft = gone.with_suffix(".gone.new")
-        # What was said first stays said: a second call may see less of the thread.
-        if not gone.exists():
+        # A second call may see less of the thread, so it can take back that all was sealed and never say it anew.
+        said = self.was_sealed(thread)
+        if said is None or (said and sealed is False):
             with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as stream:
-                stream.write(json.dumps({"sealed": sealed}).encode())
+                stream.write(json.dumps({"sealed": sealed is True}).encode())
                 stream.flush()
                 os.fsync(stream.fileno())
             draft.replace(gone)
@@ -199,21 +233,41 @@ class ThreadFolder:
         return any(os.path.lexists(gone.with_suffix(end)) for end in ENDS)
 
     def scan(self, canaries: Sequence[bytes], limit: Deadline, *, without: Sequence[Path] = ()) -> Hits:
-        """Count canaries in every file but these, each read while nobody uses its thread. Raises: Timeout."""
+        """Count canaries in every file here and below but these, each read while nobody uses its thread.
+
+        Raises: Timeout, StoreUnreachable where something cannot be read.
+        """
         self.check()
-        left_out = {path.name.partition(".")[0] for path in without}
+        left_out = {path.with_suffix("") for path in without}
         wanted, found = Needles(canaries), Hits()
-        for path in sorted(self._path.iterdir()):
-            if path.is_symlink() or not path.is_file() or path.name.partition(".")[0] in left_out:
+        for path in self._every_file():
+            if path.parent / path.name.partition(".")[0] in left_out:
                 continue
             # SQLite's own locks fall when a process closes any other handle of the file.
-            with self.alone([path] if path.name != "secret" else [], limit):
+            is_threads = path.parent == self._path and _NAMED.fullmatch(path.name) is not None
+            with self.alone([path] if is_threads else [], limit):
                 try:
                     with path.open("rb") as stream:
                         found += wanted.count(stream, limit)
                 except FileNotFoundError:
                     continue
+                except OSError:
+                    raise StoreUnreachable("langgraph", "a file in the folder of threads cannot be read") from None
         return found
+
+    def _every_file(self) -> Iterator[Path]:
+        """Yield every file here and below, whoever put it there, but for locks. Raises: StoreUnreachable."""
+
+        def refuse(_: OSError) -> None:
+            raise StoreUnreachable("langgraph", "a folder in the folder of threads cannot be read")
+
+        for where, inside, names in os.walk(self._path, onerror=refuse):
+            if Path(where) == self._path and "locks" in inside:
+                inside.remove("locks")
+            inside.sort()
+            yield from (
+                path for name in sorted(names) if not (path := Path(where) / name).is_symlink() and path.is_file()
+            )
 
     def _sync(self) -> None:
         descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)

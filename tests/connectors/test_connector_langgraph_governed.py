@@ -314,6 +314,96 @@ def test_a_key_that_cannot_be_read_fails_its_own_thread_alone(sealed: SealedSqli
     assert [sealed.get(item.copy_id) for item in others] == [text_of(item.copy_id) for item in others]
 
 
+def erased_to_l2(bed: Governed, item: Item) -> tuple[Outcome, ReclaimReport, Any]:
+    """Take one thread through capture, erase, reclaim and verify; return outcome, report and finding."""
+    with bed.open() as connector:
+        items = captured(connector, [item])
+        [receipt] = erase(connector, items)
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+    with bed.open(read_only=True) as verifier:
+        return receipt.outcome, report, verifier.verify(items, Level.L2, deadline=30, reclaimed=report)[0]
+
+
+def test_what_was_written_past_the_seal_is_seen_and_the_database_is_rewritten(sealed: SealedSqlite) -> None:
+    """The key says that the thread was sealed from its start; what another saver added later lies open all the same."""
+    say(sealed, "t", text_of("mia-0"), user_id="mia")
+    newest = sealed.inner.get_tuple(config_of("t"))
+    assert newest is not None
+    sealed.inner.put_writes(newest.config, [("messages", text_of("mia-1"))], "task")
+    assert sealed.hits(text_of("mia-1")) > 0
+    outcome, report, found = erased_to_l2(sealed, thread("t"))
+    assert (outcome, found.level, found.present) == (Outcome.ERASED, Level.L2, False)
+    assert report.method.startswith("VACUUM")
+    assert sealed.hits(text_of("mia-1")) == 0
+
+
+def test_a_fence_does_not_vouch_for_what_was_written_past_the_seal(sealed: SealedSqlite) -> None:
+    say(sealed, "t", text_of("mia-0"), user_id="mia")
+    newest = sealed.inner.get_tuple(config_of("t"))
+    assert newest is not None
+    with sealed.open() as connector:
+        connector.fence({"thread_id": "t"})
+    sealed.inner.put_writes(newest.config, [("messages", text_of("mia-1"))], "task")
+    assert erased_to_l2(sealed, thread("t"))[1].method.startswith("VACUUM")
+    assert sealed.hits(text_of("mia-1")) == 0
+
+
+@pytest.mark.parametrize("place", ["{}~", "copy of {}", "old/{}", "old/deeper/kept.bak"])
+def test_a_copy_that_somebody_made_in_the_folder_is_no_absence(bed: Governed, place: str) -> None:
+    say(bed, "t", text_of("mia-0"), user_id="mia")
+    say(bed, "u", text_of("ben-0"), user_id="ben")
+    end = ".db" if isinstance(bed, OneFileAThread) else ".key"
+    copy = bed.keys / place.format(bed.path("t", end).name)
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    copy.write_bytes(bed.path("t", end).read_bytes())
+    outcome, _, found = erased_to_l2(bed, thread("t"))
+    assert (outcome, found.level, found.present) == (Outcome.ERASED, Level.L1, True)
+
+
+@pytest.mark.parametrize("how", ["hard link", "symbolic link"])
+def test_a_file_that_would_stay_under_another_name_is_left_and_reported(bed: Governed, how: str) -> None:
+    say(bed, "t", text_of("mia-0"), user_id="mia")
+    path = bed.path("t", ".db" if isinstance(bed, OneFileAThread) else ".key")
+    other = bed.keys.parent / "elsewhere"
+    if how == "hard link":
+        other.hardlink_to(path)
+    else:
+        path.rename(other)
+        path.symlink_to(other)
+    outcome, _, found = erased_to_l2(bed, thread("t"))
+    assert (outcome, found.present) == (Outcome.FAILED, True)
+    assert other.exists()
+    assert bed.get("t") == text_of("mia-0")
+    if how == "hard link":
+        other.unlink()
+        outcome, _, found = erased_to_l2(bed, thread("t"))
+        assert (outcome, found.level, found.present) == (Outcome.ERASED, Level.L2, False)
+
+
+def test_rows_that_a_backup_brought_back_without_their_key_are_erased_to_l2_again(sealed: SealedSqlite) -> None:
+    say(sealed, "t", text_of("mia-0"), user_id="mia")
+    kept = {table: sealed.run(f"SELECT * FROM {table}") for table in ("checkpoints", "writes")}
+    assert erased_to_l2(sealed, thread("t"))[0] is Outcome.ERASED
+    for table, rows in kept.items():
+        for row in rows:
+            sealed.run(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", *row)
+    with sealed.open(read_only=True) as verifier:
+        assert verifier.verify([thread("t")], Level.L1, deadline=10)[0].present is True
+    outcome, report, found = erased_to_l2(sealed, thread("t"))
+    assert (outcome, found.level, found.present) == (Outcome.ERASED, Level.L2, False)
+    assert report.method == "none: keys destroyed"
+
+
+def test_a_key_that_a_crash_left_without_its_name_is_a_copy_of_whom_it_names(sealed: SealedSqlite) -> None:
+    say(sealed, "t", text_of("mia-0"), user_id="ben")
+    sealed.path("t", ".key").rename(sealed.path("t", ".key.new"))
+    sealed.run("DELETE FROM checkpoints")
+    sealed.run("DELETE FROM writes")
+    with sealed.open() as connector:
+        assert erase(connector, [thread("t")])[0].outcome is Outcome.OWNER_MISMATCH
+    assert sealed.path("t", ".key.new").exists()
+
+
 @pytest.mark.parametrize(
     "config",
     [
