@@ -22,7 +22,7 @@ from langgraph.graph.message import add_messages
 from langgraph.types import Command, interrupt
 
 from muniment.context import subject
-from muniment.errors import KeyMissing, SealBroken, SubjectMissing, ThreadErased
+from muniment.errors import KeyMissing, SealBroken, SubjectMissing, ThreadErased, ThreadUnnamed
 from muniment.integrations.langgraph import GovernedSaver, govern
 from muniment.thread_folder import ThreadFolder
 
@@ -277,6 +277,13 @@ def test_writers_that_meet_a_thread_at_once_make_one_folder_and_one_key(tmp_path
     assert key is not None
     assert sorted(key.owners) == [f"u{number}" for number in range(8)]
     assert not list((tmp_path / "keys").glob("*.new"))
+
+
+@pytest.mark.parametrize("name", ["", "a\0b", "half \ud83d"])
+def test_a_thread_that_nobody_could_ask_to_erase_does_not_begin(saver: GovernedSaver, name: str) -> None:
+    with pytest.raises(ThreadUnnamed):
+        app(saver).invoke(said(SAID), config_of(name, user_id="mia"))
+    assert list(saver.list(None)) == []
 
 
 def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:

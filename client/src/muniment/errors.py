@@ -145,6 +145,14 @@ class ThreadErased(GovernError):
         super().__init__("the thread was erased; begin a new one under a new id")
 
 
+class ThreadUnnamed(GovernError, ValueError):
+    """A thread would begin under an id by which no store could be asked to erase it."""
+
+    def __init__(self) -> None:
+        """Say so, without the id."""
+        super().__init__("a thread's id is a text of at least one character, without zeros and half characters")
+
+
 class KeyMissing(GovernError):
     """What is sealed cannot be opened: its key is gone, damaged or not in this folder."""
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from muniment.context import current_scope
+from muniment.errors import ThreadUnnamed
 from muniment.thread_folder import ThreadFolder
+
+_HALF = re.compile("[\ud800-\udfff]")
 
 SubjectFrom = str | Callable[[Any], str | None]
 """A path in the run's config, such as `configurable.user_id`, or what returns a subject of a config, or None."""
@@ -46,5 +50,9 @@ class GovernedSaver(BaseCheckpointSaver[Any]):
 
 
 def thread_of(config: Any) -> str:
-    """Return the thread of a run's config, as savers write it."""
-    return str(config["configurable"]["thread_id"])
+    """Return the thread of a run's config, as savers write it. Raises: ThreadUnnamed."""
+    name = str(config["configurable"]["thread_id"])
+    # No store can be asked to erase such a thread: databases cut names at a zero, and end at half a character.
+    if not name or "\0" in name or _HALF.search(name):
+        raise ThreadUnnamed
+    return name
