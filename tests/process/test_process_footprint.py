@@ -1,8 +1,8 @@
 """After an erasure nothing of the person is left with us: every file of ours is searched, byte by byte.
 
-Searched are database, write-ahead log, objects, keys, spool, logs at their most talkative, papers, HOME and the
-temporary folder of real processes. Looked for are the person's words in every plain encoding, the keys that were
-destroyed, raw and wrapped, unsalted digests of the names, and the beginnings of vectors.
+Searched are database, write-ahead log, objects, keys, spool, logs at their most talkative, traces and metrics as they
+are sent, papers, HOME and the temporary folder of real processes. Looked for are the person's words in every plain
+encoding, the keys that were destroyed, raw and wrapped, unsalted digests of the names, and the beginnings of vectors.
 """
 
 from __future__ import annotations
@@ -12,12 +12,16 @@ import json
 import signal
 import sqlite3
 import struct
+import threading
 import time
 from base64 import b64encode, urlsafe_b64encode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from sqlmodel import select
@@ -88,6 +92,37 @@ class Searched:
         ]
 
 
+class Collector(ThreadingHTTPServer):
+    """Takes traces and metrics as a collector of OpenTelemetry does, and keeps each as a file of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(("127.0.0.1", 0), Kept)
+        self.folder, self.numbers = folder, count()
+        self.url = f"http://127.0.0.1:{self.server_address[1]}"
+        threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class Kept(BaseHTTPRequestHandler):
+    """Keeps what is sent: who sent it, where to, and the body."""
+
+    server: Collector
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        path = self.server.folder / f"{self.path.rpartition('/')[2]}-{next(self.server.numbers)}"
+        path.write_bytes(f"{self.path}\n{self.headers}".encode() + body)
+        self.send_response(200)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 class House(Searched):
     """One installation of ours in that folder, run as real processes."""
 
@@ -96,12 +131,15 @@ class House(Searched):
         self.data = base / "data"
         self.stores = base / "stores"
         self.papers = base / "papers"
-        for folder in (self.stores, self.papers, base / "home", base / "temp", base / "logs"):
+        self.traces = base / "traces"
+        for folder in (self.stores, self.papers, self.traces, base / "home", base / "temp", base / "logs"):
             folder.mkdir()
+        self.collector = Collector(self.traces)
         self.targets = f"file:{self.stores}/**,sqlite:{self.stores}/**"
         environment = {
             "HOME": str(base / "home"), "TMPDIR": str(base / "temp"), "MUNIMENT_ALLOW_TARGETS": self.targets,
             "MUNIMENT_LOG_LEVEL": "debug", "MUNIMENT_KEK_GRACE": "PT0S",
+            "MUNIMENT_OTLP_ENDPOINT": self.collector.url,
         }  # fmt: skip
         self.nursery = Nursery(base / "logs", environment)
         started = self.nursery.run(["init", "--data", str(self.data), "--json"])
@@ -109,6 +147,11 @@ class House(Searched):
         self.tokens: dict[str, str] = json.loads(started.out.read_text())["tokens"]
         # Tokens are shown once, to whoever runs `init`; that output is not ours to keep.
         started.out.unlink()
+
+    def close(self) -> None:
+        """End what was started."""
+        self.nursery.close()
+        self.collector.close()
 
     @contextmanager
     def serving(self) -> Iterator[Callable[[str], Client]]:
@@ -175,6 +218,9 @@ def bring_in(house: House, client: Callable[[str], Client]) -> None:
         assert client("writer").artifacts([wrong])[0]["status"] == "rejected"
     with pytest.raises(ApiProblem):
         client("legal").request("POST", "/v1/requests", {"right": PHONE, "subjects": [SUBJECT]})
+    for wrong_path in (f"/v1/requests/{quote(EMAIL)}", f"/v1/{quote(NAME)}?street={quote(STREET)}"):
+        with pytest.raises(ApiProblem):
+            client("legal").request("GET", wrong_path)
     client("auditor").request("POST", "/v1/replay", {"stream": "conv_f"}, purpose="dispute")
 
 
@@ -254,6 +300,10 @@ def test_nothing_of_an_erased_person_is_left_in_any_file_of_ours(tmp_path: Path)
 
         with house.serving() as client:
             request = erase(house, client)
+        spans = b"".join(path.read_bytes() for path in house.traces.glob("traces-*"))
+        for told in (b"POST /v1/requests", b"/plan", b"/approve", b"http.response.status_code"):
+            assert told in spans, "the erasure was traced"
+        assert list(house.traces.glob("metrics-*"))
         assert house.words(*CANARIES) == []
         assert house.words(json.dumps(VECTOR)[:60]) == []
         assert house.bytes({**secrets, **vector, **digests()}) == []
@@ -281,7 +331,7 @@ def test_nothing_of_an_erased_person_is_left_in_any_file_of_ours(tmp_path: Path)
         assert house.bytes(said) == []
         assert house.words(*CANARIES) == []
     finally:
-        house.nursery.close()
+        house.close()
 
 
 def test_the_search_sees_a_key_that_somebody_wrote_down(tmp_path: Path) -> None:
