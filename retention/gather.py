@@ -18,7 +18,7 @@ from sqlmodel import Session
 from registry.artifacts import by_numbers
 from registry.classes import live_items
 from registry.graph import children_of
-from retention.decide import decide
+from retention.decide import DESTRUCTIVE, decide
 from retention.due import BATCH, every_due, schedules_in_force
 from retention.events import ENDED
 from retention.items import PART, Candidate, load_artifacts
@@ -27,6 +27,8 @@ from retention.schedule import Schedule
 from retention.stops import Desk, Stops
 from retention.sweep import Brakes, ClassCount, Instants, SweepItem, SweepPlan, brake_of, decided, is_due, plan_items
 
+COUNTED = 1_000_000
+"""How much is counted for a brake at the least before the count may end."""
 AT_FAULT = "store_at_fault"
 """What keeps items past their date whose store is asked for a few of them only."""
 
@@ -91,6 +93,9 @@ class Gathering:
         busy = self._desk.busy(self._session, self._tenant_id, (), [item.ref for item in also]) if also else frozenset()
         items = (*found, *(item for item in also if item.ref not in busy))
         counts = counts_of(self._session, self._tenant_id, items)
+        # The brake is about what is due, not about what one pass takes of it: else a rule that empties a class passes
+        # in pieces, by the cap or by the instants that a person gives.
+        all_due = self._all_due(counts, brakes, max(self._at, now), batch) if capped or self._at < now else counts
         plan = SweepPlan(
             sweep_id=sweep_id,
             at=self._at,
@@ -99,7 +104,7 @@ class Gathering:
             kept=dict(self._kept),
             waiting=self._waiting,
             capped=capped,
-            brake=brake_of(counts, brakes, seen, now=now, by_hand=by_hand),
+            brake=brake_of(all_due, brakes, seen, now=now, by_hand=by_hand),
             aside=tuple(line for line in lines if self._is_aside(line)),
         )
         return Gathered(plan=plan, moved=self._moved)
@@ -130,6 +135,39 @@ class Gathering:
             if len(chosen) >= cap:
                 return [*list(chosen.values())[:cap], *beside.values()], True
         return [*chosen.values(), *beside.values()], False
+
+    def _all_due(
+        self, counts: Mapping[str, ClassCount], brakes: Brakes, until: datetime, batch: int
+    ) -> Mapping[str, ClassCount]:
+        """The counts of a pass with everything that is due by an instant, whoever takes it.
+
+        Where a class is far over the brake's share it is counted no further: `ends` is then the least it can be.
+        """
+        if brakes.share >= 1:
+            return counts
+        ends: Counter[str] = Counter()
+        live: dict[str, int] = {name: count.live for name, count in counts.items()}
+        for found in every_due(self._session, self._tenant_id, self._schedules, before=until, batch=batch):
+            free = self._free(found)
+            stops = self._stops_about(free)
+            for one in free:
+                schedule = self._schedules.get(one.data_class)
+                rules = None if schedule is None else schedule.rules
+                decision = decide(decided(one), rules, stops.holds, stops.restrictions, stops.claims, until)
+                if one.kind != PART and (decision.action in DESTRUCTIVE or (one.erase_by_hand and is_due(decision))):
+                    ends[one.data_class] += 1
+            for name in ends.keys() - live.keys():
+                live[name] = live_items(self._session, self._tenant_id, name)
+            if ends.total() >= COUNTED and any(ends[name] > brakes.share * live[name] for name in ends):
+                break
+        return {
+            name: ClassCount(
+                live=live[name],
+                ends=max(ends[name], counts[name].ends if name in counts else 0),
+                review=counts[name].review if name in counts else 0,
+            )
+            for name in sorted(live)
+        }
 
     def _is_aside(self, one: Candidate | SweepItem) -> bool:
         """Whether it is in quarantine."""

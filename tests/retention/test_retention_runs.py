@@ -245,6 +245,26 @@ def test_the_brake_stops_a_pass_that_would_end_most_of_a_class_until_another_per
         house.sweeps.approve(house.acting("bea"), run["id"], house.now)
 
 
+@pytest.mark.parametrize("pieces", ["cap", "instants"])
+def test_the_brake_is_about_all_that_is_due_however_small_the_pieces(house: Any, pieces: str) -> None:
+    # In pieces of a sixth of the class each pass was below the share: two thirds went without a second person.
+    house.plain("note", retention={"keep": "P10D", "from": "created", "then": "erase"})
+    for number in range(18):
+        house.note(f"n{number}", "note")
+        house.now += timedelta(minutes=1)
+    first, house.now = house.now - timedelta(minutes=18), house.now + timedelta(days=11)
+    brakes = Brakes(jump=timedelta(days=10_000), at_least=2, cap=3 if pieces == "cap" else 50_000)
+    house.sweeps = Sweeps(house.parts, brakes=brakes)
+    when = {} if pieces == "cap" else {"at": first + timedelta(days=10, minutes=2)}
+    run = house.sweep("ann", **when)
+    assert (run["state"], run["counts"]["ends"]) == ("awaiting_approval", 3)
+    assert (run["brake"]["reason"], run["brake"]["classes"]) == ("share", {"note": {"ends": 18, "live": 18}})
+    assert len(house.rows()) == 18
+    house.sweeps.approve(house.acting("bea"), run["id"], house.now)
+    house.sweeps.run_due(house.tenant_id, house.now)
+    assert len(house.rows()) == 15, "what was approved is what the plan lists"
+
+
 def test_a_run_that_is_not_wanted_is_stopped_and_its_items_are_looked_at_again(house: Any) -> None:
     house.plain("note")
     for number in range(60):
