@@ -36,6 +36,8 @@ _IN_FORCE = (
     "IN (SELECT name, MAX(version) FROM data_class WHERE tenant_id = ? GROUP BY name) ORDER BY name"
 )
 
+_SCHEMA = "schema"
+
 
 def put_class(session: Session, acting: Acting, name: str, spec: object, now: datetime) -> tuple[DataClass, bool]:
     """The class in force after the declaration, and whether a version was made.
@@ -165,17 +167,22 @@ def _canonical(spec: Mapping[str, Any]) -> str:
 
 
 def _without_nulls(value: Any) -> Any:
+    """A declaration without what is absent; a JSON Schema as it is, in which null is a value like any other."""
     if isinstance(value, Mapping):
-        return {name: _without_nulls(member) for name, member in value.items() if member is not None}
+        return {
+            name: member if name == _SCHEMA else _without_nulls(member)
+            for name, member in value.items()
+            if member is not None
+        }
     return value
 
 
 def _leaves(value: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     found: dict[str, str] = {}
     for name, member in value.items():
-        if isinstance(member, Mapping):
+        if isinstance(member, Mapping) and member:
             found |= _leaves(member, f"{prefix}{name}.")
-        elif member is not None:
+        elif member is not None or prefix.startswith(f"{_SCHEMA}."):
             found[f"{prefix}{name}"] = json.dumps(member, sort_keys=True)
     return found
 

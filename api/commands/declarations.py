@@ -7,6 +7,7 @@ applied and what was not. Exit codes: 0 applied, or nothing to change; 1 refused
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -77,14 +78,21 @@ def read_declarations(path: Path, section: str) -> dict[str, Any]:
         what = f": {error.problem}" if isinstance(error, yaml.constructor.ConstructorError) else ""
         message = f"{path}: not readable as {'TOML' if path.suffix == '.toml' else 'YAML'}{where}{what}"
         raise CannotRun(message) from None
+    except RecursionError:
+        message = f"{path}: nested too deep, or an alias stands within itself"
+        raise CannotRun(message) from None
     if isinstance(found, dict) and isinstance(found.get(section), dict):
         found = found[section]
-    elif isinstance(found, dict) and {"classes", "stores"} & found.keys():
+    elif isinstance(found, dict) and found.get(section) is None and {"classes", "stores"} & found.keys():
         found = {}
     if not isinstance(found, dict) or not all(isinstance(value, dict) for value in found.values()):
         message = f"{path}: expected names with their declarations, at the top or below `{section}:`"
         raise CannotRun(message)
-    return {str(name): plain(spec) for name, spec in found.items()}
+    try:
+        return {str(name): plain(spec) for name, spec in found.items()}
+    except RecursionError:
+        message = f"{path}: nested too deep, or an alias stands within itself"
+        raise CannotRun(message) from None
 
 
 def plain(value: Any) -> Any:
@@ -97,13 +105,24 @@ def plain(value: Any) -> Any:
 
 
 def leaves(value: Any, prefix: str = "") -> dict[str, str]:
-    """A declaration as path → text, for comparison; null means absent."""
-    if isinstance(value, Mapping):
+    """A declaration as path → text, for comparison; null means absent. Unequal values are never written alike."""
+    if isinstance(value, Mapping) and (value or not prefix):
         found: dict[str, str] = {}
         for name, item in value.items():
             found |= leaves(item, f"{prefix}.{name}" if prefix else str(name))
         return found
-    return {} if value is None else {prefix: str(value)}
+    if value is None:
+        # In a JSON Schema it is a value like any other.
+        return {prefix: "null"} if prefix.startswith("schema.") else {}
+    return {prefix: value if isinstance(value, str) and not _is_json(value) else json.dumps(value, sort_keys=True)}
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def differences(old: Mapping[str, Any] | None, new: Mapping[str, Any]) -> list[str]:

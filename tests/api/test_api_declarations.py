@@ -15,6 +15,8 @@ import httpx
 import pytest
 
 from api import cli
+from api.commands.declarations import differences, read_declarations
+from api.commands.options import CannotRun
 from ledger.models import LogState
 
 pytestmark = pytest.mark.process
@@ -230,3 +232,24 @@ def test_a_stop_in_the_middle_says_exactly_what_was_applied(
     assert apply(service, "classes", file, "--json") == 0
     told = json.loads(capsys.readouterr().out)["classes"]
     assert [(one["state"], one["applied"]) for one in told] == [("same", True), ("new", True), ("new", True)]
+
+
+@pytest.mark.parametrize(("one", "other", "shown"), [
+    ({"const": 1}, {"const": "1"}, ["  - schema.const: 1", '  + schema.const: "1"']),
+    ({"const": None}, {}, ["  - schema.const: null"]),
+    ({}, {"properties": {}}, ["  + schema.properties: {}"]),
+])  # fmt: skip
+def test_every_change_of_a_schema_has_its_line(one: dict[str, Any], other: dict[str, Any], shown: list[str]) -> None:
+    first, second = ({"state": "memory", "schema": {"type": "object", **schema}} for schema in (one, other))
+    assert differences(first, second) == shown
+    assert differences(second, second) == []
+
+
+@pytest.mark.parametrize("text", [
+    "classes: [{}]", "classes: text", "c: &a {x: *a}", f"c: {'[' * 3000}", f"c: {{x: {'[' * 900}{']' * 900}}}",
+])  # fmt: skip
+def test_a_file_that_declares_nothing_readable_is_never_nothing_to_change(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "declared.yaml"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(CannotRun):
+        read_declarations(file, "classes")

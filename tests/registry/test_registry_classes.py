@@ -241,3 +241,18 @@ def test_a_difference_names_each_changed_field_with_both_values() -> None:
     assert diff(old, new) == ['~ retention.keep: "P90D" -> "P60D"']
     assert diff(None, new)[0] == "+ data class support"
     assert diff(old, old) == []
+
+
+@pytest.mark.parametrize(("one", "other"), [
+    ({"const": None}, {}), ({"properties": {}}, {}), ({"const": 1}, {"const": "1"}), ({"const": 1}, {"const": True}),
+])  # fmt: skip
+def test_a_change_of_a_schema_is_a_version_and_a_line(house: Any, one: dict[str, Any], other: dict[str, Any]) -> None:
+    # Null is a value there: a schema that took it away again was answered with the version before.
+    memory = STARTER_CLASSES["memory"]
+    first, second = ({**memory, "schema": {"type": "object", **schema}} for schema in (one, other))
+    with house.session() as session:
+        old, _ = put_class(session, house.alice, "memory", first, house.now)
+        new, _ = put_class(session, house.alice, "memory", second, house.now)
+        again, _ = put_class(session, house.alice, "memory", second, house.now)
+    assert (new.version, again.version) == (old.version + 1, new.version)
+    assert len(diff(old, new)) == 1
