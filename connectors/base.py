@@ -161,6 +161,8 @@ class Capabilities:
     owner_check: bool
     discover: bool
     read_only: bool
+    seeks_from: Level = Level.L1
+    """The lowest level at which `verify` looks for what an item held: below it nothing need be read beforehand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

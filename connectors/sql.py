@@ -139,6 +139,7 @@ class SqlConnector(Connector):
             owner_check=self._owner_field is not None,
             discover=self._owner_field is not None,
             read_only=self._read_only,
+            seeks_from=Level.L2,
         )
 
     @override

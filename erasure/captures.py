@@ -2,7 +2,8 @@
 
 Guarantees: locators come from the registry's sealed details, canaries from the store itself, both only through here and
 sealed at once. A store that does not answer costs canaries, never the plan: its copies are captured again before they
-are erased. Called outside transactions, since stores may be slow.
+are erased. What nothing will look for is not read: a store reads all that others hold to tell what is a copy's own.
+Called outside transactions, since stores may be slow.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from connectors.base import Connector
+from connectors.base import Connector, Level
 from erasure.parts import Parts
 from erasure.sealed import Capture
 from registry import artifacts, stores, subjects
@@ -33,6 +34,10 @@ class Wanted:
     built: bool
     goes: bool = True
     """Whether it is to be erased at once; what stays or waits still shows what it shares with the others."""
+    level: Level = Level.L2
+    """What its absence is to be shown at."""
+    compared: bool = True
+    """Whether something may be made anew that has to be free of what it held."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +87,10 @@ def capture_in_pieces(parts: Parts, tenant_id: int, wanted: Sequence[Wanted]) ->
                 found = {ref: Capture(place) for ref, place in places.items()}
                 if connector is not None:
                     here = [copy for copy in chunk if copy.built and copy.ref in places]
+                    seeks_from = connector.capabilities().seeks_from
+                    aside = {copy.ref for copy in here if copy.level < seeks_from and not copy.compared}
+                    found |= {ref: replace(found[ref], captured=True) for ref in aside}
+                    here = [copy for copy in here if copy.ref not in aside]
                     held = _canaries(parts, connector, here, places)
                     # What was not read now is read before the erase; a store that stays silent cannot be erased either.
                     connector = None if held is None else connector

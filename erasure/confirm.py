@@ -152,7 +152,7 @@ class _Confirmation:
             work = load_work(session, self._tenant_id, self._owner)
             report = report_of(work.facts().get("reclaim", {}).get(name))
             for number, required in copies.read(session, _Asked, self._in(name)):
-                by_level.setdefault(_level_of(required), []).append(number)
+                by_level.setdefault(copies.level_of(required), []).append(number)
         good = bad = 0
         with ExitStack() as stack:
             connector = self._opened(stack, store)
@@ -239,7 +239,7 @@ class _Confirmation:
                 change |= {"state": CopyState.UNREACHABLE.value, "detail": detail}
             return change
         level = None if finding.level is None else finding.level.value
-        if finding.present is False and finding.level is not None and finding.level >= _level_of(copy.required):
+        if finding.present is False and finding.level is not None and finding.level >= copies.level_of(copy.required):
             change = {"level": level, "verified_at": at, "verified_how": finding.how, "detail": None}
             if copy.state != CopyState.ALREADY_ABSENT:
                 physical = finding.level >= Level.L2
@@ -351,8 +351,3 @@ def _close(connector: Connector) -> None:
 def is_accepted(copy: CopyRow | _Looked) -> bool:
     """Whether the store took the deletion of a copy and had not done it when it was last looked at."""
     return copy.state == CopyState.AWAITING_EXTERNAL and copy.level == Level.L0.value
-
-
-def _level_of(required: str) -> Level:
-    """The level to show; a class that asks for the key alone still has its copies read once by the store's API."""
-    return Level.L1 if required == "key" else Level(required)

@@ -111,6 +111,7 @@ class _Uncaptured(NamedTuple):
     ref: str
     artifact_id: int | None
     store: str
+    required: str
     sealed: bytes | None
 
 
@@ -231,13 +232,23 @@ class Dispatch:
         placed: set[str] = set()
         with self._parts.transactions(self._tenant_id, write=False) as session:
             work = load_work(session, self._tenant_id, self._owner)
+            anew = sa.and_(copies.of(self._tenant_id, self._owner), col(CopyRow.action) == "regenerate")
+            compared = session.scalars(sa.select(sa.exists().where(anew))).one()
             for page in copies.pages(session, _Uncaptured, self._of(CopyState.PENDING)):
                 known = captures_of(session, self._parts, work, page)
                 for copy in page:
                     if copy.copy_no in known and known[copy.copy_no].captured:
                         continue
-                    wanted = Wanted(ref=copy.ref, artifact_id=copy.artifact_id or 0, store=copy.store, built=True)
-                    missing.append(wanted)
+                    missing.append(
+                        Wanted(
+                            ref=copy.ref,
+                            artifact_id=copy.artifact_id or 0,
+                            store=copy.store,
+                            built=True,
+                            level=copies.level_of(copy.required),
+                            compared=compared,
+                        )
+                    )
                     numbers[copy.ref] = copy.copy_no
                     if copy.sealed is not None:
                         placed.add(copy.ref)

@@ -303,8 +303,9 @@ def _warned(session: Session, row: RequestRow) -> dict[str, Any]:
     return {"warned_of": told} if told else {}
 
 
-def wanted_of(copies: Sequence[PlanCopy]) -> list[Wanted]:
+def wanted_of(lines: Sequence[PlanCopy]) -> list[Wanted]:
     """The artifacts of a plan whose places are to be captured."""
+    compared = any(copy.action == "regenerate" for copy in lines)
     return [
         Wanted(
             ref=copy.ref,
@@ -312,8 +313,10 @@ def wanted_of(copies: Sequence[PlanCopy]) -> list[Wanted]:
             store=copy.store,
             built=copy.state != "not_covered",
             goes=copy.state == CopyState.PENDING,
+            level=copies.level_of(copy.required),
+            compared=compared,
         )
-        for copy in copies
+        for copy in lines
         if copy.artifact_id is not None
     ]
 

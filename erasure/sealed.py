@@ -34,7 +34,7 @@ class Capture:
     locator: Mapping[str, Any] = field(repr=False)
     canaries: tuple[bytes, ...] = field(repr=False, default=())
     captured: bool = False
-    """Whether the store was asked for canaries; False where it could not be."""
+    """Whether all was read that is looked for later; False where the store did not answer."""
 
     def item(self, copy_no: int) -> Item:
         """The connector's view of the copy."""
