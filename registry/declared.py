@@ -20,14 +20,14 @@ from sqlmodel import Session, col, select
 from ledger.models import EntryRow
 from registry.acting import Acting
 from registry.classes import in_force
-from registry.errors import MalformedSubject, UnknownClass, UnknownMachine
+from registry.errors import MalformedSubject, OutsideTokenScope, UnknownClass, UnknownMachine
 from registry.identifiers import Identifier, parse_subject
 from registry.keyed import Lookups, Seals, hold_writer
 from registry.machines import parse_machine
 from registry.models import MachineRow, RunRow, ScopeKey, StreamRow
 from registry.reading import NAME, Faults, Reader
 from registry.sessions import RUN_ENDED, RUN_STATES, Lifecycle, lifecycle, move_run
-from registry.sets import intern_sets, members
+from registry.sets import Members, intern_sets, members
 from registry.streams import (
     DECLARED,
     NAME_KEY,
@@ -57,7 +57,7 @@ _REFS, _FORMER_REFS = "provider_refs", "former_provider_refs"
 def put_stream(session: Session, vault: Vault, acting: Acting, spec: object, now: datetime) -> tuple[StreamRow, bool]:
     """A stream as declared, and whether it is new. Source: API §4.
 
-    Raises: InvalidDeclaration, NotBuilt, UnknownClass.
+    Raises: InvalidDeclaration, NotBuilt, UnknownClass, OutsideTokenScope.
     """
     faults = Faults("stream")
     reader = Reader(spec, faults)
@@ -67,8 +67,11 @@ def put_stream(session: Session, vault: Vault, acting: Acting, spec: object, now
     _require_class(session, acting, data_class)
     known = _is_known(session, acting.tenant_id, lambda: find_streams(session, vault, acting.tenant_id, (name,)))
     people = resolve(session, vault, acting, [owner], now) if owner is not None else []
+    former = find_streams(session, vault, acting.tenant_id, (name,)).get(name)
+    before = frozenset(people) if former is None else _people_of(session, former)
     ref = streams_for(session, vault, acting, {name: people}, now)[name]
     row = stream_by_id(session, acting.tenant_id, ref.stream_id)
+    _require_token(acting, row, data_class, joins=not before.issuperset(people))
     row.data_class = data_class or row.data_class
     _take_machine(session, row, machine)
     _put_scope(session, vault, row, scope)
@@ -86,9 +89,10 @@ def patch_stream(
     faults.raise_any()
     row = stream_by_id(session, acting.tenant_id, stream_id)
     _require_class(session, acting, data_class)
-    if owner is not None:
-        former = members(session, acting.tenant_id, (row.set_id,))[row.set_id]
-        people = former | frozenset(resolve(session, vault, acting, [owner], now))
+    former = _people_of(session, row)
+    people = former | frozenset(resolve(session, vault, acting, [owner], now) if owner is not None else ())
+    _require_token(acting, row, data_class, joins=people != former)
+    if people != former:
         row.set_id = intern_sets(session, acting.tenant_id, (people,), now)[people]
     row.data_class = data_class or row.data_class
     row.last_activity_at = max(now, row.last_activity_at)
@@ -261,8 +265,24 @@ def _plain(reader: Reader, name: str) -> Any:
 
 
 def _require_class(session: Session, acting: Acting, data_class: str | None) -> None:
-    if data_class is not None and data_class not in in_force(session, acting.tenant_id):
+    if data_class is None:
+        return
+    if data_class not in in_force(session, acting.tenant_id):
         raise UnknownClass(data_class)
+    if not acting.may_use_class(data_class):
+        raise OutsideTokenScope("class", data_class)
+
+
+def _people_of(session: Session, row: StreamRow) -> Members:
+    return members(session, row.tenant_id, (row.set_id,))[row.set_id]
+
+
+def _require_token(acting: Acting, row: StreamRow, wanted: str | None, *, joins: bool) -> None:
+    """Only who carries a stream's class gives it another one, or makes what is said there somebody else's too."""
+    if row.data_class is None or acting.may_use_class(row.data_class):
+        return
+    if joins or wanted not in {None, row.data_class}:
+        raise OutsideTokenScope("class", row.data_class)
 
 
 def _declare(session: Session, vault: Vault, tenant_id: int, row: StreamRow | RunRow, content: dict[str, Any]) -> None:

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from registry import declared, streams, subjects
-from registry.errors import InvalidDeclaration, UnknownClass, UnknownMachine, UnknownRun, UnknownStream
+from registry.errors import (
+    InvalidDeclaration,
+    OutsideTokenScope,
+    UnknownClass,
+    UnknownMachine,
+    UnknownRun,
+    UnknownStream,
+)
 from registry.identifiers import parse_subject
 from registry.models import RunRow, StreamRow
 
@@ -112,6 +119,27 @@ def test_unknown_machines_and_classes_are_refused(house: Any) -> None:
             declared.put_stream(session, house.vault, house.alice, {**STREAM, "machine": "refund"}, house.now)
         with pytest.raises(UnknownClass):
             declared.put_stream(session, house.vault, house.alice, {**STREAM, "data_class": "diary"}, house.now)
+
+
+def test_a_token_without_a_streams_class_changes_neither_its_class_nor_its_people(house: Any) -> None:
+    # It could make what is said there another person's too, whose erasure would then concern it.
+    mine = {"stream": "c1", "owner": "user:ada", "data_class": "transcript"}
+    other = house.other_token(house.alice, classes=["summary"])
+    with house.session() as session:
+        row, _ = declared.put_stream(session, house.vault, house.alice, mine, house.now)
+        session.commit()
+        stream_id = row.stream_id
+        for change in ({"data_class": "tool"}, {"data_class": "summary"}, {"owner": "user:eve"}):
+            with pytest.raises(OutsideTokenScope):
+                declared.put_stream(session, house.vault, other, {"stream": "c1", **change}, house.now)
+            session.rollback()
+            with pytest.raises(OutsideTokenScope):
+                declared.patch_stream(session, house.vault, other, stream_id, change, now=house.now)
+            session.rollback()
+        same = {"stream": "c1", "owner": "user:ada", "channel": "mail"}
+        assert not declared.put_stream(session, house.vault, other, same, house.now)[1]
+        ref = streams.streams_for(session, house.vault, house.alice, {"c1": ()}, house.now)["c1"]
+        assert (len(ref.members), row.data_class) == (1, "transcript")
 
 
 def test_a_run_has_a_status_and_an_end_and_keeps_the_rest_sealed(house: Any) -> None:
