@@ -112,6 +112,8 @@ def given_id_of(raw: object) -> str | None:
 
 def parse_item(raw: object, context: Context) -> Item:
     """The item. Raises: ItemRejected."""
+    if not isinstance(raw, Mapping):
+        raise ItemRejected("invalid", "expected an object")
     faults = Faults("artifact")
     reader = Reader(raw, faults)
     data_class, (store, kind) = _class_of(reader, context), _store_of(reader, context)

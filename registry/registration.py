@@ -13,7 +13,7 @@ SQL is batched. The caller commits.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -43,7 +43,7 @@ def register(
     session: Session,
     vault: Vault,
     acting: Acting,
-    items: Sequence[Mapping[str, Any]],
+    items: Sequence[object],
     now: datetime,
     *,
     ends_at: EndsAt = default_ends_at,
@@ -63,7 +63,7 @@ def register(
         return _run(Batch(session, vault, acting, now, ends_at=ends_at, held=held), items)
 
 
-def _run(batch: Batch, items: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _run(batch: Batch, items: Sequence[object]) -> list[dict[str, Any]]:
     hold_writer(batch.session, batch.tenant_id)
     _go_past_others(batch)
     _parse(batch, items)  # 1
@@ -93,7 +93,7 @@ def _go_past_others(batch: Batch) -> None:
         go_past(batch.session.scalar(query) or 0)
 
 
-def _parse(batch: Batch, items: Sequence[Mapping[str, Any]]) -> None:
+def _parse(batch: Batch, items: Sequence[object]) -> None:
     batch.classes = classes.in_force(batch.session, batch.tenant_id)
     context = Context(
         acting=batch.acting,

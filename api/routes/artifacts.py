@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 from fastapi import Depends, Path, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 from sqlmodel import Session
 
 from api.answers import Open, Row, with_instants
@@ -44,11 +44,15 @@ _ARTIFACT: dict[str, Any] = {
 }
 
 
+Item = Annotated[Any, WithJsonSchema({"type": "object", "additionalProperties": True})]
+"""Judged with the others of its batch, so that one which is no object is refused alone."""
+
+
 class Registration(Body):
     """Artifacts to register; each is judged for itself."""
 
     model_config = ConfigDict(json_schema_extra={"examples": [{"artifacts": [_ARTIFACT]}]})
-    artifacts: list[dict[str, Any]] = Field(min_length=1, max_length=MAX_ARTIFACTS)
+    artifacts: list[Item] = Field(min_length=1, max_length=MAX_ARTIFACTS)
 
 
 class Registered(Open):

@@ -84,15 +84,19 @@ def test_a_store_is_checked_with_a_canary_and_unreachable_is_a_finding(desk: Any
 
 def test_artifacts_are_judged_one_by_one_and_found_by_person(desk: Any) -> None:
     writer = desk.role("writer")
-    items = [
+    items: list[Any] = [
         {"data_class": "cv", "store": "cvs", "locator": {"path": "ada.pdf"}, "subjects": ["email:ada@example.org"]},
         {"data_class": "nothing", "store": "cvs", "locator": {"path": "x"}, "subjects": ["user:1"]},
         {"data_class": "cv", "store": "nowhere", "locator": {"path": "x"}, "subjects": ["user:1"]},
         {"data_class": "cv", "store": "cvs", "locator": {"path": "nobody.pdf"}},
         {"data_class": "cv", "store": "cvs", "locator": {"path": "star.pdf"}, "subjects": ["user:*"]},
+        None,
+        "art_1",
+        [],
     ]
     results = writer.post("/v1/artifacts", json={"artifacts": items}).json()["results"]
-    assert [result["status"] for result in results] == ["created", *["rejected"] * 4]
+    assert [result["status"] for result in results] == ["created", *["rejected"] * 7]
+    assert [result["problem"]["detail"] for result in results[5:]] == ["expected an object"] * 3
     again = writer.post("/v1/artifacts", json={"artifacts": items[:1]}).json()["results"]
     assert again == [{**again[0], "id": results[0]["id"], "status": "exists"}]
     legal = desk.role("legal")
