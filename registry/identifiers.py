@@ -111,7 +111,9 @@ def _script(sign: str) -> str:
 
 
 def _phone(value: str) -> str:
-    folded = unicodedata.normalize("NFKC", value).replace("(0)", "")
+    folded = unicodedata.normalize("NFKC", value).strip()
+    if folded.startswith(("+", "00")):  # only behind a country's code is the (0) one that nobody dials
+        folded = folded.replace("(0)", "", 1)
     digits = _PHONE_MARKS.sub("", folded)
     if digits.startswith("00"):
         digits = f"+{digits[2:]}"

@@ -45,6 +45,7 @@ def test_a_malformed_or_look_alike_name_is_refused_without_repeating_it(text: An
         ("email:a@b\uff61example", "email:a@b.example"),
         ("phone:+44 20 7946-0000", "phone:00442079460000"),
         ("phone:+44 (0)20 79460000", "phone:+442079460000"),
+        ("phone:(0)20 7946 0000", "phone:020 7946 0000"),
         ("user:caf\u00e9", "user:cafe\u0301"),
     ],
 )
@@ -59,6 +60,7 @@ def test_other_names_stay_apart() -> None:
     # Folding case would write both with ss, and erase one of them for the other.
     assert parse_subject("email:wei\u00df@x.example") != parse_subject("email:weiss@x.example")
     assert parse_subject("email:a@stra\u00dfe.example") != parse_subject("email:a@strasse.example")
+    assert parse_subject("phone:555(0)1234") != parse_subject("phone:5551234"), "no country's code stands before it"
     # A whole label in another script is somebody's real name; only a mixture within one label is a trick.
     assert parse_subject("email:\u0438\u0432\u0430\u043d@example.org").value.startswith("\u0438")
 
