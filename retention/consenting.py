@@ -29,7 +29,7 @@ from registry.reading import Faults, Reader, is_list
 from registry.sets import sets_of
 from retention.consents import CLOCK, consent_ends, ended_at
 from retention.errors import NotKnown, NotOpen
-from retention.events import CONVERSATION, ENDED, write_hints
+from retention.events import CONVERSATION, ENDED, SCOPE_NAME, write_hints
 from retention.key_clocks import renew_keys_of
 from retention.models import ConsentRow
 from retention.schedule import schedule_of
@@ -189,6 +189,9 @@ def _scope(top: Reader) -> dict[str, str]:
         return {}
     if not isinstance(raw, Mapping) or not raw or not all(isinstance(one, str) and one for one in raw.values()):
         top.add("scope", "expected an object of names and texts")
+        return {}
+    if not all(SCOPE_NAME.fullmatch(str(name)) for name in raw):
+        top.add("scope", f"no item has a scope of this name: expected one matching {SCOPE_NAME.pattern}")
         return {}
     return {str(name): str(value) for name, value in raw.items()}
 

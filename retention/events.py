@@ -37,7 +37,7 @@ from retention.schedule import ends_at, newest_start
 from vault.vault import Vault
 
 NAME = re.compile(r"[a-z][a-z0-9_.-]{0,58}")
-_KEY_NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
+SCOPE_NAME = re.compile(r"[a-z][a-z0-9_.-]{0,63}")
 _KEY_LIMIT = 512
 ANY_NAME = ("legal", "platform")
 """Roles that may report any event; a writer only those its classes wait for."""
@@ -202,8 +202,8 @@ def _checked(name: str, key: Mapping[str, Any], at: datetime, now: datetime) -> 
     pair = next(iter(key.items()), ("", ""))
     if len(key) != 1:
         faults.append(Fault(pointer="/key", detail=f"expected exactly one name and value, got {len(key)}"))
-    elif not _KEY_NAME.fullmatch(pair[0]):
-        faults.append(Fault(pointer="/key", detail=f"expected a name matching {_KEY_NAME.pattern}"))
+    elif not SCOPE_NAME.fullmatch(pair[0]):
+        faults.append(Fault(pointer="/key", detail=f"expected a name matching {SCOPE_NAME.pattern}"))
     elif not isinstance(pair[1], str) or not 1 <= len(pair[1]) <= _KEY_LIMIT:
         faults.append(Fault(pointer=f"/key/{pair[0]}", detail=f"expected a text of 1 to {_KEY_LIMIT} characters"))
     if faults:

@@ -3,9 +3,9 @@
 Guarantees: a hold is in the record before it takes effect, and so is its end. Selectors are kept resolved (numbers of
 people and items, names of classes, keyed look-ups of scopes) and are evaluated at decision time, so that later copies
 are held too, and so is what was made from an artifact or entry that a hold names; several alternatives hold what any
-of them names. What a running sweep had already sent is answered as
-`too_late`. Another principal than the one who placed a hold releases it, and sees before what becomes due. Free text is
-sealed under the tenant's own key.
+of them names. What a running sweep had already sent is answered as `too_late`, and so is what a hold names by its id
+and nothing is left of. Another principal than the one who placed a hold releases it, and sees before what becomes due.
+Free text is sealed under the tenant's own key.
 
 Placing: 1 resolve the selector. 2 The record (binding). 3 One transaction: the hold, what it holds, what came too late.
 A crash after 2 leaves an event without effect; the caller got no answer and places it again.
@@ -29,20 +29,21 @@ from ledger.head import Transactions
 from ledger.models import EntryRow
 from registry import classes, subjects
 from registry.acting import Acting
-from registry.artifacts import find_artifacts
+from registry.artifacts import by_numbers, find_artifacts, public_name
 from registry.errors import InvalidDeclaration, MalformedSubject
 from registry.identifiers import Identifier, parse_subject
 from registry.ids import random_hex
-from registry.keyed import NOBODY, Lookups, Seals, canonical_json
+from registry.keyed import NOBODY, Lookups, Seals, canonical_json, chunks
 from registry.models import Artifact
 from registry.people import expand
 from registry.reading import Faults, Reader, is_list
 from retention.decide import Hold
 from retention.due import schedules_in_force
 from retention.errors import NotKnown, NotOpen, SecondPersonNeeded
-from retention.events import CONVERSATION
+from retention.events import CONVERSATION, SCOPE_NAME
 from retention.holding import conditions_of, is_held
 from retention.items import load_artifacts
+from retention.key_clocks import entry_states
 from retention.models import HoldRow, StoreHoldRow
 from retention.parts import places_of, split_ref, streams_of
 from retention.releases import freed_by_release
@@ -120,9 +121,10 @@ class Holds:
             )
             session.add(row)
             session.flush()
+            late = _gone(session, acting.tenant_id, hold)
             hold = self._known(session, acting.tenant_id)[hold_id]
-            sent = self._sent(session, acting.tenant_id, hold)
-            return {**view_of(row), **counts_of(session, acting.tenant_id, hold), "too_late": sent}
+            late |= set(self._sent(session, acting.tenant_id, hold))
+            return {**view_of(row), **counts_of(session, acting.tenant_id, hold), "too_late": sorted(late)}
 
     def release(self, acting: Acting, hold_id: str, *, preview: bool, now: datetime) -> dict[str, Any]:
         """What becomes due when the hold ends; without `preview` it ends.
@@ -221,7 +223,7 @@ class Holds:
         ).all()
         loaded = load_artifacts(session, tenant_id, rows, schedules_in_force(session, tenant_id))
         held = [one.artifact_id for one in loaded if one.artifact_id is not None and is_held(one.item, (hold,))]
-        return sorted(self._desk.sent(session, tenant_id, held)) if held else []
+        return self._desk.sent(session, tenant_id, held) if held else []
 
 
 def _now(session: Session, tenant_id: int, hold: Hold) -> dict[str, Any]:
@@ -265,6 +267,9 @@ def parse_hold(spec: Mapping[str, Any]) -> _Wanted:
     ):
         selector.add("scope", "expected an object of names and texts")
         scope = None
+    for name_in_scope in scope or {}:
+        if not SCOPE_NAME.fullmatch(name_in_scope):
+            selector.add("scope", f"no item has a scope of this name: expected one matching {SCOPE_NAME.pattern}")
     wanted = _Wanted(
         name=name,
         matter=matter,
@@ -313,7 +318,10 @@ def view_of(row: HoldRow) -> dict[str, Any]:
 
 
 def counts_of(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
-    """How many artifacts, whole keys of the record, and single entries of it a hold keeps now."""
+    """How many artifacts, whole keys of the record, and single entries of it a hold keeps now.
+
+    Of a conversation every entry is counted, whether or not its content is left.
+    """
     ids: set[int] = set()
     for condition in conditions_of(session, tenant_id, hold):
         query = sa.select(col(Artifact.id)).where(
@@ -333,15 +341,29 @@ def counts_of(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
         )
     )
     streams = streams_of(session, tenant_id, hold.scopes)
+    left = sorted(hold.entries - entry_states(session, tenant_id, hold.entries).keys())
     within = session.scalar(
         sa.select(sa.func.count())
         .select_from(EntryRow)
         .where(
             col(EntryRow.tenant_id) == tenant_id,
-            sa.or_(col(EntryRow.stream_no).in_(sorted(streams)), col(EntryRow.idx).in_(sorted(hold.entries))),
+            sa.or_(col(EntryRow.stream_no).in_(sorted(streams)), col(EntryRow.idx).in_(left)),
         )
     )
     return {"items": len(ids), "keys": int(keys or 0), "entries": int(within or 0)}
+
+
+def _gone(session: Session, tenant_id: int, named: Hold) -> set[str]:
+    """What a hold names one by one and nothing is left of: nobody may take it for kept."""
+    rows = by_numbers(session, tenant_id, named.artifacts).values()
+    ended = entry_states(session, tenant_id, named.entries)
+    entries: set[str] = set()
+    for some in chunks(sorted(ended)):
+        query = sa.select(col(EntryRow.entry_id)).where(
+            col(EntryRow.tenant_id) == tenant_id, col(EntryRow.idx).in_(some)
+        )
+        entries.update(str(UUID(bytes=raw)) for raw in session.scalars(query))
+    return entries | {public_name(row) for row in rows if row.status == "erased"}
 
 
 def _entries(session: Session, tenant_id: int, names: Sequence[str]) -> dict[str, int]:

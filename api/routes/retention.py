@@ -260,7 +260,7 @@ def stop_run(run_id: RunId, acting: Legal, parts: Parts) -> Open:
 
 @router.post("/v1/holds", status_code=201)
 def place_hold(body: HoldBody, acting: Legal, parts: Parts) -> Open:
-    """Places a hold; `too_late` lists what had already been sent to its store."""
+    """Places a hold; `too_late` lists what had already been sent to its store, and what it names by id that is gone."""
     return Open.model_validate(_holds(parts).place(acting, body.model_dump(), parts.clock.now()))
 
 

@@ -321,6 +321,7 @@ def test_a_consent_is_proven_readable_by_the_desk_and_ends_once(voice: Any) -> N
         {"given_at": "2040-06-02T09:00:00Z"},
         {"until": "2040-05-01T09:00:00Z"},
         {"scope": {}},
+        {"scope": {"Conversation": "c"}},
         {"more": 1},
     ],
 )

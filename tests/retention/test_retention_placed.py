@@ -37,3 +37,22 @@ def test_a_hold_that_is_placed_while_a_delete_is_decided_names_it(house: Any) ->
     # Where the hold had to wait for the whole pass, the item was gone, and is not among what it keeps.
     [answer] = placed
     assert (answer["items"], tuple(answer["too_late"])) in {(1, (name,)), (0, ())}
+
+
+def test_a_hold_names_what_nothing_is_left_of_and_keeps_the_rest(house: Any) -> None:
+    # Counted as kept, an entry whose key is gone would be taken for evidence that somebody still has.
+    house.plain("note", retention={"keep": "P30D", "from": "created", "then": "erase"})
+    house.plain("talk", state="record", retention={"keep": "P30D", "from": "created", "then": "erase"})
+    gone, said = house.note("gone", "note"), house.say("chat", "I live in Lima", "talk")
+    house.now += timedelta(days=70)
+    house.sweep()
+    assert house.rows() == set()
+    left, later = house.note("left", "note"), house.say("chat", "I live in Rome", "talk")
+    spec = {"name": "n", "matter": "m", "reason": "r"}
+    answer = house.holds.place(
+        house.acting(), {**spec, "selector": {"artifacts": [gone, left], "entries": [said, later]}}, house.now
+    )
+    assert answer["too_late"] == sorted([gone, said])
+    assert (answer["items"], answer["entries"]) == (1, 1)
+    by_person = house.holds.place(house.acting(), {**spec, "selector": {"subjects": [ADA]}}, house.now)
+    assert by_person["too_late"] == [], "only what was named one by one was asked about"

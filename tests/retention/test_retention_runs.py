@@ -210,6 +210,8 @@ def test_a_hold_that_comes_between_plan_and_dispatch_wins(house: Any) -> None:
         {"name": "n", "matter": "m", "reason": "r", "selector": {"artifacts": ["art_nothing"]}},
         {"name": "n", "matter": "m", "reason": "r", "selector": {"subjects": ["ada*"]}},
         {"name": "n", "matter": "m", "reason": "r", "selector": {"everything": True}},
+        {"name": "n", "matter": "m", "reason": "r", "selector": {"scope": {"Role": "role-14"}}},
+        {"name": "n", "matter": "m", "reason": "r", "selector": {"scope": {"": "role-14"}}},
     ],
 )
 def test_a_hold_without_a_meaning_is_refused(house: Any, spec: dict[str, Any]) -> None:
