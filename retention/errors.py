@@ -69,6 +69,17 @@ class NotKnown(RetentionError):
         self.name = name
 
 
+class NothingLeft(RetentionError):
+    """No content of an entry opens any more, so that nothing is left to decide about; its header stays."""
+
+    problem = "erased"
+    hint = "its header stands in the record; what ended it is in the report of the run, or in the certificate"
+
+    def __init__(self, entry: str) -> None:
+        super().__init__(f"nothing of entry {entry} opens any more: there is nothing left to decide about")
+        self.entry = entry
+
+
 class NotOpen(RetentionError):
     """A run, hold or disposition is past the point where this can be done to it."""
 

@@ -18,8 +18,9 @@ from registry.errors import Fault, InvalidDeclaration, UnknownArtifact
 from registry.graph import ARTIFACT
 from retention.decide import Claim, Decision, ceiling, decide
 from retention.due import Place, due, schedules_in_force
-from retention.errors import NotKnown
+from retention.errors import NothingLeft, NotKnown
 from retention.items import Candidate, load_artifacts, load_entry
+from retention.key_clocks import entry_states
 from retention.quarantine import aside
 from retention.schedule import Schedule
 from retention.stops import Desk, Stops
@@ -40,9 +41,11 @@ def explain(
     trigger: str,
     at: datetime,
 ) -> dict[str, Any]:
-    """The decision about an artifact or an entry at an instant. Raises: InvalidDeclaration, UnknownArtifact, NotKnown.
+    """The decision about an artifact or an entry at an instant.
 
     With the trigger `request` it is asked as if all of the item's people asked for erasure at that instant.
+
+    Raises: InvalidDeclaration, UnknownArtifact, NotKnown, NothingLeft.
     """
     if (artifact is None) == (entry is None):
         raise InvalidDeclaration("decision", [Fault(pointer="", detail="expected either artifact or entry")])
@@ -57,6 +60,8 @@ def explain(
         one = load_entry(session, tenant_id, entry or "", schedules)
         if one is None:
             raise NotKnown("entry", "")
+        if one.item.entry is not None and entry_states(session, tenant_id, [one.item.entry]):
+            raise NothingLeft(one.ref)
     sources = () if one.artifact_id is None else sources_of(session, tenant_id, one, schedules)
     stops = desk.stops(
         session, tenant_id, [each.artifact_id for each in (one, *sources) if each.artifact_id is not None]

@@ -18,7 +18,7 @@ from ledger.models import EntryRow
 from registry.acting import Acting
 from registry.errors import InvalidDeclaration
 from retention import dispositions
-from retention.errors import EventNotListed, NotKnown, NotOpen, SecondPersonNeeded
+from retention.errors import EventNotListed, NothingLeft, NotKnown, NotOpen, SecondPersonNeeded
 from retention.explain import explain, list_due
 from retention.sweep import Brakes
 from vault.models import DataKey, KeyState
@@ -587,6 +587,10 @@ def test_an_entry_is_explained_with_the_clock_of_its_key(house: Any) -> None:
     assert asked(house, entry=said, at=later) == ("erase", "class_retention")
     house.now = later
     assert house.sweep()["counts"]["removed"] == 1
+    # «keep until» of words that nobody can read any more would be a claim about nothing.
+    for at in (later, datetime(2040, 7, 30, tzinfo=UTC)):
+        with pytest.raises(NothingLeft):
+            asked(house, entry=said, at=at)
 
 
 @pytest.mark.scenario("E2")
