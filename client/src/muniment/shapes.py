@@ -24,6 +24,13 @@ MAX_DOCUMENT_BYTES = 256 << 20
 
 # API.md §6: a subject is `type:value`, the value 1 to 512 characters without `*`, `%` and control characters.
 _SUBJECT = re.compile(r"[a-z][a-z0-9_]*:[^*%\x00-\x1f\x7f]{1,512}")
+
+
+def is_subject(name: str) -> bool:
+    """Tell whether a name is written as a subject, `type:value`."""
+    return _SUBJECT.fullmatch(name) is not None
+
+
 _TIME_FIELDS = ("at", "timestamp", "created_at", "create_time", "created", "time", "date")
 _OTLP = frozenset({"resourceSpans", "resourceLogs", "resourceMetrics"})
 _MILLISECONDS_ABOVE = 1e11  # as seconds that would be the year 5138
@@ -206,8 +213,8 @@ def text_at(members: dict[str, msgspec.Raw], path: str, line: int) -> str:
 
 def subject_at(value: str, subject_type: str, line: int, path: str | None) -> str:
     """Return `value` as a subject, typed if it is not yet. Raises: ImportFault."""
-    subject = value if _SUBJECT.fullmatch(value) else f"{subject_type}:{value}"
-    if not _SUBJECT.fullmatch(subject):
+    subject = value if is_subject(value) else f"{subject_type}:{value}"
+    if not is_subject(subject):
         raise ImportFault("not usable as a subject", line=line, path=path)
     return subject
 

@@ -8,6 +8,7 @@ Layout, shared with `connectors/thread_folder.py` of the service, which erases (
     NAME.db       the thread's own SQLite database, of `storage="one-file-a-thread"`
     NAME.key      JSON: the thread's key, of `storage="sealed"`; see `Key`
     NAME.gone     the thread was erased and is not written again
+    NAME.told     the service was told of the thread; see `thread_register`. Names nobody
 
 Guarantees: a thread is read and written only while its lock is held and no `.gone` stands there, so what was erased
 does not come back, by whatever process; a key is on disk before anything is sealed with it. Files are for their owner
@@ -30,6 +31,7 @@ from pathlib import Path
 
 from muniment.errors import KeyMissing, ThreadErased
 
+TOLD = ".told"
 SECRET_BYTES = 32
 KEY_BYTES = 32
 
@@ -92,14 +94,21 @@ class ThreadFolder:
 
     def forget(self, thread: str) -> None:
         """Unlink what the thread has here, when its application deletes it. It may begin anew."""
-        for end in (".key", ".key.new", ".db", ".db-wal", ".db-shm", ".db-journal"):
+        for end in (".key", ".key.new", ".db", ".db-wal", ".db-shm", ".db-journal", TOLD):
             self.path(thread, end).unlink(missing_ok=True)
         self._sync()
 
     def key(self, thread: str) -> Key | None:
         """Return the thread's key, None where it has none. Raises: KeyMissing where it cannot be read."""
+        found = self.key_at(self.path(thread, ".key"))
+        if found is not None and found.thread != thread:
+            raise KeyMissing
+        return found
+
+    def key_at(self, path: Path) -> Key | None:
+        """Return the key in a file, None where there is none. Raises: KeyMissing where it cannot be read."""
         try:
-            told = json.loads(self.path(thread, ".key").read_bytes())
+            told = json.loads(path.read_bytes())
             found = Key(
                 thread=told["thread"],
                 owners=tuple(told["owners"]),
@@ -110,9 +119,27 @@ class ThreadFolder:
             return None
         except (OSError, ValueError, KeyError, TypeError):
             raise KeyMissing from None
-        if found.thread != thread or len(found.key) != KEY_BYTES:
+        if len(found.key) != KEY_BYTES:
             raise KeyMissing
         return found
+
+    def told(self, path: Path) -> str | None:
+        """Return the mark that the service was told of a file's thread, None where there is none."""
+        try:
+            return path.with_suffix(TOLD).read_text(errors="replace")
+        except OSError:
+            return None
+
+    def tell(self, path: Path, mark: str) -> None:
+        """Mark that the service was told of a file's thread, where it is still there. Raises: ThreadErased, OSError.
+
+        Lost in a power cut, the service is told once more.
+        """
+        with self.using_file(path):
+            if path.exists():
+                flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+                with os.fdopen(os.open(path.with_suffix(TOLD), flags, 0o600), "w") as stream:
+                    stream.write(mark)
 
     def make_key(self, thread: str, owners: tuple[str, ...], *, from_the_start: bool) -> Key:
         """Return the thread's key, made and on disk; that of another process where it was quicker."""

@@ -11,6 +11,9 @@
   sees them. The service destroys the key and deletes the rows (kind `langgraph` with `url` and `keys`); what is left in
   free pages, logs and backups of the database opens no more. Needs `muniment[sealed]`.
 
+With `register=Registering(...)` the service is told of each thread, in the background, so that a request for erasure
+finds it; see `muniment.thread_register`. Without it somebody registers them: `Client.artifacts`, or `scan --register`.
+
 Guarantees: a thread begins only with somebody it belongs to; what was erased is refused with `ThreadErased`, in every
 process that uses the folder, in the middle of a run too; without its key, or altered, nothing is returned
 (`KeyMissing`, `SealBroken`). Thread and checkpoint ids, names of channels and tasks, and sizes stay readable: use
@@ -28,8 +31,9 @@ from muniment.integrations.langgraph_files import ThreadFiles
 from muniment.integrations.langgraph_saver import GovernedSaver, SubjectFrom, Whose
 from muniment.integrations.langgraph_sealed import SealedSaver
 from muniment.thread_folder import ThreadFolder
+from muniment.thread_register import Registering
 
-__all__ = ["GovernedSaver", "govern"]
+__all__ = ["GovernedSaver", "Registering", "govern"]
 
 
 def govern(
@@ -38,14 +42,22 @@ def govern(
     storage: Literal["one-file-a-thread", "sealed"],
     folder: str | Path,
     subject_from: SubjectFrom = "configurable.user_id",
+    register: Registering | None = None,
 ) -> GovernedSaver:
     """Return a checkpointer that keeps threads so that each can be erased by itself; see the module.
 
     Whose thread it is comes from `subject_from`, else from `with subject(...)`. `folder` is on this machine and is what
-    the service gets as `folder` or `keys`; every process of the agent uses the same one.
+    the service gets as `folder` or `keys`; every process of the agent uses the same one. `register` says where threads
+    are registered; a service that is down or refuses stops no run.
     Raises: ValueError for what does not fit together, KeyMissing for a damaged folder, OSError.
     """
-    whose = Whose(subject_from)
+    saver = _saver(checkpointer, storage, folder, Whose(subject_from))
+    if register is not None:
+        saver.begin_registering(register)
+    return saver
+
+
+def _saver(checkpointer: Any, storage: str, folder: str | Path, whose: Whose) -> GovernedSaver:
     if storage == "one-file-a-thread":
         if checkpointer is not None:
             raise ValueError('storage="one-file-a-thread" makes its own savers; give it no checkpointer')

@@ -18,12 +18,35 @@ from langgraph.checkpoint.base import CheckpointTuple, get_checkpoint_metadata
 from langgraph.checkpoint.sqlite import SqliteSaver
 from typing_extensions import override
 
-from muniment.errors import SubjectMissing, ThreadErased
+from muniment.errors import KeyMissing, SubjectMissing, ThreadErased
 from muniment.integrations.langgraph_saver import GovernedSaver, thread_of
+from muniment.thread_register import Told
+
+_WHOSE = """
+SELECT DISTINCT thread_id, json_extract(CAST(metadata AS TEXT), ?) FROM checkpoints
+WHERE json_valid(CAST(metadata AS TEXT))
+"""
 
 
 class ThreadFiles(GovernedSaver):
     """Each thread in a SQLite file of its own, opened for each call by LangGraph's own saver."""
+
+    end = ".db"
+
+    @override
+    def read_told(self, path: Path) -> Told | None:
+        member = f'$."{self._whose.member}"'
+        with self._folder.using_file(path, alone=True):
+            if not path.exists() or not path.stat().st_size:
+                return None
+            try:
+                with closing(sqlite3.connect(path, timeout=30)) as connection:
+                    rows = connection.execute(_WHOSE, (member,)).fetchall()
+            except sqlite3.Error:
+                raise KeyMissing from None
+        named = {thread: None for thread, _ in rows if self._folder.path(thread, self.end) == path}
+        owners = tuple(dict.fromkeys(str(who) for thread, who in rows if thread in named and who is not None))
+        return Told(next(iter(named)), owners) if owners else None
 
     @contextmanager
     def _saver(self, path: Path) -> Iterator[SqliteSaver]:
@@ -92,7 +115,9 @@ class ThreadFiles(GovernedSaver):
         with self._writing(config) as (saver, owners):
             if owners and self._whose.member not in get_checkpoint_metadata(config, metadata):
                 metadata = {**metadata, self._whose.member: owners[0]}
-            return saver.put(config, checkpoint, metadata, new_versions)
+            stored = saver.put(config, checkpoint, metadata, new_versions)
+        self._notice(config)  # checkpoints say whose the file is; of writes alone nobody could be told
+        return stored
 
     @override
     def put_writes(self, config: Any, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:

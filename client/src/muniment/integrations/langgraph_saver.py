@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -11,6 +13,7 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from muniment.context import current_scope
 from muniment.errors import ThreadUnnamed
 from muniment.thread_folder import ThreadFolder
+from muniment.thread_register import Registering, ThreadRegister, Told
 
 _HALF = re.compile("[\ud800-\udfff]")
 
@@ -47,6 +50,32 @@ class GovernedSaver(BaseCheckpointSaver[Any]):
         super().__init__(serde=serde)
         self._folder = folder
         self._whose = whose
+        self._register: ThreadRegister | None = None
+
+    @property
+    def register(self) -> ThreadRegister | None:
+        """What tells the service of threads, where `govern` was given `register`: its `stats()` and `flush()`."""
+        return self._register
+
+    def begin_registering(self, settings: Registering) -> None:
+        """Tell the service of every thread that is here, and of each that begins. Raises: BadAddress, BadToken."""
+        self._register = ThreadRegister(self._folder, self.end, settings, self.read_told)
+
+    @property
+    @abstractmethod
+    def end(self) -> str:
+        """Return how the file ends that each thread has."""
+
+    @abstractmethod
+    def read_told(self, path: Path) -> Told | None:
+        """Return which thread a file is and whom it names; None where it is gone or nobody is named in it yet.
+
+        Raises: GovernError, OSError where it cannot be read.
+        """
+
+    def _notice(self, config: Any) -> None:
+        if self._register is not None:
+            self._register.notice(thread_of(config), self._whose.of(config))
 
 
 def thread_of(config: Any) -> str:

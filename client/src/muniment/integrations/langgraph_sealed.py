@@ -12,6 +12,7 @@ import asyncio
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple, get_checkpoint_metadata
@@ -21,6 +22,7 @@ from muniment.errors import KeyMissing, SealBroken, SubjectMissing, ThreadErased
 from muniment.integrations.langgraph_saver import GovernedSaver, Whose, thread_of
 from muniment.integrations.sealing import is_sealed, place_of, seal, unseal
 from muniment.thread_folder import Key, ThreadFolder
+from muniment.thread_register import Told
 
 _OPEN = frozenset({"source", "step", "parents", "run_id", "counters_since_delta_snapshot"})
 """Members of the metadata that LangGraph itself writes and reads; none says what somebody said."""
@@ -32,9 +34,17 @@ _MISSING = object()
 class SealedSaver(GovernedSaver):
     """Seals before the inner saver stores, opens after it reads."""
 
+    end = ".key"
+
     def __init__(self, inner: BaseCheckpointSaver[Any], folder: ThreadFolder, whose: Whose) -> None:
         super().__init__(folder, whose, serde=inner.serde)
         self._inner = inner
+
+    @override
+    def read_told(self, path: Path) -> Told | None:
+        with self._folder.using_file(path):
+            key = self._folder.key_at(path)
+        return None if key is None else Told(key.thread, key.owners)
 
     def __getattr__(self, name: str) -> Any:
         """Return what only the inner saver has, such as `setup`."""
@@ -166,7 +176,9 @@ class SealedSaver(GovernedSaver):
     def put(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
         with self._folder.using(thread_of(config)):
             key = self._key_for(config) or self._made(config, is_new=self._is_new(config))
-            return self._inner.put(*self._sealed_checkpoint(key, config, checkpoint, metadata), new_versions)
+            stored = self._inner.put(*self._sealed_checkpoint(key, config, checkpoint, metadata), new_versions)
+        self._notice(config)
+        return stored
 
     @override
     def put_writes(self, config: Any, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
@@ -174,6 +186,7 @@ class SealedSaver(GovernedSaver):
             key = self._key_for(config) or self._made(config, is_new=self._is_new(config))
             sealed = self._sealed_writes(key, config, writes, task_id)
             self._inner.put_writes(self._bare(config), sealed, task_id, task_path)
+        self._notice(config)
 
     def _is_new(self, config: Any) -> bool:
         asked: Any = {"configurable": {"thread_id": thread_of(config)}}
@@ -231,7 +244,9 @@ class SealedSaver(GovernedSaver):
     async def aput(self, config: Any, checkpoint: Any, metadata: Any, new_versions: Any) -> Any:
         async with self._using(thread_of(config)):
             key = self._key_for(config) or self._made(config, is_new=await self._ais_new(config))
-            return await self._inner.aput(*self._sealed_checkpoint(key, config, checkpoint, metadata), new_versions)
+            stored = await self._inner.aput(*self._sealed_checkpoint(key, config, checkpoint, metadata), new_versions)
+        self._notice(config)
+        return stored
 
     @override
     async def aput_writes(
@@ -241,6 +256,7 @@ class SealedSaver(GovernedSaver):
             key = self._key_for(config) or self._made(config, is_new=await self._ais_new(config))
             sealed = self._sealed_writes(key, config, writes, task_id)
             await self._inner.aput_writes(self._bare(config), sealed, task_id, task_path)
+        self._notice(config)
 
     async def _ais_new(self, config: Any) -> bool:
         asked: Any = {"configurable": {"thread_id": thread_of(config)}}
