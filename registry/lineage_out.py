@@ -44,8 +44,7 @@ def prov_of(session: Session, acting: Acting, public_id: str, *, depth: int, lim
         about = tuple(sorted(people[number] for number in sets[row.set_id] if number in people))
         nodes.append(_node(row, one["id"], subjects=about))
     edges = [Edge(one["from"], one["to"]) for one in graph["edges"]]
-    document = prov_document(acting.log_id, nodes, edges, registered_by=rows[public_id].registered_by)
-    return {**document, "muniment:truncated": True} if graph["truncated"] else document
+    return prov_document(acting.log_id, nodes, edges, truncated_at=public_id if graph["truncated"] else None)
 
 
 def derivations_after(
@@ -123,5 +122,6 @@ def _node(row: Artifact, name: str, *, subjects: tuple[str, ...] = ()) -> Node:
         anonymised=row.anonymised,
         created_at=row.created_at,
         request=row.request_id,
+        registered_by=row.registered_by,
         subjects=subjects,
     )

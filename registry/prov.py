@@ -19,6 +19,7 @@ NAMESPACE = "urn:muniment:{log_id}:"
 PRODUCER = "urn:muniment:registry:v1"
 SCHEMA = "https://openlineage.io/spec/2-0-2/OpenLineage.json#/$defs/RunEvent"
 FACET_SCHEMA = "urn:muniment:facet:{name}:v1"
+_QUALIFIED = "prov:QUALIFIED_NAME"
 _RUNS = UUID("6d756e69-6d65-5e74-8000-6f6c72756e73")
 """The name space of our run ids (RFC 9562 §5.5); any fixed UUID would do."""
 
@@ -37,6 +38,7 @@ class Node:
     anonymised: bool = False
     created_at: datetime | None = None
     request: str | None = None
+    registered_by: str | None = None
     subjects: tuple[str, ...] = ()
 
 
@@ -48,14 +50,19 @@ class Edge:
     made: str
 
 
-def prov_document(log_id: str, nodes: Sequence[Node], edges: Iterable[Edge], *, registered_by: str) -> dict[str, Any]:
-    """A PROV-JSON document: entities, the activities that made them, who they are about, what was erased."""
+def prov_document(
+    log_id: str, nodes: Sequence[Node], edges: Iterable[Edge], *, truncated_at: str | None = None
+) -> dict[str, Any]:
+    """A PROV-JSON document: entities, the activities that made them, who they are about, what was erased.
+
+    Says no more than is known: when an item was registered, not when it was made; who registered it, in that role; whom
+    it is about, not who answers for it. `truncated_at` is the item whose origins go further than they are shown.
+    """
     known = {node.id: node for node in nodes}
     document: dict[str, Any] = {
         "prefix": {PREFIX: NAMESPACE.format(log_id=log_id), "prov": "http://www.w3.org/ns/prov#"},
-        "agent": {_name("registrar"): {"prov:type": {"$": "prov:SoftwareAgent", "type": "prov:QUALIFIED_NAME"},
-                                       "prov:label": registered_by}},
-    }  # fmt: skip
+        "agent": {},
+    }
     relations: dict[str, dict[str, Any]] = {}
     sources: dict[str, list[str]] = {}
     for edge in sorted(set(edges), key=lambda one: (one.made, one.source)):
@@ -64,25 +71,26 @@ def prov_document(log_id: str, nodes: Sequence[Node], edges: Iterable[Edge], *, 
         document.setdefault("entity", {})[_name(node.id)] = _entity(node)
         for person in node.subjects:
             document["agent"].setdefault(_name(f"subject/{person}"), {"prov:type": _qualified("Person")})
-            _relate(relations, "wasAttributedTo", {"prov:entity": _name(node.id),
-                                                   "prov:agent": _name(f"subject/{person}")})  # fmt: skip
         if node.id in sources or node.activity is not None:
             _made(document, relations, node, [one for one in sources.get(node.id, []) if one in known])
         if node.status == "erased":
             activity = _name(f"erasure/{node.request or 'unknown'}")
             document.setdefault("activity", {}).setdefault(activity, {"prov:type": _qualified("erasure")})
             _relate(relations, "wasInvalidatedBy", {"prov:entity": _name(node.id), "prov:activity": activity})
+    if truncated_at in known:
+        document["entity"][_name(truncated_at)][f"{PREFIX}:truncated"] = True
     return document | relations
 
 
 def _made(document: dict[str, Any], relations: dict[str, Any], node: Node, sources: Sequence[str]) -> None:
     activity = _name(f"activity/{node.id}")
-    shown: dict[str, Any] = {"prov:type": _qualified(node.activity or "derivation")}
-    if node.created_at is not None:
-        shown["prov:endTime"] = node.created_at.isoformat()
-    document.setdefault("activity", {})[activity] = shown
+    document.setdefault("activity", {})[activity] = {"prov:type": _qualified(node.activity or "derivation")}
     _relate(relations, "wasGeneratedBy", {"prov:entity": _name(node.id), "prov:activity": activity})
-    _relate(relations, "wasAssociatedWith", {"prov:activity": activity, "prov:agent": _name("registrar")})
+    if node.registered_by is not None:
+        registrar = _name(f"registrar/{node.registered_by}")
+        document["agent"].setdefault(registrar, {"prov:type": {"$": "prov:SoftwareAgent", "type": _QUALIFIED}})
+        association = {"prov:activity": activity, "prov:agent": registrar, "prov:role": _qualified("registrar")}
+        _relate(relations, "wasAssociatedWith", association)
     for source in sources:
         _relate(relations, "used", {"prov:activity": activity, "prov:entity": _name(source)})
         _relate(
@@ -98,12 +106,16 @@ def _entity(node: Node) -> dict[str, Any]:
         value = getattr(node, name)
         if value is not None:
             shown[f"{PREFIX}:{name}"] = value
+    if node.created_at is not None:
+        shown[f"{PREFIX}:registered_at"] = node.created_at.isoformat()
+    if node.subjects:
+        shown[f"{PREFIX}:about"] = [_qualified(f"subject/{person}") for person in node.subjects]
     if node.anonymised:
         shown[f"{PREFIX}:anonymised"] = "declared"
     return shown
 
 
-def _relate(relations: dict[str, dict[str, Any]], kind: str, values: Mapping[str, str]) -> None:
+def _relate(relations: dict[str, dict[str, Any]], kind: str, values: Mapping[str, Any]) -> None:
     rows = relations.setdefault(kind, {})
     rows[f"_:{kind}{len(rows) + 1}"] = dict(values)
 
@@ -113,7 +125,7 @@ def _name(local: str) -> str:
 
 
 def _qualified(local: str) -> dict[str, str]:
-    return {"$": f"{PREFIX}:{local}", "type": "prov:QUALIFIED_NAME"}
+    return {"$": f"{PREFIX}:{local}", "type": _QUALIFIED}
 
 
 def derivation_event(log_id: str, made: Node, sources: Sequence[Node], at: datetime) -> dict[str, Any]:
