@@ -81,6 +81,8 @@ class _Sent(NamedTuple):
     before: dict[int, _Going]
     owners: tuple[str, ...]
     at: datetime
+    unread: frozenset[int] = frozenset()
+    """Copies that wait on: what their store holds of them is not read yet."""
 
 
 class _Waiting(NamedTuple):
@@ -151,13 +153,14 @@ class Dispatch:
         self._down: set[str] = set()
         self._open: dict[str, Connector] = {}
         self._treated: dict[str, set[int]] = {}
+        self._asked: set[int] = set()
         self._stores: dict[str, StoreRow] = {}
         self._seen: dict[str, float] = {}
         self._failures: list[BaseException] = []
 
     def run(self) -> None:
         """Erase what is ready, then free its bytes. Raises what our own database raised, nothing that a store did."""
-        self._complete_captures()
+        self._complete_captures(col(CopyRow.sealed).is_(None))
         places: dict[str, dict[int, list[int]]] = {}
         with self._parts.transactions(self._tenant_id, write=False) as session:
             self._stores = stores.in_force(session, self._tenant_id)
@@ -225,8 +228,8 @@ class Dispatch:
     def _among(self, session: Session, numbers: Collection[int]) -> sa.ColumnElement[bool]:
         return copies.among(session, self._tenant_id, self._owner, numbers)
 
-    def _complete_captures(self) -> None:
-        """Additions after the fence, and copies whose store was silent while planning, are captured now."""
+    def _complete_captures(self, where: sa.ColumnElement[bool], name: str | None = None) -> None:
+        """Capture those copies of which not all was read: additions, and those whose store, `name`, was silent then."""
         missing: list[Wanted] = []
         numbers: dict[str, int] = {}
         placed: set[str] = set()
@@ -234,7 +237,7 @@ class Dispatch:
             work = load_work(session, self._tenant_id, self._owner)
             anew = sa.and_(copies.of(self._tenant_id, self._owner), col(CopyRow.action) == "regenerate")
             compared = session.scalars(sa.select(sa.exists().where(anew))).one()
-            for page in copies.pages(session, _Uncaptured, self._of(CopyState.PENDING)):
+            for page in copies.pages(session, _Uncaptured, sa.and_(self._of(CopyState.PENDING), where)):
                 known = captures_of(session, self._parts, work, page)
                 for copy in page:
                     if copy.copy_no in known and known[copy.copy_no].captured:
@@ -253,6 +256,8 @@ class Dispatch:
                     if copy.sealed is not None:
                         placed.add(copy.ref)
         for start in range(0, len(missing), captures.CAPTURE_CHUNK):
+            if name is not None:
+                self._seen[name] = time.monotonic()
             found = captures.capture(self._parts, self._tenant_id, missing[start : start + captures.CAPTURE_CHUNK])
             with self._parts.transactions(self._tenant_id) as session:
                 seal = load_work(session, self._tenant_id, self._owner).seal(session, self._parts)
@@ -286,24 +291,34 @@ class Dispatch:
         while left and name not in self._down:
             begun = time.monotonic()
             some, left = left[:at_once], left[at_once:]
-            left = [*self._erase_some(connector, name, some, size), *left]
+            again, unread = self._erase_some(connector, name, some, size)
+            left = [*again, *left]
+            if unread:
+                # All that is left at once: a store tells what one copy holds from what the others hold as well.
+                with self._parts.transactions(self._tenant_id, write=False) as session:
+                    where = self._among(session, left)
+                self._complete_captures(where, name)
+                self._asked.update(left)
             quick = time.monotonic() - begun < _QUICK_SECONDS
             at_once = min(2 * at_once, max(size, _MOST_AT_ONCE)) if quick else size
 
-    def _erase_some(self, connector: Connector, name: str, numbers: Sequence[int], size: int) -> list[int]:
+    def _erase_some(
+        self, connector: Connector, name: str, numbers: Sequence[int], size: int
+    ) -> tuple[list[int], frozenset[int]]:
         """Decide about these copies and mark them in one transaction; erase them in batches, each written down.
 
-        Returns those whose decision grew old meanwhile: they were not sent, and are decided anew.
+        Returns those that were not sent and are decided anew, since their decision grew old meanwhile, or, and these
+        once more by themselves, since what they hold has to be read first.
         """
         # Never around a call to a store: one that does not come back would leave the process without its collector.
         with bulk.without_collector(), self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner)
             sent = self._send(session, work, numbers, self._parts.instant(self._now))
         decided = time.monotonic()
-        items = list(sent.items.values())
+        items, unread = list(sent.items.values()), sent.unread
         for start in range(0, len(items), size):
             if start and time.monotonic() - decided > _QUICK_SECONDS:
-                return self._put_off([int(item.copy_id) for item in items[start:]])
+                return [*self._put_off([int(item.copy_id) for item in items[start:]]), *unread], unread
             self._seen[name] = time.monotonic()
             at, limit = self._parts.instant(self._now, sent.at), self._parts.store_seconds
             batch = items[start : start + size]
@@ -312,12 +327,12 @@ class Dispatch:
             except Exception as error:  # noqa: BLE001 - as above: its copies were tried, the other stores go on
                 self._down.add(name)
                 self._record_silence([int(item.copy_id) for item in items[start:]], type(error).__name__)
-                return []
+                return [], frozenset()
             if name in self._down:
-                return []
+                return [], frozenset()
             # At once: of what is not written down, a worker that takes over can only say that it was absent.
             self._record(name, sent, receipts)
-        return []
+        return sorted(unread), unread
 
     def _put_off(self, numbers: list[int]) -> list[int]:
         """Copies that were marked and not sent, as they were before."""
@@ -339,6 +354,12 @@ class Dispatch:
         if not going:
             return _Sent({}, {}, (), at)
         found = captures_of(session, self._parts, work, going)
+        unread = frozenset(n for n, capture in found.items() if not capture.captured and n not in self._asked)
+        if unread:
+            going = [copy for copy in going if copy.copy_no not in unread]
+            found = {number: capture for number, capture in found.items() if number not in unread}
+        if not going:
+            return _Sent({}, {}, (), at, unread)
         owners = owners_of(session, self._parts, work, going)
         tried: dict[str, Any] = {"started_at": at, "attempts": col(CopyRow.attempts) + 1}
         if lost := [copy.copy_no for copy in going if copy.copy_no not in found]:
@@ -346,7 +367,7 @@ class Dispatch:
             detail = "where it lies is not known any more"
             copies.update(session, where, state=CopyState.FAILED.value, detail=detail, **tried)
         if not found:
-            return _Sent({}, {}, (), at)
+            return _Sent({}, {}, (), at, unread)
         where = sa.and_(self._among(session, found), col(CopyRow.state) == CopyState.PENDING.value)
         if copies.update(session, where, state=CopyState.RUNNING.value, **tried) < len(found):
             # Somebody settled one meanwhile: what is sent is what is marked.
@@ -354,7 +375,7 @@ class Dispatch:
             marked = {copy.copy_no for copy in copies.read(session, _Number, mine)}
             found = {number: capture for number, capture in found.items() if number in marked}
         items = {number: capture.item(number) for number, capture in found.items()}
-        return _Sent(items, {copy.copy_no: copy for copy in going}, owners, at)
+        return _Sent(items, {copy.copy_no: copy for copy in going}, owners, at, unread)
 
     def _record(self, name: str, sent: _Sent, receipts: Sequence[Receipt]) -> None:
         """Write down what the store answered: one entry of the record, and one statement for all that ended alike."""

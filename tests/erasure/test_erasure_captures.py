@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from connectors.memory import Faults
 from erasure.sealed import Capture
 from erasure.work import captures_of, load_work
 
@@ -82,6 +83,21 @@ def test_a_copy_of_a_silent_store_is_read_before_it_goes_as_far_as_something_loo
     assert found[note].captured
     assert not found[note].canaries
     assert found[cv].canaries
+
+
+def test_a_store_that_only_erases_is_let_do_so(world: Any) -> None:
+    world.classes({"note": {"erasure": {"on_request": "erase", "required": "L1"}}})
+    world.memory_store("deaf", Faults(hangs=frozenset({"capture"})))
+    world.change(store_seconds=0.2)
+    notes = [world.keep_in_memory("deaf", f"d{number}", f"{SAID}, {number}") for number in range(3)]
+    request = world.ask()
+    world.plan(request)
+    world.approve(request)
+    world.work()
+    assert world.state(request) == "completed"
+    assert {row.attempts for row in world.rows(request) if row.ref in notes} == {1}
+    assert not any(captured(world, request)[note].captured for note in notes)
+    assert not world.bytes_left(SAID)
 
 
 def _away(*_: Any) -> Any:
