@@ -15,9 +15,10 @@ from sqlmodel import Session, col, select
 
 from erasure import rectifying, restrict
 from erasure.export import ClassTerms, plan_export
+from erasure.facts import PlanInput
 from erasure.models import RequestRow, RequestSubject
 from erasure.parts import Parts
-from erasure.plan import Plan, PlanInput
+from erasure.plan import Plan
 from erasure.request import Right
 from erasure.sealed import RequestSeal
 from erasure.selector import streams_within

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from erasure.plan import IDENTITY, VAULT, ArtifactFact, Plan, PlanCopy, PlanInput, depths_of, framed, instant_text
+from erasure.facts import ArtifactFact, PlanInput
+from erasure.plan import IDENTITY, VAULT, Plan, PlanCopy, depths_of, framed, instant_text
 from erasure.request import CopyState, Right
 from retention.decide import Because, Claim, concerns
 from retention.parts import part_ref

@@ -32,13 +32,14 @@ from sqlmodel import Session, col, select
 from connectors.base import Item
 from connectors.errors import ConnectorError
 from erasure import answer_plans, history
+from erasure.additions import addendum
 from erasure.errors import NotBuilt
 from erasure.export import EXPORT_CLASS, REQUESTS, Contents, Tally, manifest
 from erasure.handout import contents_of, json_bytes, request_view
 from erasure.models import CopyRow, RequestRow
 from erasure.packages import STORE
 from erasure.parts import Parts, Tenant
-from erasure.plan import IDENTITY, addendum, instant_text
+from erasure.plan import IDENTITY, instant_text
 from erasure.request import CopyState, State
 from erasure.selector import select_subjects, streams_within
 from erasure.standing import claim_of

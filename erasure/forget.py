@@ -27,9 +27,10 @@ from sqlmodel import Session
 from erasure import captures, history
 from erasure.certificate import scope_of
 from erasure.errors import InvalidRequest
+from erasure.facts import ArtifactFact, PlanInput
 from erasure.models import RequestRow, RequestSubject
 from erasure.parts import Parts
-from erasure.plan import ArtifactFact, Plan, PlanCopy, PlanInput, build, instant_text
+from erasure.plan import Plan, PlanCopy, build, instant_text
 from erasure.planning import request_seal, wanted_of
 from erasure.request import CopyState, Facts, Move, Right, State, move
 from erasure.sealed import Capture

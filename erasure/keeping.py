@@ -26,10 +26,11 @@ import sqlalchemy as sa
 from sqlmodel import Session, col
 
 from erasure import history
+from erasure.facts import PartFact, PlanInput
 from erasure.fences import is_limited
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
-from erasure.plan import PartFact, PlanCopy, PlanInput, decide_key, instant_text, part_line
+from erasure.plan import PlanCopy, decide_key, instant_text, part_line
 from erasure.request import CopyState
 from erasure.standing import claim_of
 from erasure.work import PART, Work, facts_now, load_work

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from erasure.facts import ArtifactFact, KeyFact, PartFact, PlanInput, SourceFact
 from erasure.request import CopyState
 from ledger import canonical
 from retention.decide import (
@@ -21,15 +22,12 @@ from retention.decide import (
     Because,
     Claim,
     Decision,
-    Hold,
     Item,
-    Restriction,
     Rules,
     SourceEnd,
     concerns,
     decide,
 )
-from retention.parts import part_ref
 
 SCHEMA = "muniment-plan/v1"
 VAULT = "vault"
@@ -49,107 +47,6 @@ _STATES = {
     "keep": CopyState.RETAINED,
     "restrict": CopyState.RETAINED,
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassFact:
-    """What the plan needs of a class in force: its rules and the level its copies must reach."""
-
-    name: str
-    version: int
-    required: str
-    rules: Rules
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoreFact:
-    """A registered store. `not_covered` says why nothing can be erased there, None where it can."""
-
-    name: str
-    kind: str
-    not_covered: str | None = None
-    checks_owner: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceFact:
-    """A parent of an artifact, by public name: an artifact (`a`) or an entry of the record (`e`)."""
-
-    kind: str
-    ref: int
-    name: str
-    status: str
-    ends_at: datetime | None = None
-    about_subjects: bool = False
-    """Whether an entry is about the plan's persons, so that its content ends with their keys."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArtifactFact:
-    """One artifact; `item.sources` is filled by the plan from `sources`."""
-
-    artifact_id: int
-    name: str
-    store: str
-    item: Item
-    sources: tuple[SourceFact, ...] = ()
-    asserted_by: str | None = None
-    """The token that registered it, where the store cannot check an owner itself."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartFact:
-    """A part of the record that may meet another fate than the key that seals it."""
-
-    entry_id: str
-    entry_idx: int
-    part: int
-    item: Item
-    key_ids: tuple[str, ...] = ()
-
-    @property
-    def ref(self) -> str:
-        """The id by which lines name it."""
-        return part_ref(self.entry_id, self.part)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyFact:
-    """A data key of a person, and the parts under it that others share or a scope selects.
-
-    `dated`: all parts under it, where a duty keeps the key for its youngest part and the oldest may go. `total`: how
-    many parts it seals, known where some are listed.
-    """
-
-    key_id: str
-    month: str
-    item: Item
-    outside: int = 0
-    """How many entries under this key lie outside a request's conversation."""
-    joint_parts: int = 0
-    joint_subjects: int = 0
-    parts: tuple[PartFact, ...] = ()
-    dated: tuple[PartFact, ...] = ()
-    total: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanInput:
-    """Everything a plan is made from. `claim` is None for a sweep of retention."""
-
-    owner: str
-    subjects: frozenset[int]
-    claim: Claim | None
-    artifacts: Sequence[ArtifactFact]
-    keys: Sequence[KeyFact]
-    kept: Sequence[PartFact] = ()
-    """Parts as items of their own: those with keys of their own, and those that are asked about."""
-    classes: Mapping[str, ClassFact]
-    stores: Mapping[str, StoreFact]
-    holds: Sequence[Hold] = ()
-    restrictions: Sequence[Restriction] = ()
-    claims: Sequence[Claim] = ()
-    now: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,16 +152,6 @@ def framed(given: PlanInput, lines: Iterable[PlanCopy]) -> Plan:
     )
 
 
-def exceeds(found: Mapping[str, int] | None, shown: Mapping[str, int] | None) -> bool:
-    """Whether an erasure would take more of others than what was shown to whoever approved it."""
-    return any(count > (shown or {}).get(name, 0) for name, count in (found or {}).items())
-
-
-def was_shown(copy_action: str, collateral: Mapping[str, int] | None) -> Mapping[str, int] | None:
-    """What others lose by the approved plan: nothing by a copy that it kept, however many that copy is about."""
-    return collateral if copy_action in DESTRUCTIVE else None
-
-
 def redecide(given: PlanInput) -> dict[str, PlanCopy]:
     """Each item's line as it would be planned now, by public id; asked again in the transaction that dispatches."""
     return {line.ref: line for line, _ in _lines(given)}
@@ -298,58 +185,6 @@ def depths_of(artifacts: Sequence[ArtifactFact]) -> dict[int, int]:
     # What is in a cycle, or below one, has no order of its own: it goes first, as the deepest.
     deepest = max(depths.values(), default=0) + 1
     return {ref: depths[ref] if not waiting[ref] else deepest for ref in parents}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Addendum:
-    """What a second run of the selector found beyond an approved plan."""
-
-    added: tuple[PlanCopy, ...]
-    needs_approval: tuple[str, ...]
-    """Why the additions are of another kind than what was approved; empty where they are not."""
-
-
-class Approved(NamedTuple):
-    """A line of an approved plan, as far as additions are measured by it."""
-
-    copy_no: int
-    kind: str
-    ref: str
-    data_class: str
-    store: str
-    rule: str
-    action: str
-    collateral: Mapping[str, int] | None
-
-
-def addendum(approved: Iterable[Approved | PlanCopy], fresh: Plan) -> Addendum:
-    """The lines that an approved plan lacks. Additions of a class, store and rule already in it need no new approval.
-
-    What others would lose has to be shown before it is approved, so that needs one. Source: DESIGN §7.
-    """
-    lines = list(approved)
-    known = {(line.kind, line.ref): line for line in lines}
-    shapes = {(line.data_class, line.store, line.rule, line.action) for line in lines}
-    added = [line for line in fresh.copies if (line.kind, line.ref) not in known]
-    strange = sorted(
-        {
-            f"{line.data_class} in {line.store} by {line.rule}: {line.action}"
-            for line in added
-            if (line.data_class, line.store, line.rule, line.action) not in shapes and line.action != "keep"
-        }
-        | {
-            f"{line.data_class} in {line.store}: about others too, which was not shown"
-            for line in fresh.copies
-            if line.action in DESTRUCTIVE and exceeds(line.collateral, _shown_of(known.get((line.kind, line.ref))))
-        }
-    )
-    first = max((line.copy_no for line in lines), default=0) + 1
-    numbered = tuple(replace(line, copy_no=first + place) for place, line in enumerate(added))
-    return Addendum(added=numbered, needs_approval=tuple(strange))
-
-
-def _shown_of(line: Approved | PlanCopy | None) -> Mapping[str, int] | None:
-    return None if line is None else was_shown(line.action, line.collateral)
 
 
 class _Decided(NamedTuple):

@@ -25,14 +25,16 @@ from typing import Any
 from sqlmodel import Session
 
 from erasure import answer_plans, captures, copies, history, restrict
+from erasure.additions import Approved, addendum
 from erasure.captures import Wanted
 from erasure.desk import Desk, facts_of
 from erasure.errors import IllegalMove, StalePlan
+from erasure.facts import PlanInput
 from erasure.fences import fence_body, lift_fence, set_fence
 from erasure.models import RequestRow
 from erasure.overlaps import warnings_of
 from erasure.parts import Parts
-from erasure.plan import Approved, Plan, PlanCopy, PlanInput, addendum, build, instant_text
+from erasure.plan import Plan, PlanCopy, build, instant_text
 from erasure.request import CopyState, Facts, Move, Right, State, move
 from erasure.sealed import RequestSeal
 from erasure.selector import select_subjects

@@ -26,10 +26,11 @@ from sqlmodel import Session, col, select
 
 from connectors.errors import ConnectorError
 from erasure import history
+from erasure.additions import addendum
 from erasure.errors import LogMissing
 from erasure.models import RequestRow, RequestSubject
 from erasure.parts import Parts, Tenant
-from erasure.plan import addendum, build
+from erasure.plan import build
 from erasure.planning import request_seal
 from erasure.request import DONE, FINAL, CopyState, Right, State
 from erasure.revived import begin_again, carry_out, tell_lines

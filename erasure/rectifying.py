@@ -18,9 +18,10 @@ from connectors.base import Corrector, Item
 from connectors.errors import ConnectorError
 from erasure import history
 from erasure.errors import NotBuilt
+from erasure.facts import ArtifactFact, PlanInput
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
-from erasure.plan import ArtifactFact, Plan, PlanCopy, PlanInput, depths_of, framed
+from erasure.plan import Plan, PlanCopy, depths_of, framed
 from erasure.rectify import CORRECT, QUARANTINE, REVIEW, Corrections, Verdict, judge, values_for
 from erasure.request import CopyState
 from erasure.sealed import RequestSeal

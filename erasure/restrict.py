@@ -16,9 +16,10 @@ from sqlmodel import Session, col, select
 
 from erasure.errors import LiftingNotTold
 from erasure.export import ClassTerms
+from erasure.facts import PlanInput
 from erasure.fences import is_limited
 from erasure.models import RequestRow
-from erasure.plan import IDENTITY, VAULT, Plan, PlanCopy, PlanInput, framed, instant_text
+from erasure.plan import IDENTITY, VAULT, Plan, PlanCopy, framed, instant_text
 from erasure.request import CopyState, Right
 from registry import subjects
 from registry.models import RestrictionRow

@@ -18,8 +18,8 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure import departed
+from erasure.facts import ArtifactFact, KeyFact, PartFact, PlanInput, SourceFact
 from erasure.packages import holds_about
-from erasure.plan import ArtifactFact, KeyFact, PartFact, PlanInput, SourceFact
 from erasure.standing import Standing, standing
 from ledger.models import EntryRow, PartRef
 from registry import bulk

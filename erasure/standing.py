@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from sqlmodel import Session, col, select
 
 from connectors.base import why_not_built
+from erasure.facts import ClassFact, StoreFact
 from erasure.models import RequestRow
-from erasure.plan import ClassFact, StoreFact
 from erasure.request import OPEN, Right
 from registry import classes as registered
 from registry import stores

@@ -14,10 +14,12 @@ from typing import Any, Protocol
 from sqlmodel import Session
 
 from connectors.base import Level, ReclaimReport
+from erasure.additions import exceeds, was_shown
 from erasure.errors import UnknownRequest
+from erasure.facts import PlanInput
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
-from erasure.plan import PlanCopy, PlanInput, exceeds, going_plainly, redecide, was_shown
+from erasure.plan import PlanCopy, going_plainly, redecide
 from erasure.request import CopyState
 from erasure.sealed import SWEEP_KEY, Capture, RequestSeal
 from erasure.selector import select_artifacts

@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure import copies, history
+from erasure.additions import Approved, addendum
 from erasure.answers import carry_on
 from erasure.confirm import confirm
 from erasure.desk import facts_of
@@ -25,7 +26,7 @@ from erasure.issue import issue, state_of
 from erasure.leases import Lease, leased
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
-from erasure.plan import IDENTITY, Approved, PlanCopy, addendum, build
+from erasure.plan import IDENTITY, PlanCopy, build
 from erasure.regenerate import regenerate
 from erasure.request import DONE, WAITING, CopyState, Move, Right, State, move
 from erasure.selector import select_artifacts

@@ -24,19 +24,10 @@ from functools import cache
 import pytest
 
 from erasure import request
+from erasure.additions import addendum
 from erasure.errors import ErasureError
-from erasure.plan import (
-    ArtifactFact,
-    ClassFact,
-    Plan,
-    PlanCopy,
-    PlanInput,
-    SourceFact,
-    StoreFact,
-    addendum,
-    build,
-    redecide,
-)
+from erasure.facts import ArtifactFact, ClassFact, PlanInput, SourceFact, StoreFact
+from erasure.plan import Plan, PlanCopy, build, redecide
 from erasure.request import (
     BROKEN,
     CONTENDING,

@@ -13,19 +13,9 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from erasure.plan import (
-    ArtifactFact,
-    ClassFact,
-    KeyFact,
-    PartFact,
-    PlanInput,
-    SourceFact,
-    StoreFact,
-    addendum,
-    build,
-    depths_of,
-    line_of,
-)
+from erasure.additions import addendum
+from erasure.facts import ArtifactFact, ClassFact, KeyFact, PartFact, PlanInput, SourceFact, StoreFact
+from erasure.plan import build, depths_of, line_of
 from retention.decide import Claim, Hold, Item, Rules
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
