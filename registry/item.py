@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -35,6 +35,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ACTIVITY = ("kind", "run", "model", "prompt_version", "retrieval_version")
 _VERSIONS = ("workflow", "tools", "policy", "prompt", "schema")
 _SHORT = 512
+_ANY_TIME = datetime.max.replace(tzinfo=UTC)
+AHEAD = timedelta(hours=1)
+"""By how much a sender's clock may be ahead of ours."""
 _TOLD = frozenset({"scope", "activity", "versions", "source_ref", "purposes", "after_action"})
 """Members that are sealed with the place."""
 MAX_SOURCES = 10_000
@@ -98,6 +101,8 @@ class Context:
     classes: Mapping[str, DataClass]
     stores: Mapping[str, StoreRow]
     lookups: Lookups
+    seen_by: datetime = _ANY_TIME
+    """Nothing was observed later; without it nobody reads items, but their sources only."""
     open_classes: dict[str, DataClass] = field(default_factory=dict)
     """Those that the token was found to be allowed."""
     open_stores: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -162,7 +167,7 @@ def parse_item(raw: object, context: Context) -> Item:
         after_action=None if after_action is None else context.lookups.of("action", after_action),
     )
     reader.done()
-    _check_together(item, reader)
+    _check_together(item, reader, context.seen_by)
     try:
         faults.raise_any()
     except NotBuilt as error:
@@ -320,7 +325,9 @@ def _value(reader: Reader, data_class: DataClass) -> str | None:
         raise ItemRejected("invalid", "expected valid Unicode and whole numbers up to 64 bits", "/value") from None
 
 
-def _check_together(item: Item, reader: Reader) -> None:
+def _check_together(item: Item, reader: Reader, seen_by: datetime) -> None:
+    if item.observed_at is not None and item.observed_at > seen_by:
+        reader.add("observed_at", "lies in the future: nothing was seen yet, and a clock would start then")
     if item.expires_at is not None and item.observed_at is not None and item.expires_at <= item.observed_at:
         reader.add("expires_at", "not after observed_at: it would have ended before it was seen")
     if item.data_class.personal and not item.subjects and not item.sources:

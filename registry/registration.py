@@ -27,7 +27,7 @@ from registry.ends import EndsAt, HeldClasses, default_ends_at
 from registry.errors import Fault, InvalidDeclaration
 from registry.going import hold_back, requests_of
 from registry.ids import go_past
-from registry.item import Context, ItemRejected, Source, given_id_of, parse_item
+from registry.item import AHEAD, Context, ItemRejected, Source, given_id_of, parse_item
 from registry.keyed import hold_writer
 from registry.models import Artifact
 from registry.new_rows import write_new
@@ -100,6 +100,7 @@ def _parse(batch: Batch, items: Sequence[object]) -> None:
         classes=batch.classes,
         stores=stores.in_force(batch.session, batch.tenant_id),
         lookups=batch.lookups,
+        seen_by=batch.now + AHEAD,
     )
     for raw in items:
         line = Line()

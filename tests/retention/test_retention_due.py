@@ -11,6 +11,7 @@ import pytest
 import sqlalchemy as sa
 from sqlmodel import select
 
+from registry import artifacts
 from registry.ids import new_id
 from registry.models import Artifact
 from retention.decide import decide
@@ -118,3 +119,16 @@ def _timed(house: Any, live: int) -> float:
             best = min(best, time.monotonic() - started)
         assert len(found) == 100
     return best
+
+
+@pytest.mark.parametrize(("ahead", "status"), [(timedelta(minutes=50), "created"), (timedelta(hours=2), "rejected")])
+def test_no_clock_starts_with_what_will_be_seen_one_day(house: Any, ahead: timedelta, status: str) -> None:
+    # Seen in 2099 it stayed until 2099, while the report promised that nothing of its class gets that old.
+    house.plain("seen", retention={"keep": "P10D", "from": "observed", "then": "erase"})
+    item = {"data_class": "seen", "store": "app", "locator": {"table": "note", "key": {"id": "a"}},
+            "subjects": ["email:ada@example.org"], "observed_at": (house.now + ahead).isoformat()}  # fmt: skip
+    with house.transaction() as session:
+        [result] = artifacts.register(session, house.services.vault, house.acting(), [item], house.now)
+    assert result["status"] == status
+    if status == "rejected":
+        assert result["problem"]["errors"][0]["pointer"] == "/observed_at"
