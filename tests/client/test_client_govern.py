@@ -162,6 +162,7 @@ def test_nothing_that_was_said_lies_open_where_values_are_sealed(
     assert {path.stat().st_mode & 0o777 for path in (tmp_path / "keys").glob("*.key")} == {0o600}
 
 
+@pytest.mark.scenario("S7")
 def test_an_altered_moved_or_unsealed_value_is_never_returned(tmp_path: Path, connection: sqlite3.Connection) -> None:
     saver = govern(SqliteSaver(connection), storage="sealed", folder=tmp_path / "keys")
     config = config_of("t", user_id="mia")
@@ -181,6 +182,43 @@ def test_an_altered_moved_or_unsealed_value_is_never_returned(tmp_path: Path, co
     connection.execute("UPDATE checkpoints SET metadata = json_set(CAST(metadata AS TEXT), '$.muniment_sealed', '?')")
     with pytest.raises(SealBroken):
         saver.get_tuple(config)
+
+
+@pytest.mark.scenario("S7")
+@pytest.mark.parametrize(
+    "move",
+    [
+        pytest.param("UPDATE writes SET value = {of} WHERE channel = 'messages' AND thread_id = 't'", id="thread"),
+        pytest.param("UPDATE writes SET channel = 'x' WHERE channel = 'messages' AND thread_id = 't'", id="channel"),
+        pytest.param("UPDATE writes SET task_id = 'x' || task_id WHERE thread_id = 't'", id="task"),
+        pytest.param(
+            "UPDATE OR REPLACE writes SET checkpoint_id = (SELECT max(checkpoint_id) FROM checkpoints"
+            " WHERE thread_id = 't') WHERE thread_id = 't'",
+            id="checkpoint",
+        ),
+        pytest.param(
+            "UPDATE checkpoints SET metadata = (SELECT metadata FROM checkpoints AS c WHERE c.thread_id = 't'"
+            " AND c.checkpoint_id <> checkpoints.checkpoint_id) WHERE thread_id = 't'",
+            id="metadata of another checkpoint",
+        ),
+        pytest.param(
+            "UPDATE checkpoints SET checkpoint = (SELECT c.checkpoint FROM checkpoints AS c WHERE c.thread_id = 'u'"
+            " ORDER BY c.checkpoint_id DESC LIMIT 1) WHERE thread_id = 't'",
+            id="checkpoint of another thread",
+        ),
+    ],
+)
+def test_a_row_that_was_moved_within_or_between_threads_fails_loudly(
+    tmp_path: Path, connection: sqlite3.Connection, move: str
+) -> None:
+    saver = govern(SqliteSaver(connection), storage="sealed", folder=tmp_path / "keys")
+    for name in ("t", "u"):
+        app(saver).invoke(said(f"{SAID}, {name}"), config_of(name, user_id="mia"))
+    other = "(SELECT w.value FROM writes AS w WHERE w.thread_id = 'u' AND w.channel = 'messages' LIMIT 1)"
+    assert connection.execute(move.format(of=other)).rowcount > 0
+    with pytest.raises(SealBroken):
+        list(saver.list(config_of("t")))
+    assert len(list(saver.list(config_of("u")))) == 3
 
 
 def test_without_its_key_nothing_is_read_and_a_damaged_key_is_no_new_one(tmp_path: Path) -> None:

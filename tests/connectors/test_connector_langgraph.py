@@ -153,6 +153,25 @@ def test_late_writes_of_an_erased_thread_are_seen_and_erased(bed: ThreadBed) -> 
     assert bed.hits(text_of("mia-0")) == 0
 
 
+@pytest.mark.postgres
+@pytest.mark.scenario("S2")
+def test_writes_and_blobs_that_somebody_elses_delete_left_go_and_each_kind_is_said(
+    postgres_bed: PostgresThreads,
+) -> None:
+    bed = postgres_bed
+    for name in ("mia-0", "mia-1", "ben-0"):
+        bed.put(name, text_of(name), name.partition("-")[0])
+    bed.run("DELETE FROM checkpoints WHERE thread_id = 'mia-1'")
+    kinds = ("checkpoint_writes", "checkpoint_blobs", "checkpoints")
+    with bed.open() as connector:
+        whole, partly = erase(connector, [thread("mia-0"), thread("mia-1")])
+    assert (whole.outcome, partly.outcome) == (Outcome.ERASED, Outcome.ERASED)
+    assert [kind in whole.detail for kind in kinds] == [True, True, True]
+    assert [f"of {kind}" in partly.detail for kind in kinds] == [True, True, False]
+    for kind in kinds:
+        assert {row[0] for row in bed.run(f"SELECT DISTINCT thread_id FROM {kind}")} == {"ben-0"}
+
+
 def test_a_late_put_that_brings_the_thread_back_is_present_again(bed: ThreadBed) -> None:
     bed.put("mia-0", text_of("mia-0"), "mia")
     old = bed.saver.get_tuple(config_of("mia-0"))

@@ -60,6 +60,31 @@ class TestSealedPostgres(SealedContract):
         made.close()
 
 
+@pytest.mark.postgres
+@pytest.mark.scenario("S10")
+def test_a_sealed_thread_that_was_pruned_to_its_latest_goes_on_where_it_was(server: Any, tmp_path: Path) -> None:
+    """Checkpoints grow with the square of the turns; what pruning keeps is all that a run needs."""
+    made = SealedPostgres(server, tmp_path)
+    try:
+        for turn in range(12):
+            say(made, "t", f"turn {turn}", user_id="mia")
+            say(made, "u", f"turn {turn}", user_id="ben")
+        before, neighbour = made.saver.get_tuple(config_of("t")), made.saver.get_tuple(config_of("u"))
+        assert before is not None
+        made.saver.prune(["t"], strategy="keep_latest")
+        after = made.saver.get_tuple(config_of("t"))
+        assert after is not None
+        assert (after.checkpoint, after.metadata, after.pending_writes) == (
+            before.checkpoint, before.metadata, before.pending_writes
+        )  # fmt: skip
+        assert made.run("SELECT count(*) FROM checkpoints WHERE thread_id = 't'")[0][0] == 1
+        assert len(say(made, "t", "and on")["messages"]) == 26
+        assert made.saver.get_tuple(config_of("u")) == neighbour
+        assert erased_to_l2(made, thread("t"))[1].method == "none: keys destroyed"
+    finally:
+        made.close()
+
+
 @pytest.fixture
 def files(tmp_path: Path) -> OneFileAThread:
     return OneFileAThread(tmp_path)
@@ -110,6 +135,7 @@ def test_a_file_goes_and_every_other_byte_of_the_folder_stays(files: OneFileAThr
     assert not [path for path in files.keys.rglob("*") if path.stat().st_mode & 0o077]
 
 
+@pytest.mark.scenario("B1", "S1")
 def test_a_run_in_the_middle_of_which_its_thread_is_erased_ends_there(bed: Governed) -> None:
     say(bed, "t", "first", user_id="mia")
     late = bed.saver.get_tuple(config_of("t"))

@@ -264,6 +264,29 @@ def test_an_index_of_a_type_that_was_not_tried_keeps_the_level_at_l1(bed: LanceB
     assert "ZoneMapIndexDetails" in report.detail
 
 
+@pytest.mark.scenario("A20")
+def test_a_version_from_before_the_erasure_can_be_read_after_the_stores_own_delete_and_not_after_ours(
+    bed: LanceBed,
+) -> None:
+    items = bed.put_all({"mia-0": text_of("mia-0"), "ben-0": text_of("ben-0")})
+    table = bed.database.open_table("notes")
+    before = table.version
+    bed.own_delete("mia-0")
+
+    def as_of_before() -> list[str]:
+        then = bed.database.open_table("notes")
+        then.checkout(before)
+        return sorted(row["id"] for row in then.to_arrow().to_pylist())
+
+    assert as_of_before() == ["ben-0", "mia-0"]
+    assert wiped(bed, items[:1]) == [(Level.L2, False)]
+    with pytest.raises(Exception, match=rf"(?i)version.*{before}|{before}.*not found"):
+        as_of_before()
+    assert text_of("mia-0") not in bed.decoded("text")
+    assert bed.get("ben-0") == text_of("ben-0")
+
+
+@pytest.mark.scenario("A20")
 def test_a_tag_on_an_earlier_version_is_reported_like_a_hold(bed: LanceBed) -> None:
     items = bed.put_all({f"mia-{n}": text_of(f"mia-{n}") for n in range(5)})
     lance.dataset(str(bed.folder / "notes.lance")).tags.create("of-mia", 2)
