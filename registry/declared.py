@@ -114,7 +114,7 @@ def lifecycles(session: Session, tenant_id: int, rows: Sequence[StreamRow], now:
 
 
 def put_run(session: Session, vault: Vault, acting: Acting, spec: object, now: datetime) -> tuple[RunRow, bool]:
-    """A run as declared, and whether it is new. Raises: InvalidDeclaration. Source: API §4."""
+    """A run as declared, and whether it is new. Raises: InvalidDeclaration, OutsideTokenScope. Source: API §4."""
     faults = Faults("run")
     reader = Reader(spec, faults)
     name = reader.text("run", required="the name under which its entries are recorded", limit=NAME_LIMIT)
@@ -128,17 +128,17 @@ def put_run(session: Session, vault: Vault, acting: Acting, spec: object, now: d
         people = streams_for(session, vault, acting, {str(stream): ()}, now)[str(stream)].members
     ref = runs_for(session, vault, acting, {name: people}, now)[name]
     row = run_by_id(session, tenant_id, ref.run_id)
-    _declare_run(session, vault, tenant_id, row, {NAME_KEY: name, DECLARED: declared}, now=now)
+    _declare_run(session, vault, acting, row, {NAME_KEY: name, DECLARED: declared}, now=now)
     return row, not known
 
 
 def patch_run(session: Session, vault: Vault, acting: Acting, run_id: str, spec: object, *, now: datetime) -> RunRow:
-    """A run after a change of some declared fields. Raises: InvalidDeclaration, UnknownRun."""
+    """A run after a change of some declared fields. Raises: InvalidDeclaration, UnknownRun, OutsideTokenScope."""
     faults = Faults("run")
     declared = _read_run(Reader(spec, faults))
     faults.raise_any()
     row = run_by_id(session, acting.tenant_id, run_id)
-    _declare_run(session, vault, acting.tenant_id, row, {DECLARED: declared}, now=now)
+    _declare_run(session, vault, acting, row, {DECLARED: declared}, now=now)
     return row
 
 
@@ -321,8 +321,9 @@ def _readable(declared: Mapping[str, Any], row: StreamRow | RunRow) -> dict[str,
 
 
 def _declare_run(
-    session: Session, vault: Vault, tenant_id: int, row: RunRow, content: dict[str, Any], *, now: datetime
+    session: Session, vault: Vault, acting: Acting, row: RunRow, content: dict[str, Any], *, now: datetime
 ) -> None:
+    tenant_id = acting.tenant_id
     said = content.get(DECLARED, {})
     known = open_names(session, vault, tenant_id, [row])[row.run_id].declared
     moved = move_run(row.status, said.get("status"), has_checkpoint="checkpoint_ref" in {**known, **said})
@@ -336,4 +337,4 @@ def _declare_run(
     if row.ended_at == now and moved.status in RUN_ENDED:
         name = content.get(NAME_KEY) or open_names(session, vault, tenant_id, [row])[row.run_id].name
         if name is not None:
-            end_with_run(session, vault, tenant_id, name, now)
+            end_with_run(session, vault, acting, name, now)

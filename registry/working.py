@@ -2,7 +2,8 @@
 
 Guarantees: an item of a class of `working` state that names its run ends, at the latest, when that run is declared
 completed, failed or cancelled, or when it is registered after that; nothing is ever made to end later. Only the end is
-set here: whether and when the item goes is `retention.decide`, so that a hold still wins. The caller commits.
+set here: whether and when the item goes is `retention.decide`, so that a hold still wins. Nobody ends by a run what
+the token may not register. The caller commits.
 Source: DESIGN §5, «working state ends with its run».
 """
 
@@ -15,6 +16,8 @@ import sqlalchemy as sa
 from sqlmodel import Session, col
 
 from registry import classes
+from registry.acting import Acting
+from registry.errors import OutsideTokenScope
 from registry.keyed import Lookups, chunks
 from registry.models import Artifact, RunRow, ScopeKey
 from registry.streams import RUN
@@ -26,8 +29,12 @@ SCOPE = "run"
 _KIND = "a"
 
 
-def end_with_run(session: Session, vault: Vault, tenant_id: int, run: str, ended_at: datetime) -> int:
-    """Let the working items of a run end now; how many."""
+def end_with_run(session: Session, vault: Vault, acting: Acting, run: str, ended_at: datetime) -> int:
+    """Let the working items of a run end now; how many.
+
+    Raises: OutsideTokenScope where one of them is of a class or in a store that the token does not carry.
+    """
+    tenant_id = acting.tenant_id
     names = sorted(classes.in_force(session, tenant_id, state=WORKING))
     if not names:
         return 0
@@ -35,17 +42,22 @@ def end_with_run(session: Session, vault: Vault, tenant_id: int, run: str, ended
     items = sa.select(col(ScopeKey.item)).where(
         col(ScopeKey.tenant_id) == tenant_id, col(ScopeKey.lookup) == lookup, col(ScopeKey.kind) == _KIND
     )
-    done = session.connection().execute(
-        sa.update(Artifact)
-        .where(
-            col(Artifact.tenant_id) == tenant_id,
-            col(Artifact.id).in_(items),
-            col(Artifact.data_class).in_(names),
-            col(Artifact.status) != "erased",
-            sa.or_(col(Artifact.expires_at).is_(None), col(Artifact.expires_at) > ended_at),
-        )
-        .values(expires_at=ended_at, ends_at=ended_at)
+    ending = (
+        col(Artifact.tenant_id) == tenant_id,
+        col(Artifact.id).in_(items),
+        col(Artifact.data_class).in_(names),
+        col(Artifact.status) != "erased",
+        sa.or_(col(Artifact.expires_at).is_(None), col(Artifact.expires_at) > ended_at),
     )
+    for data_class, store in session.execute(
+        sa.select(col(Artifact.data_class), col(Artifact.store)).where(*ending).distinct()
+    ):
+        if not acting.may_use_class(data_class):
+            raise OutsideTokenScope("class", data_class)
+        if not acting.may_use_store(store):
+            raise OutsideTokenScope("store", store)
+    changes = sa.update(Artifact).where(*ending).values(expires_at=ended_at, ends_at=ended_at)
+    done = session.connection().execute(changes)
     session.expire_all()
     return done.rowcount
 

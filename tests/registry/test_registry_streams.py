@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from registry import declared, streams, subjects
+from registry import artifacts, classes, declared, streams, subjects
 from registry.errors import (
     InvalidDeclaration,
     OutsideTokenScope,
@@ -166,3 +166,29 @@ def test_a_run_has_a_status_and_an_end_and_keeps_the_rest_sealed(house: Any) -> 
             declared.patch_run(session, house.vault, house.alice, row.run_id, {"status": "asleep"}, now=house.now)
         with pytest.raises(UnknownRun):
             declared.patch_run(session, house.vault, house.alice, "0" * 32, {"status": "failed"}, now=house.now)
+
+
+def test_nobody_ends_by_a_run_what_the_token_may_not_register(house: Any) -> None:
+    # A token for one store said that a run was over, and what others worked on elsewhere was due at once.
+    with house.session() as session:
+        spec = classes.STARTER_CLASSES["summary"] | {"state": "working", "requires_sources": False}
+        classes.put_class(session, house.alice, "draft", spec, house.now)
+        session.commit()
+    [made] = house.register([house.item(1, data_class="draft", activity={"kind": "think", "run": "r1"})])
+    over = {"run": "r1", "status": "completed"}
+
+    def end() -> Any:
+        with house.session() as session:
+            return artifacts.get_artifact(session, house.alice.tenant_id, made["id"])["ends_at"]
+
+    before = end()
+    for scope in ({"classes": ["memory"]}, {"stores": ["files"]}):
+        other = house.other_token(house.alice, **scope)
+        with house.session() as session, pytest.raises(OutsideTokenScope):
+            declared.put_run(session, house.vault, other, over, house.now)
+    assert end() == before
+    carrying = house.other_token(house.alice, classes=["draft"], stores=["app"])
+    with house.session() as session:
+        declared.put_run(session, house.vault, carrying, over, house.now)
+        session.commit()
+    assert end() == house.now
