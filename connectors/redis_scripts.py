@@ -44,13 +44,22 @@ local function plainly_named(value)
   if not name or not forms[name] then return false end
   return not find(value, '{', 2, true) and not find(value, '[', 1, true) and not find(value, '\\\\u', 1, true)
 end
+-- A number is compared by its digits: as a number it is rounded from 2^53 on, to somebody else's.
+local function digits_of(value, number)
+  local from, to = find(value, key_of_owner, 1, true)
+  if from and not find(value, owner, to + 1, true) and not find(value, '\\u', 1, true) then
+    local digits = string.match(value, '^%s*:%s*(%-?%d+)%s*[,}]', to + 1)
+    if digits then return digits end
+  end
+  if math.abs(number) < 1e15 and math.floor(number) == number then return string.format('%.0f', number) end
+end
 local function named(value)
   if not value then return false end
   if plainly_named(value) then return true end
   local ok, made = pcall(cjson.decode, value)
   if not ok or type(made) ~= 'table' then return false end
   local found = made[owner]
-  if type(found) == 'number' then found = string.format('%.14g', found) end
+  if type(found) == 'number' then found = digits_of(value, found) end
   return type(found) == 'string' and forms[found] == true
 end
 local function all_named(values)

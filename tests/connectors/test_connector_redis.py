@@ -527,6 +527,31 @@ def test_a_replica_is_told_from_the_primary_and_counted_as_residual(bed: KeysBed
         assert report.residual_until == "unknown"
 
 
+@pytest.mark.parametrize(
+    ("owner", "asked", "outcome"),
+    [
+        ("7", "7", Outcome.ERASED),
+        ("7.0", "7", Outcome.ERASED),
+        ("175928847299117063", "175928847299117063", Outcome.ERASED),
+        ("175928847299117063", "175928847299117064", Outcome.OWNER_MISMATCH),
+        ("-175928847299117063", "175928847299117063", Outcome.OWNER_MISMATCH),
+        ("12345678901234.4", "12345678901234", Outcome.OWNER_MISMATCH),
+        ("1e3", "1000", Outcome.ERASED),
+        ("true", "true", Outcome.OWNER_MISMATCH),
+    ],
+)
+def test_an_owner_that_is_a_number_is_compared_digit_by_digit(
+    bed: KeysBed, owner: str, asked: str, outcome: Outcome
+) -> None:
+    bed.client.set("n", f'{{"text": "said", "owner": {owner}}}')
+    bed.client.hset("h", "n", f'{{"parts": [1, {{"a": 2}}], "owner":{owner}}}')
+    items = [Item(copy_id="n", locator={"key": "n"}), Item(copy_id="h", locator={"key": "h", "field": "n"})]
+    with bed.open() as connector:
+        given = connector.erase(items, owner_identifiers=[f"user:{asked}"], now=NOW, deadline=10)
+    assert [receipt.outcome for receipt in given] == [outcome, outcome]
+    assert (bed.client.exists("n"), bed.client.exists("h")) == ((0, 0) if outcome is Outcome.ERASED else (1, 1))
+
+
 @pytest.mark.scenario("S13")
 def test_families_of_keys_of_which_only_some_expire_are_counted(bed: KeysBed) -> None:
     bed.client.set("checkpoint:1", "a", ex=60)
