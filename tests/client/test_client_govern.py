@@ -324,6 +324,21 @@ def test_a_thread_that_nobody_could_ask_to_erase_does_not_begin(saver: GovernedS
     assert list(saver.list(None)) == []
 
 
+def test_a_thread_is_deleted_only_while_nobody_writes_in_it(saver: GovernedSaver) -> None:
+    """Else what is written meanwhile lies under a key that is gone, and the thread can neither be read nor go on."""
+    app(saver).invoke(said(SAID), config_of("t", user_id="mia"))
+    deleting = threading.Thread(target=saver.delete_thread, args=("t",))
+    with saver._folder.using("t"):
+        deleting.start()
+        deleting.join(0.1)
+        assert deleting.is_alive()
+        assert saver._folder.path("t", saver.end).exists()
+    deleting.join(10)
+    assert not deleting.is_alive()
+    assert saver.get_tuple(config_of("t")) is None
+    assert len(app(saver).invoke(said(SAID), config_of("t", user_id="mia"))["messages"]) == 2
+
+
 def test_what_does_not_fit_together_is_refused(tmp_path: Path) -> None:
     wrong: Any = "plain"
     with pytest.raises(ValueError, match="give it no checkpointer"):

@@ -126,7 +126,7 @@ class ThreadFiles(GovernedSaver):
 
     @override
     def delete_thread(self, thread_id: str) -> None:
-        with self._folder.using(thread_id):
+        with self._folder.using(thread_id, alone=True):
             self._folder.forget(thread_id)
 
     @override

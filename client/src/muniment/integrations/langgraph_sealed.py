@@ -194,7 +194,8 @@ class SealedSaver(GovernedSaver):
 
     @override
     def delete_thread(self, thread_id: str) -> None:
-        with self._folder.using(thread_id):
+        # Alone: what is written meanwhile would be sealed under the key that goes.
+        with self._folder.using(thread_id, alone=True):
             self._folder.forget(thread_id)
             self._inner.delete_thread(thread_id)
 
@@ -212,12 +213,12 @@ class SealedSaver(GovernedSaver):
     # The same, for an inner saver that is asynchronous
 
     @asynccontextmanager
-    async def _using(self, thread: str) -> AsyncIterator[None]:
+    async def _using(self, thread: str, *, alone: bool = False) -> AsyncIterator[None]:
         """Hold the thread without stopping the loop while it is erased. Raises: ThreadErased."""
         with ExitStack() as held:
             while True:
                 try:
-                    held.enter_context(self._folder.using(thread, wait=False))
+                    held.enter_context(self._folder.using(thread, wait=False, alone=alone))
                     break
                 except BlockingIOError:
                     await asyncio.sleep(_WAIT)
@@ -264,7 +265,7 @@ class SealedSaver(GovernedSaver):
 
     @override
     async def adelete_thread(self, thread_id: str) -> None:
-        async with self._using(thread_id):
+        async with self._using(thread_id, alone=True):
             self._folder.forget(thread_id)
             await self._inner.adelete_thread(thread_id)
 
