@@ -15,6 +15,7 @@ from typing import Any
 from erasure.facts import ArtifactFact, PlanInput
 from erasure.plan import IDENTITY, VAULT, Plan, PlanCopy, depths_of, framed, instant_text
 from erasure.request import CopyState, Right
+from registry.memories import is_inferred
 from retention.decide import Because, Claim, concerns
 from retention.parts import part_ref
 
@@ -28,8 +29,6 @@ NOT_PORTABLE = (_OTHER_BASIS, _DERIVED)
 REQUESTS = "requests"
 """The store of past requests, as manifests name it."""
 _PORTABLE_BASES = ("consent", "contract")
-_INFERRED = ("infer", "deriv", "predict", "model", "summar")
-"""How source types begin that name a conclusion of ours and not something the person gave or did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +113,7 @@ def not_portable(fact: ArtifactFact, terms: Mapping[str, ClassTerms], source_typ
     known = terms.get(fact.item.data_class)
     if known is None or not is_portable_basis(known.legal_basis):
         return _OTHER_BASIS
-    if fact.sources or (source_type or "").startswith(_INFERRED):
+    if fact.sources or is_inferred(source_type):
         return _DERIVED
     return None
 

@@ -33,7 +33,11 @@ CONFIRMED_CONFIDENCE = 1.0
 """What a confirmation by the person sets: nobody knows better, now."""
 ROUNDING = 1e-6
 """Verdicts round confidence to six decimals; an end by `faded_at` counts as much below, so that both say the same."""
-_INFERRED = ("infer", "assum", "specul", "guess", "deriv", "predict")
+_INFERRED = (
+    "infer", "assum", "specul", "guess", "deriv", "predict", "implicit", "implied", "conclu", "estimat", "hypothes",
+    "suppos", "model", "llm", "summar",
+)  # fmt: skip
+"""Stems of what callers call a conclusion, somebody's or a model's; whatever else they say is a statement."""
 _GONE = frozenset({"erased", "erasing"})
 
 
@@ -110,7 +114,7 @@ def judge(memory: Memory, asked: Asked, now: datetime) -> Judged:
 
 
 def is_inferred(source_type: str | None) -> bool:
-    """Whether the caller said that this was concluded, not stated."""
+    """Whether the caller said that this was concluded or written by a model, not stated."""
     return source_type is not None and any(stem in source_type for stem in _INFERRED)
 
 

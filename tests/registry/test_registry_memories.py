@@ -48,6 +48,8 @@ CASES: list[tuple[dict[str, Any], Verdict]] = [
     ({"observed_at": NOW - 180 * DAY, "confirmed_at": NOW - DAY}, Verdict.USABLE),
     ({"source_type": "model_inference", "verification": None}, Verdict.ASK_USER),
     ({"source_type": "inferred", "verification": "unverified", "confidence": 1.0}, Verdict.ASK_USER),
+    ({"source_type": "implicit_preference", "verification": None}, Verdict.ASK_USER),
+    ({"source_type": "llm_extraction", "verification": None}, Verdict.ASK_USER),
     ({"source_type": "inferred", "verification": "user_confirmed"}, Verdict.USABLE),
     ({"source_type": None, "has_source": False}, Verdict.RECONFIRM),
     ({"confidence": None}, Verdict.USABLE),
