@@ -3,7 +3,7 @@
 On a registry that `bench.registry --keep DIR` filled and measured, so that the person is in it, it prints in
 milliseconds, as medians and as the most: selecting what the plan is made from, deciding each copy, and the canonical
 form with its hash. Nothing is written. What a plan takes beside that is the stores' own time: each is asked for the
-canaries of its copies, which is as long as the stores take and does not depend on the registry.
+canaries of its copies where something looks for them later, which does not depend on the registry.
 Run: `python -m bench.plan --keep DIR [--url URL] [--rounds N]`; wanted is at most 50 ms at 1 and at 10 million.
 """
 
