@@ -183,7 +183,7 @@ def get_due(
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> Page[Row]:
-    """What would end, or come to review, by an instant as the rules stand now."""
+    """What ends, or comes to review, by its own date as the rules stand now; a dry run counts what goes with it too."""
     at = before or parts.clock.now()
     place = _read_place(cursor)
     with parts.database.transaction(acting.tenant_id, write=False) as session:
