@@ -22,7 +22,7 @@ def captured(world: Any, request: str) -> dict[str, Capture]:
     return {row.ref: found[row.copy_no] for row in rows}
 
 
-@pytest.mark.parametrize(("required", "looks"), [("L1", False), ("L2", True)])
+@pytest.mark.parametrize(("required", "looks"), [("key", False), ("L1", False), ("L2", True)])
 def test_a_store_is_asked_what_a_copy_held_where_its_files_are_looked_at(
     world: Any, required: str, looks: bool
 ) -> None:

@@ -148,6 +148,7 @@ def copy(state: str, **more: object) -> CopyFact:
         ([copy("already_absent")], State.COMPLETED),
         ([copy("key_destroyed", required="key", level=None, key_state="destroyed")], State.COMPLETED),
         ([copy("erased_logical", required="L1", level="L1")], State.COMPLETED),
+        ([copy("erased_logical", required="key", level="L1")], State.COMPLETED),  # it waited for a key that none has
         ([copy("erased_physical"), copy("retained")], State.COMPLETED_WITH_RETAINED),
         ([copy("erased_physical"), copy("failed")], State.PARTIALLY_FAILED),
         ([copy("erased_physical"), copy("unreachable")], State.PARTIALLY_FAILED),
@@ -157,6 +158,9 @@ def copy(state: str, **more: object) -> CopyFact:
         ([copy("erased_physical", level="L1")], None),
         ([copy("erased_logical", level=None)], None),
         ([copy("key_destroyed", required="key", key_state="live")], None),
+        ([copy("erased_logical", required="key", level="L1", key_state="live")], None),
+        ([copy("erased_logical", required="key", level="L0")], None),
+        ([copy("erased_logical", required="key", level=None)], None),
         ([copy("failed"), copy("awaiting_human")], None),
         ([copy("skipped")], None),
         ([], None),
