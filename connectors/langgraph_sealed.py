@@ -31,6 +31,7 @@ from connectors.base import (
     CheckReport,
     Deadline,
     FenceReport,
+    Finding,
     Level,
     Outcome,
     Receipt,
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from connectors.base import Finding, Item, Locator, Selector
+    from connectors.base import Item, Locator, Selector
     from connectors.sql import Candidate, _Open
     from connectors.sql_answers import Answer
     from connectors.sql_catalog import Key, Table
@@ -262,7 +263,8 @@ class SealedConnector(LangGraphConnector):
         limit: Deadline,
     ) -> dict[int, Finding]:
         if reclaimed is None or _KEYS not in reclaimed.evidence:
-            return super()._look(now_open, tables, items, level=level, reclaimed=reclaimed, limit=limit)
+            found = super()._look(now_open, tables, items, level=level, reclaimed=reclaimed, limit=limit)
+            return found | self._copied(items, limit)
         pairs = [(number, canary) for number, item in items.items() for canary in item.canaries]
         canaries = [canary for _, canary in pairs]
         # A copy of the key says whose it is; that is looked for among the keys alone, the id stays readable elsewhere.
@@ -279,6 +281,16 @@ class SealedConnector(LangGraphConnector):
             why = None if self._folder.was_sealed(thread) is True else "not everything of the thread was sealed"
             found[number] = finding_in_files(item, level, how, why, is_dirty=number in dirty)
         return found
+
+    def _copied(self, items: Mapping[int, Item], limit: Deadline) -> dict[int, Finding]:
+        """Return what is to be said of items of whose key a copy lies in the folder, under whatever name."""
+        numbers = list(items)
+        names = [key_names(self.key_of(items[number].locator)[0]) for number in numbers]
+        how = "a copy of the key lies in the folder of keys"
+        return {
+            numbers[place]: Finding(copy_id=items[numbers[place]].copy_id, level=Level.L1, present=True, how=how)
+            for place, _ in self._folder.scan(names, limit)
+        }
 
     def _residue(self, now_open: _Open, canaries: Sequence[bytes], limit: Deadline) -> list[Residue]:
         if not canaries:

@@ -420,6 +420,21 @@ def test_rows_that_a_backup_brought_back_without_their_key_are_erased_to_l2_agai
     assert report.method == "none: keys destroyed"
 
 
+def test_a_key_under_a_name_of_another_secret_is_a_copy_too(sealed: SealedSqlite) -> None:
+    """Somebody made the folder's secret anew: the key lies there still, under a name that nobody computes any more."""
+    say(sealed, "t", text_of("mia-0"), user_id="mia")
+    (sealed.keys / "secret").write_bytes(b"another secret of 32 bytes, new.")
+    with sealed.open() as connector:
+        assert erase(connector, [thread("t")])[0].outcome is Outcome.OWNER_MISMATCH
+    with sealed.open(owner=False) as connector:
+        assert erase(connector, [thread("t")])[0].outcome is Outcome.ERASED
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+    with sealed.open(read_only=True) as verifier:
+        found = verifier.verify([thread("t")], Level.L2, deadline=30, reclaimed=report)[0]
+    assert (found.level, found.present) == (Level.L1, True)
+    assert found.how == "a copy of the key lies in the folder of keys"
+
+
 def test_a_key_that_a_crash_left_without_its_name_is_a_copy_of_whom_it_names(sealed: SealedSqlite) -> None:
     say(sealed, "t", text_of("mia-0"), user_id="ben")
     sealed.path("t", ".key").rename(sealed.path("t", ".key.new"))

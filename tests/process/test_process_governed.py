@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import sqlite3
@@ -11,9 +12,11 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
+import aiosqlite
 import pytest
 from langchain_core.messages import HumanMessage
 from langgraph.checkpoint.sqlite import SqliteSaver
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 
 from muniment.errors import ThreadErased
 from muniment.integrations.langgraph import GovernedSaver, Registering, govern
@@ -163,6 +166,29 @@ def test_somebody_else_who_speaks_in_a_thread_is_told_of_too(run: Agent) -> None
         say(saver, "t", "again", "bob")
         assert told(saver)["registered"] == 2
     assert [len(run.copies(who)) for who in ("user:ada", "user:bob")] == [1, 1]
+
+
+def test_an_asynchronous_run_is_told_of_too(run: Agent) -> None:
+    async def ask(inner: Any) -> None:
+        saver = govern(inner, storage=run.storage, folder=run.folder, register=run.registering())
+        assert saver.register is not None
+        try:
+            config: Any = {"configurable": {"thread_id": "t-ada", "user_id": "ada"}}
+            await agent(saver).ainvoke({"messages": [HumanMessage(content=SAID)]}, config)
+            assert (await asyncio.to_thread(told, saver))["registered"] == 1
+        finally:
+            saver.register.close(timeout=0)
+
+    async def over_sqlite() -> None:
+        if run.storage == "one-file-a-thread":
+            await ask(None)
+            return
+        async with aiosqlite.connect(run.base / "agent.db") as connection:
+            await ask(AsyncSqliteSaver(connection))
+
+    run.as_store()
+    asyncio.run(over_sqlite())
+    assert len(run.copies("user:ada")) == 1
 
 
 def test_a_forked_process_tells_of_its_own_threads(run: Agent) -> None:
