@@ -27,7 +27,7 @@ from registry.ends import EndsAt, HeldClasses, default_ends_at
 from registry.errors import Fault, InvalidDeclaration
 from registry.going import hold_back, requests_of
 from registry.ids import go_past
-from registry.item import AHEAD, Context, ItemRejected, Source, given_id_of, parse_item
+from registry.item import AHEAD, Context, Item, ItemRejected, Source, given_id_of, parse_item
 from registry.keyed import hold_writer
 from registry.models import Artifact
 from registry.new_rows import write_new
@@ -37,6 +37,10 @@ from registry.whose import full_subjects, own_subjects
 from vault.vault import Vault
 
 MAX_ITEMS = 5_000
+MAX_VALUES = 8
+"""How often one batch may say something else of the same place: each time is another walk through the tables."""
+_ASIDE: dict[str, Any] = {"status": "aside"}
+"""Stands where the result of a later run will be."""
 
 
 def register(
@@ -58,15 +62,30 @@ def register(
     if len(items) > MAX_ITEMS:
         detail = f"{len(items)} items, expected at most {MAX_ITEMS}"
         raise InvalidDeclaration("batch", [Fault(pointer="/artifacts", detail=detail)])
+    results: list[dict[str, Any]] = [{} for _ in items]
+    waiting: Sequence[int] = range(len(items))
     with bulk.without_collector():
         # What the batch made is gone before the collector wakes up, so that it has nothing to walk.
-        return _run(Batch(session, vault, acting, now, ends_at=ends_at, held=held), items)
+        for left in reversed(range(MAX_VALUES)):
+            batch = Batch(session, vault, acting, now, ends_at=ends_at, held=held)
+            found, otherwise = _run(batch, [items[number] for number in waiting], last=not left)
+            for number, result in zip(waiting, found, strict=True):
+                results[number] = result
+            waiting = [waiting[number] for number in otherwise]
+            if not waiting:
+                break
+    return results
 
 
-def _run(batch: Batch, items: Sequence[object]) -> list[dict[str, Any]]:
+def _run(batch: Batch, items: Sequence[object], *, last: bool) -> tuple[list[dict[str, Any]], list[int]]:
+    """The results, and the numbers of those items that say otherwise of a place than an earlier one: for the next run.
+
+    They speak of an item that exists by then, as if they came in a batch of their own.
+    """
     hold_writer(batch.session, batch.tenant_id)
     _go_past_others(batch)
     _parse(batch, items)  # 1
+    otherwise = _put_aside(batch, last=last)
     _load(batch)  # 2
     place(batch)  # 3
     connect(batch)
@@ -80,7 +99,38 @@ def _run(batch: Batch, items: Sequence[object]) -> list[dict[str, Any]]:
         requests = requests_of(batch, full)
     write_new(batch, full, requests)  # 6
     write_repeats(batch, full, requests)
-    return [line.result or rejected("internal", "the item was not looked at", "") for line in batch.lines]
+    results = [line.result or rejected("internal", "the item was not looked at", "") for line in batch.lines]
+    return results, otherwise
+
+
+def _put_aside(batch: Batch, *, last: bool) -> list[int]:
+    """Take the lines that would change what an earlier line of the batch registers out of it; which they are."""
+    firsts: dict[tuple[str, bytes], Item] = {}
+    found: list[int] = []
+    for number, line in enumerate(batch.lines):
+        item = line.item
+        if item is None:
+            continue
+        first = firsts.setdefault((item.store, item.locator_hash), item)
+        if first is item or not _says_otherwise(first, item):
+            continue
+        if last:
+            detail = f"more than {MAX_VALUES} values of one place in one batch; send the newest alone"
+            batch.refuse(line, "conflict", detail, "/locator")
+            continue
+        line.result = _ASIDE
+        found.append(number)
+    batch.opened = None
+    return found
+
+
+def _says_otherwise(first: Item, item: Item) -> bool:
+    """Whether it names another class or value for the same place, or an earlier end. More people join the first."""
+    return (
+        item.data_class.name != first.data_class.name
+        or item.digest not in {None, first.digest}
+        or (item.expires_at is not None and (first.expires_at is None or item.expires_at < first.expires_at))
+    )
 
 
 def _go_past_others(batch: Batch) -> None:

@@ -17,6 +17,7 @@ from registry.errors import Conflict, OutsideTokenScope, SamePrincipalDecides, U
 from registry.identifiers import parse_subject
 from registry.keyed import Lookups
 from registry.models import Artifact, ClaimedSource, Derivation
+from registry.registration import MAX_VALUES
 from registry.review_models import ReviewRow
 from registry.sets import intern_set
 from retention import decide, items
@@ -489,3 +490,32 @@ def test_a_late_value_from_an_erased_conversation_goes_like_a_late_copy(
     before = (house.now - timedelta(hours=1)).isoformat()
     [result] = house.register([value(house, digit, observed_at=before, source_type=source_type)])
     assert result["status"] == status
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_is_said_twice_of_a_place_counts_alike_in_one_batch_and_in_several(house: Any, alone: bool) -> None:
+    # In one batch the first line won: an earlier end, another value and another class were answered `exists` and lost.
+    end = house.now + timedelta(days=3)
+    said = {"source_type": "explicit_user_statement"}
+    items = [
+        house.item(1), house.item(2, digest="a" * 64, **said), house.item(3),
+        house.item(1, expires_at=end.isoformat()), house.item(2, digest="b" * 64, **said),
+        house.item(3, data_class="transcript", subjects=["user:eve"]), house.item(2, digest="c" * 64, **said),
+        house.item(4, subjects=None, sources=[place(1)]),
+    ]  # fmt: skip
+    results = [one for item in items for one in house.register([item])] if alone else house.register(items)
+    assert [one["status"] for one in results] == [*["created"] * 3, "exists", "exists", "review", "exists", "created"]
+    assert [one["id"] for one in results[3:7]] == [results[number]["id"] for number in (0, 1, 2, 1)]
+    assert show(house, results[0]["id"])["ends_at"] == end
+    with house.session() as session:
+        changes = memory_use.changes(session, house.alice, results[1]["id"])
+    assert [one["change"] for one in changes] == ["registered", "overwritten", "overwritten"]
+    assert len(waiting(house)) == 1
+
+
+def test_too_many_values_of_one_place_in_one_batch_are_refused_by_themselves(house: Any) -> None:
+    values = [house.item(1, digest=f"{number:064x}") for number in range(MAX_VALUES + 2)]
+    results = house.register([*values, house.item(2)])
+    assert [one["status"] for one in results] == [
+        "created", *["exists"] * (MAX_VALUES - 1), *["rejected"] * 2, "created"
+    ]  # fmt: skip
