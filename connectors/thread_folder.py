@@ -2,10 +2,10 @@
 
 Layout, shared with `muniment/thread_folder.py` of the SDK (change both or neither): `secret` holds 32 bytes; NAME is
 the head of HMAC-SHA256(secret, thread id), 32 hexadecimal digits; `locks/` has a flock file for the first two digits of
-names, held shared while a thread is used; `NAME.db` is a thread's own SQLite database, `NAME.key` its key, `NAME.gone`
-says that it was erased and, as JSON, whether everything of it was sealed, `NAME.told` that the service was told of it.
-A sealed value is `muniment1` | place 16 | nonce 12 | AES-256-GCM(type, a zero byte, payload; the place as associated
-data).
+names, held shared while a thread is used, and a `.turn` beside it that whoever uses one passes before; `NAME.db` is a
+thread's own SQLite database, `NAME.key` its key, `NAME.gone` says that it was erased and, as JSON, whether all of it
+was sealed, `NAME.told` that the service was told of it. A sealed value is `muniment1` | place 16 | nonce 12 |
+AES-256-GCM(type, a zero byte, payload; the place as associated data).
 
 Guarantees: a thread is erased only while nobody uses it, `.gone` is on disk before its files go, and files are gone
 from the folder before `close` returns; copies that others made in the folder or below are found by `scan`. A folder
@@ -138,10 +138,16 @@ class ThreadFolder:
             yield
 
     def _lock(self, stripe: str, limit: Deadline, held: ExitStack) -> None:
+        with ExitStack() as turn:
+            # With it, only those who use a thread now are waited for, and not whoever comes meanwhile.
+            self._flock(f"{stripe}.turn", limit, turn)
+            self._flock(stripe, limit, held)
+
+    def _flock(self, name: str, limit: Deadline, held: ExitStack) -> None:
         try:
             # A reader makes no file; where there is none nobody can use the thread.
             flags = os.O_RDONLY if self._read_only else os.O_RDWR | os.O_CREAT
-            descriptor = os.open(self._path / "locks" / stripe, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(self._path / "locks" / name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         except FileNotFoundError:
             if self._read_only:
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -23,6 +24,7 @@ from connectors.scanning.report import DryRun
 from connectors.scanning.scan import scan
 from muniment.errors import KeyMissing, SealBroken, ThreadErased
 from muniment.integrations.langgraph import govern
+from muniment.thread_folder import ThreadFolder
 from tests.connectors.contract import MIA, NOW, ROOT, Bed, Contract, captured, erase, fill, text_of
 from tests.connectors.governed_beds import Governed, OneFileAThread, Sealed, SealedPostgres, SealedSqlite
 from tests.connectors.langgraph_beds import agent
@@ -418,6 +420,38 @@ def test_rows_that_a_backup_brought_back_without_their_key_are_erased_to_l2_agai
     outcome, report, found = erased_to_l2(sealed, thread("t"))
     assert (outcome, found.level, found.present) == (Outcome.ERASED, Level.L2, False)
     assert report.method == "none: keys destroyed"
+
+
+def test_who_comes_while_an_erasure_waits_does_not_keep_it_waiting(sealed: SealedSqlite) -> None:
+    """Agents that read without a pause overlap; the lock is never free by itself."""
+    say(sealed, "t", text_of("mia-0"), user_id="mia")
+    folder, ended = ThreadFolder(sealed.keys), threading.Event()
+
+    def wipe() -> None:
+        with sealed.open() as connector:
+            assert erase(connector, [thread("t")])[0].outcome is Outcome.ERASED
+        ended.set()
+
+    def may_enter() -> bool:
+        try:
+            with folder.using("t", wait=False):
+                return True
+        except BlockingIOError:
+            return False
+
+    with folder.using("t"):
+        assert may_enter()
+        erasing = threading.Thread(target=wipe)
+        erasing.start()
+        end = time.monotonic() + 10
+        while may_enter() and time.monotonic() < end:
+            time.sleep(0.005)
+        assert not may_enter()
+        assert not ended.is_set()
+    erasing.join(10)
+    assert ended.is_set()
+    with pytest.raises(ThreadErased), folder.using("t", wait=False):
+        pass
 
 
 def test_a_key_under_a_name_of_another_secret_is_a_copy_too(sealed: SealedSqlite) -> None:

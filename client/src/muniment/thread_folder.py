@@ -4,7 +4,8 @@ Layout, shared with `connectors/thread_folder.py` of the service, which erases (
 
     secret        32 random bytes; names are HMAC-SHA256(secret, thread id), 32 hexadecimal digits
     locks/        flock files. By the first two digits of a name: shared while a thread of it is used, alone while one
-                  is erased. `keys`: alone while a key is made or changed
+                  is erased. `NN.turn`: passed, shared, before that, and held alone by an erasure that waits, so that
+                  those who come later do not keep it waiting. `keys`: alone while a key is made or changed
     NAME.db       the thread's own SQLite database, of `storage="one-file-a-thread"`
     NAME.key      JSON: the thread's key, of `storage="sealed"`; see `Key`
     NAME.gone     the thread was erased and is not written again
@@ -83,14 +84,27 @@ class ThreadFolder:
     @contextmanager
     def using_file(self, path: Path, *, wait: bool = True, alone: bool = False) -> Iterator[None]:
         """Do so by one of the thread's files. Raises: as `using`."""
-        descriptor = os.open(self._path / "locks" / path.name[:2], os.O_RDWR | os.O_CREAT, 0o600)
+        stripe = path.name[:2]
+        if not alone:
+            turnstile = self._lock(f"{stripe}.turn", fcntl.LOCK_SH, wait=wait)
+            os.close(turnstile)
+        descriptor = self._lock(stripe, fcntl.LOCK_EX if alone else fcntl.LOCK_SH, wait=wait)
         try:
-            fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | (0 if wait else fcntl.LOCK_NB))
             if path.with_suffix(".gone").exists():
                 raise ThreadErased
             yield
         finally:
             os.close(descriptor)
+
+    def _lock(self, name: str, how: int, *, wait: bool = True) -> int:
+        """Return a descriptor that holds a lock. Raises: BlockingIOError where nobody wants to wait."""
+        descriptor = os.open(self._path / "locks" / name, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, how | (0 if wait else fcntl.LOCK_NB))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return descriptor
 
     def forget(self, thread: str) -> None:
         """Unlink what the thread has here, when its application deletes it. It may begin anew."""

@@ -205,10 +205,10 @@ class SealedSaver(GovernedSaver):
             for thread in thread_ids:
                 self.delete_thread(thread)
             return
-        with ExitStack() as held:
-            for thread in thread_ids:
-                held.enter_context(self._folder.using(thread))
-            self._inner.prune(thread_ids, strategy=strategy)
+        # One at a time: an erasure that waits for one thread must not be waited for while another is held.
+        for thread in thread_ids:
+            with self._folder.using(thread):
+                self._inner.prune([thread], strategy=strategy)
 
     # The same, for an inner saver that is asynchronous
 
