@@ -59,7 +59,7 @@ def place(
     body = {"name": name, "matter": matter, "reason": reason, "selector": selector}
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         found = client.request("POST", "/v1/holds", body)
-    lines = [f"{found['id']}: in force, keeps {found['items']} items now"]
+    lines = [f"{found['id']}: in force, keeps {kept_now(found)} now"]
     lines += [f"  too late: {one}" for one in found.get("too_late", [])]
     show(found, as_json=as_json, lines=lines)
     return 0
@@ -75,8 +75,7 @@ def list_holds(
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         found = list(client.pages(f"/v1/holds?released={'true' if released else 'false'}"))
     lines = [
-        f"{one['id']}  {one['state']:<9} {one['name']}, {one.get('items', '-')} items, by {one['created_by']}"
-        for one in found
+        f"{one['id']}  {one['state']:<9} {one['name']}, keeps {kept_now(one)}, by {one['created_by']}" for one in found
     ]
     show({"items": found}, as_json=as_json, lines=lines or ["no hold"])
     return 0
@@ -99,6 +98,13 @@ def release(
         lines.append(f"next: another person than who placed it: muniment hold release {hold_id} --yes")
     show(found, as_json=as_json, lines=lines)
     return 0
+
+
+def kept_now(found: Mapping[str, Any]) -> str:
+    """How much a hold in force keeps: copies, entries of the record, keys; of a released one that it keeps nothing."""
+    counted = (("items", "copy", "copies"), ("entries", "entry", "entries"), ("keys", "key", "keys"))
+    words = [f"{found[name]} {one if found[name] == 1 else many}" for name, one, many in counted if found.get(name)]
+    return ", ".join(words) or "nothing"
 
 
 def release_lines(found: Mapping[str, Any]) -> list[str]:

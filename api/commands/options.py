@@ -24,7 +24,11 @@ from muniment.registry import Client
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 data_option = click.option(
-    "--data", type=click.Path(path_type=Path), envvar="MUNIMENT_DATA", default=Path(".muniment"), help="Data folder."
+    "--data",
+    type=click.Path(path_type=Path),
+    envvar="MUNIMENT_DATA",
+    default=Path(".muniment"),
+    help="Data folder (MUNIMENT_DATA, else .muniment).",
 )
 tenant_option = click.option("--tenant", default=None, help="The tenant; must be the token's.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
@@ -64,7 +68,7 @@ def local(command: Command) -> Command:
 def remote(command: Command) -> Command:
     """Adds the options of a command that talks to the server: also `--url` and `--token`."""
     token = click.option("--token", envvar="MUNIMENT_TOKEN", default=None, help="Bearer token (MUNIMENT_TOKEN).")
-    url = click.option("--url", envvar="MUNIMENT_URL", default=None, help="Address of the server.")
+    url = click.option("--url", envvar="MUNIMENT_URL", default=None, help="Address of the server (MUNIMENT_URL).")
     return local(token(url(command)))
 
 

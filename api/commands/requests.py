@@ -275,14 +275,17 @@ _verb(
 @request.command("settle")
 @click.argument("request_id")
 @click.argument("copy")
-@click.argument("outcome", type=click.Choice(_SETTLED))
+@click.argument("outcome", type=click.Choice(_SETTLED), metavar="OUTCOME")
 @click.option("--comment", required=True, help="Why; sealed.")
 @remote
 def settle(
     *, request_id: str, copy: str, outcome: str, comment: str,
     data: Path, tenant: str | None, token: str | None, url: str | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """Says what becomes of a copy that waits for a human, by its number in `request show`, or of `all` that wait."""
+    """Says what becomes of a copy that waits for a human, by its number in `request show`, or of `all` that wait.
+
+    OUTCOME is erase, erased, retained, failed, release, withhold, corrected, unchanged or retry.
+    """
     if copy != "all" and not copy.isdecimal():
         message = "COPY is a number of `muniment request show`, or `all` for every copy that waits for a human"
         raise CannotRun(message)

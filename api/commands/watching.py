@@ -36,6 +36,8 @@ _SAY_S = 15.0
 """How often a wait that goes on for one thing is named again."""
 _WAITS = {"processes": "of the service's processes to let go of destroyed keys"}
 """What a request can wait for beside copies, in words."""
+_FILES = {"erasure": "certificate.pdf", "access": "copy.zip", "portability": "copy.zip"}
+"""What `muniment report` writes of a completed request, by its right; of the other rights it writes nothing."""
 _RULES = {
     "hold": "a legal hold",
     "restriction": "a restriction of processing",
@@ -119,6 +121,10 @@ def next_of(state: Mapping[str, Any]) -> list[str]:
         return [f"next: look at the copies that wait (muniment request show {request_id}), then: {command}"]
     if state["state"] == "partially_failed":
         return [f"next: muniment request retry {request_id}, or accept-exceptions as a second person"]
+    if state["state"] in DONE - {"cancelled", "duplicate"} and not state.get("answered_at"):
+        file = _FILES.get(state.get("right", "")) if state["state"].startswith("completed") else None
+        report = [f"muniment report {request_id} -o {file}"] if file else []
+        return [f"next: {', '.join([*report, f'muniment letter {request_id} -o letter.pdf'])}"]
     return []
 
 

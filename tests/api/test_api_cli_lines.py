@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from api import cli, settings
+from api.commands.holds import kept_now
 from api.commands.options import show
+from api.commands.watching import next_of
 from ledger.signing import Ed25519Signer
 from tests import forked
 
@@ -220,3 +222,39 @@ def test_what_the_server_library_says_is_a_line_of_our_log_too(tmp_path: Path) -
         said.seek(0)
         lines = [json.loads(line) for line in said.read().splitlines()]
     assert [(one["library"], one["level"]) for one in lines if one["event"] == "server"] == [("uvicorn.error", "info")]
+
+
+@pytest.mark.parametrize(
+    ("found", "words"),
+    [
+        ({"items": 0, "keys": 0, "entries": 3}, "3 entries"),
+        ({"items": 1, "keys": 2, "entries": 1}, "1 copy, 1 entry, 2 keys"),
+        ({"items": 0, "keys": 0, "entries": 0}, "nothing"),
+        ({}, "nothing"),
+    ],
+)
+def test_what_a_hold_keeps_counts_the_record_too(found: dict[str, int], words: str) -> None:
+    assert kept_now(found) == words
+
+
+@pytest.mark.parametrize(
+    ("state", "right", "answered", "commands"),
+    [
+        ("completed", "erasure", None, ["muniment report R -o certificate.pdf", "muniment letter R -o letter.pdf"]),
+        (
+            "completed_with_retained",
+            "access",
+            None,
+            ["muniment report R -o copy.zip", "muniment letter R -o letter.pdf"],
+        ),
+        ("completed", "restriction", None, ["muniment letter R -o letter.pdf"]),
+        ("no_match", "erasure", None, ["muniment letter R -o letter.pdf"]),
+        ("completed", "erasure", "2026-11-30T12:00:00Z", []),
+        ("cancelled", "erasure", None, []),
+    ],
+)
+def test_a_request_that_ended_says_which_papers_are_next(
+    state: str, right: str, answered: str | None, commands: list[str]
+) -> None:
+    told = next_of({"id": "R", "state": state, "right": right, "answered_at": answered})
+    assert told == ([f"next: {', '.join(commands)}"] if commands else [])
