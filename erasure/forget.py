@@ -51,7 +51,7 @@ from registry.subjects import SubjectName
 from retention.calendar import deadlines
 
 THE_PERSON = "subject"
-"""Who approves: as approvals and certificates print it."""
+"""The mode of approval: nobody's but the person's own word."""
 MAX_CONE = 10_000
 _GONE = ("erasing", "erased")
 _SAID = "said to the agent"
@@ -131,7 +131,7 @@ class Forgetting:
         approval = {
             "request": request,
             "plan_hash": plan.hash,
-            "by": THE_PERSON,
+            "by": heard_by(acting),
             "approval": THE_PERSON,
             "at": instant_text(now),
             "through": acting.principal,
@@ -178,7 +178,8 @@ class Forgetting:
         }
         row.details = {**row.details, **details}
         row.plan_hash, row.fence_at = plan.hash, now
-        row.approvals = [{"by": THE_PERSON, "at": at, "plan_hash": plan.hash, "entry": details["approved_entry"]}]
+        approved = {"by": heard_by(acting), "at": at, "plan_hash": plan.hash, "entry": details["approved_entry"]}
+        row.approvals = [approved]
         facts = Facts(
             actor=THE_PERSON,
             now=now,
@@ -221,12 +222,20 @@ class Forgetting:
             ("received", announce(session, row.tenant_id, Kind.REQUEST_RECEIVED, received, now), acting.principal),
             ("identity", announce(session, row.tenant_id, Kind.REQUEST_IDENTITY, identity, now), acting.principal),
             ("planned", details["planned_entry"], acting.principal),
-            ("approved", details["approved_entry"], THE_PERSON),
+            ("approved", details["approved_entry"], heard_by(acting)),
         )
         for event, entry_id, actor in entries:
             history.add_event(
                 session, row, event=event, actor=actor, now=now, detail={"plan_hash": row.plan_hash}, entry_id=entry_id
             )
+
+
+def heard_by(acting: Acting) -> str:
+    """Who approves, as approvals and certificates print it: the person, as far as whoever heard it says so.
+
+    That the person said it is stated by the caller and proven by nothing; so the caller's name stands beside it.
+    """
+    return f"{THE_PERSON} through {acting.principal}"
 
 
 def _who_asks(session: Session, parts: Parts, acting: Acting, root: Artifact, subject: str | None) -> frozenset[int]:

@@ -1,9 +1,10 @@
 """Whether a remembered fact may be used: for this person, this purpose, this scope, now.
 
 Guarantees: a function of values and `now`. Every verdict but `usable` and `reconfirm` means «do not use»; the most
-protective reason wins; a memory about which something is missing is never better off than a complete one. Explicit
-statements and inferences are judged apart: an inference that nobody confirmed is a question for the person, never a
-fact. Not decided here: who may ask, and whether the memory is to be erased (`retention.decide`).
+protective reason wins. Explicit statements and inferences are judged apart: an inference that nobody confirmed is a
+question for the person, never a fact. A memory with a source whose type nobody named passes for a statement when it is
+used, and for an inference when it would take another's place. Not decided here: who may ask, and whether the memory is
+to be erased (`retention.decide`).
 
 The order, first match wins:
 

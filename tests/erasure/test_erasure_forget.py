@@ -13,7 +13,7 @@ from sqlmodel import select
 
 from erasure import report_check
 from erasure.errors import InvalidRequest
-from erasure.forget import THE_PERSON, Forgetting
+from erasure.forget import THE_PERSON, Forgetting, heard_by
 from erasure.models import CertificateRow, RequestRow
 from registry import artifacts, memory_use
 from registry.errors import InvalidDeclaration, NotAMemory
@@ -114,7 +114,11 @@ def test_the_memory_and_its_cone_go_to_the_level_of_their_class_with_a_certifica
     report_check.check(body, world.certificate_key, world.log_key)
     certificate = json.loads(body)["certificate"]
     assert certificate["approval"] == THE_PERSON
-    assert [line["by"] for line in certificate["approvals"]] == [THE_PERSON]
+    assert (
+        [line["by"] for line in certificate["approvals"]]
+        == [heard_by(world.acting("writer"))]
+        == ["subject through writer"]
+    )
     assert {copy["id"] for copy in certificate["copies"]} == {root, below, deeper}
     assert [copy for copy in certificate["copies"] if copy["kind"] == "key"] == []
     world.now += 8 * DAY

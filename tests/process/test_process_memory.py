@@ -263,7 +263,7 @@ def test_forget_this_is_one_call_that_ends_the_memory_and_what_was_made_from_it(
     assert again["request"] == request
     state = wait_until_done(desk, request)
     assert state["state"] == "completed"
-    assert state["approvals"][0]["by"] == "subject"
+    assert state["approvals"][0]["by"] == "subject through writer"
     with sqlite3.connect(agent.file) as db:
         assert [row[0] for row in db.execute("SELECT id FROM memory ORDER BY id")] == [2]
     db.close()
