@@ -12,9 +12,9 @@ import pytest
 from langchain_core.messages import HumanMessage
 
 from connectors.base import Item, Level, Outcome, Selector
-from connectors.errors import BadConfig, BadLocator, ReadOnlyConnector
+from connectors.errors import BadConfig, BadLocator, ReadOnlyConnector, StoreUnreachable
 from connectors.sql_units import UnitConnector
-from tests.connectors.contract import BEN, MIA, NOW, Contract, captured, erase, text_of
+from tests.connectors.contract import BEN, MIA, NOW, Contract, captured, erase, fill, text_of
 from tests.connectors.langgraph_beds import PostgresThreads, SqliteThreads, ThreadBed, agent
 
 
@@ -170,6 +170,31 @@ def test_writes_and_blobs_that_somebody_elses_delete_left_go_and_each_kind_is_sa
     assert [f"of {kind}" in partly.detail for kind in kinds] == [True, True, False]
     for kind in kinds:
         assert {row[0] for row in bed.run(f"SELECT DISTINCT thread_id FROM {kind}")} == {"ben-0"}
+
+
+@pytest.mark.postgres
+def test_a_server_that_ended_every_connection_between_batches_ends_the_same(postgres_bed: PostgresThreads) -> None:
+    """As a restart does: the first call says that the server broke off, the next goes on from what was committed."""
+    bed = postgres_bed
+    mine, others = fill(bed)
+    with bed.open() as connector:
+        items = captured(connector, mine)
+        erase(connector, items[:3])
+        ended = bed.run(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND application_name = 'muniment' AND pid <> pg_backend_pid()"
+        )
+        with pytest.raises(StoreUnreachable, match="broke off"):
+            erase(connector, items)
+        again = erase(connector, items)
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+    assert (bool(ended), [each.outcome for each in again]) == (
+        True, [Outcome.ALREADY_ABSENT] * 3 + [Outcome.ERASED] * (len(items) - 3)
+    )  # fmt: skip
+    with bed.open(read_only=True) as verifier:
+        seen = verifier.verify(items, Level.L2, deadline=30, reclaimed=report)
+    assert {(each.level, each.present) for each in seen} == {(Level.L2, False)}
+    assert [bed.get(item.copy_id) for item in others] == [text_of(item.copy_id) for item in others]
 
 
 def test_a_late_put_that_brings_the_thread_back_is_present_again(bed: ThreadBed) -> None:
