@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from api.commands.options import client_of, remote, show
+from api.commands.options import Listed, client_of, remote, show
 
 _WORDS = {
     "name": "name",
@@ -18,7 +18,7 @@ _WORDS = {
 }
 
 
-@click.group("controller")
+@click.group("controller", cls=Listed)
 def controller() -> None:
     """Who answers for the data."""
 

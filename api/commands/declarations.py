@@ -18,7 +18,7 @@ import click
 import yaml
 
 from api.commands.failures import explain
-from api.commands.options import CannotRun, client_of, printable, remote, show
+from api.commands.options import CannotRun, Listed, client_of, printable, remote, show
 from muniment.errors import ApiProblem, MunimentError
 from muniment.registry import Client
 
@@ -242,7 +242,7 @@ def _run(client: Client, section: str, path: str, specs: Mapping[str, Any], *, d
 
 
 def _command(section: str, path: str, what: str) -> click.Group:
-    @click.group(section, help=f"{what} from files.")
+    @click.group(section, cls=Listed, help=f"{what} from files.")
     def group() -> None:
         pass
 

@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import click
 
-from api.commands.options import CannotRun, client_of, remote, show
+from api.commands.options import CannotRun, Listed, client_of, remote, show
 from api.commands.requests import subjects_of
 
 
-@click.group("hold")
+@click.group("hold", cls=Listed)
 def hold() -> None:
     """Legal holds: they beat everything and delete nothing."""
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any, cast
 import click
 
 from api import folder
-from api.commands.options import CannotRun, client_of, remote, show
+from api.commands.options import CannotRun, Listed, client_of, remote, show
 
 if TYPE_CHECKING:
     from api.anchoring import Use
 
 
-@click.group()
+@click.group(cls=Listed)
 def key() -> None:
     """Keys of the log and of certificates."""
 

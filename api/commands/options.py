@@ -49,6 +49,19 @@ _UNSEEN = dict.fromkeys((0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF))
 """Soft hyphen, zero-width characters and byte order mark, which pages put between others for their line breaks."""
 
 
+class Listed(click.Group):
+    """A group whose help lists its commands in the order of the work, each with its whole sentence."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The commands in the order in which they were added."""
+        return list(self.commands)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the list; long sentences are wrapped, never cut."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, one.get_short_help_str(limit=1000)) for name, one in self.commands.items()])
+
+
 class CannotRun(Exception):
     """The command cannot do its work here; the message says what to do."""
 

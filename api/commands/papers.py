@@ -25,7 +25,7 @@ NOBODY = (
     "warning: nobody has said who the controller is, so the paper names the tenant and no contact; set it once: "
     "muniment controller set --name NAME --contact ADDRESS"
 )
-_NOTED = "muniment request notices ID --kind answered --channel HOW --sent-at WHEN"
+_NOTED = "muniment request notices {} --kind answered --channel HOW --sent-at WHEN"
 
 
 @click.command("report")
@@ -55,7 +55,7 @@ def report(
         _warn(client)
     if not _write(output, answer.body):
         return 0
-    following = f"hand it to the person, then note it: {_NOTED}"
+    following = f"hand it to the person, then note it: {_NOTED.format(request_id)}"
     if accept != "application/zip":
         following = f"muniment verify-report {output} --key VKEY"
     show(
@@ -93,7 +93,8 @@ def letter(
         answer = client.send("GET", path, None, {"Accept": accept})
         _warn(client)
     if _write(output, answer.body):
-        lines = [f"{output} ({len(answer.body)} bytes); next: send it, then note it: {_NOTED}"]
+        told = f"next: send it, then note it: {_NOTED.format(request_id)}"
+        lines = [f"{output} ({len(answer.body)} bytes); {told}"]
         show({"file": str(output), "bytes": len(answer.body)}, as_json=as_json, lines=lines)
     return 0
 

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from api.commands.options import CannotRun, client_of, printable, remote, show
+from api.commands.options import CannotRun, Listed, client_of, printable, remote, show
 from api.commands.watching import exit_code, next_of, plan_lines, request_lines, watch_request
 from muniment.registry import Client
 
@@ -51,7 +51,7 @@ def subjects_of(given: tuple[str, ...]) -> list[str]:
     return found
 
 
-class _Requests(click.Group):
+class _Requests(Listed):
     """A group that also knows the rights by the law's own words."""
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

@@ -10,10 +10,10 @@ from urllib.parse import quote
 
 import click
 
-from api.commands.options import client_of, remote, show
+from api.commands.options import Listed, client_of, remote, show
 
 
-@click.group()
+@click.group(cls=Listed)
 def retention() -> None:
     """What is due, and letting it end."""
 

@@ -9,10 +9,10 @@ import click
 from api import folder
 from api.commands.initialise import lines_of
 from api.commands.later import not_built
-from api.commands.options import client_of, remote, show
+from api.commands.options import Listed, client_of, remote, show
 
 
-@click.group()
+@click.group(cls=Listed)
 def tenant() -> None:
     """Tenants of this deployment."""
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import click
 
 from api import folder
-from api.commands.options import CannotRun, client_of, remote, show
+from api.commands.options import CannotRun, Listed, client_of, remote, show
 
 
-@click.group()
+@click.group(cls=Listed)
 def token() -> None:
     """Bearer tokens."""
 

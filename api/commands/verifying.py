@@ -99,7 +99,7 @@ def verify_folder(
         with read_only(chosen) as sessions:
             logs = _wanted(logs_of(chosen, sessions, bucket), tenant, asked)
             if not logs:
-                return _nothing(as_json=as_json, tenant=tenant)
+                return _nothing(chosen.data, as_json=as_json, tenant=tenant)
             work = _Work(chosen, sessions, bucket, hot, asked)
             return work.prove(logs, as_json=as_json) if prove_it else work.verify(logs, as_json=as_json)
     except (BadPin, LedgerError) as error:
@@ -235,16 +235,20 @@ def _wanted(logs: Sequence[KnownLog], tenant: str | None, asked: _Asked) -> list
         origin = asked.since.partition(b"\n")[0].decode("utf-8", "replace")
         found = [log for log in found if log.origin == origin]
         if logs and not found:
-            raise BadPin("no log here has the name in this checkpoint")
+            raise BadPin("no log here has the name in its first line: --since takes a checkpoint of this log")
     names = {log.certificate_name for log in found}
     if logs and any(log_key(key).name not in names for key in asked.certificate_keys):
         raise BadPin("no log here has certificates by a key of this name")
     return found
 
 
-def _nothing(*, as_json: bool, tenant: str | None) -> int:
+def _nothing(data: Path, *, as_json: bool, tenant: str | None) -> int:
     detail = "no log is there to check: a wrong folder, or an unknown tenant" if tenant else "no log is there to check"
-    show(_unreadable(detail), as_json=as_json, lines=[f"could not check: {detail}; give the data folder with --data"])
+    show(
+        _unreadable(detail),
+        as_json=as_json,
+        lines=[f"could not check: {detail}; {data} was looked into; give the data folder with --data"],
+    )
     return exit_code_of(Verdict.UNREADABLE)
 
 

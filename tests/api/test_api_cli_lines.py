@@ -258,3 +258,24 @@ def test_a_request_that_ended_says_which_papers_are_next(
 ) -> None:
     told = next_of({"id": "R", "state": state, "right": right, "answered_at": answered})
     assert told == ([f"next: {', '.join(commands)}"] if commands else [])
+
+
+@pytest.mark.parametrize("group", ["request", "hold", "retention", "tenant"])
+def test_the_help_of_a_group_cuts_no_sentence(group: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([group, "--help"]) == 0
+    page = capsys.readouterr().out.partition("Commands:")[2]
+    assert len(page.splitlines()) > 3
+    assert "..." not in page
+    assert max(map(len, page.splitlines())) <= 80
+
+
+def test_help_lists_the_desk_s_commands_in_the_order_of_the_work(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["request", "--help"]) == 0
+    page = capsys.readouterr().out.partition("Commands:")[2]
+    assert page.index("\n  erase ") < page.index("\n  show ") < page.index("\n  plan ") < page.index("\n  settle ")
+
+
+def test_verify_names_the_folder_in_which_no_log_lies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    empty = tmp_path / "nothing"
+    assert cli.run(["verify", "--data", str(empty)]) == 2
+    assert f"{empty} was looked into" in capsys.readouterr().out

@@ -79,7 +79,8 @@ def test_an_approval_that_takes_something_from_others_is_given_by_name(office: O
     assert "--accept-collateral" in err
     assert office.desk.call("legal", "GET", f"/v1/requests/{request}")["state"] == "planned"
     code, out, err = office.types("legal2", "approve", request, "--accept-collateral", "--watch")
-    assert (code, out.splitlines()[-1]) == (0, f"request {request}: completed"), err
+    assert (code, out.splitlines()[-2]) == (0, f"request {request}: completed"), err
+    assert out.splitlines()[-1].startswith(f"next: muniment report {request} -o certificate.pdf")
     certificate = json.loads(office.desk.client("legal").send("GET", f"/v1/requests/{request}/report").body)
     found = [copy["collateral"] for copy in certificate["certificate"]["copies"] if copy["collateral"]]
     assert {"subjects": 1} in found
