@@ -132,6 +132,6 @@ def _file(opened: Opened, place: Place) -> None:
     )
     settings.append(Setting(name="secure_delete", value=value, dangerous=facts.free_with_data > 0, why=why))
     place.settings += [setting for setting in settings if setting not in place.settings]
-    line = "free pages and the log of the file keep what is deleted until VACUUM and wal_checkpoint(TRUNCATE)"
+    line = "free pages and the log of the file, which keep what is deleted until VACUUM and wal_checkpoint(TRUNCATE)"
     if line not in place.leaves:
         place.leaves.append(line)

@@ -38,6 +38,7 @@ def test_it_needs_no_server_and_prints_three_sentences(app: Path, capsys: pytest
     assert "  3. " in said
     assert "person-number" not in said
     assert sorted(path.name for path in app.parent.iterdir()) == ["app.db"]
+    assert "would leave free pages and the log of the file, which keep what is deleted until" in said
 
 
 def test_json_is_one_document_with_a_verdict(app: Path, capsys: pytest.CaptureFixture[str]) -> None:
