@@ -31,7 +31,7 @@ from erasure.work import PART, load_work
 from erasure.worker import advance
 from ledger.entry import Kind
 from registry import artifacts, stores
-from registry.errors import RegistryError
+from registry.errors import RegistryError, TargetNotAllowed
 from registry.ids import random_hex
 from registry.keyed import Lookups, chunks
 from registry.locators import MalformedLocator, canonical_locator, kind_of_places, normal_locator
@@ -57,7 +57,7 @@ class Revived:
 
 @dataclass(slots=True, kw_only=True)
 class Looked:
-    """One store after the look for revived copies; `unchecked` says why nobody could look."""
+    """One store after the look for revived copies; `unchecked` says why nobody could look, and what to do."""
 
     store: str
     places: int = 0
@@ -97,7 +97,7 @@ def look_for_revived(
         try:
             found = _revived_in(parts, tenant, known[name], one, seconds)
         except (*_UNREACHED,) as error:
-            one.unchecked = type(error).__name__
+            one.unchecked = _why(error)
             continue
         _take_back(parts, tenant, known[name], found, one, now)
     for owner in sorted({owner for one in looked for owner in one.requests if not owner.startswith("swp_")}):
@@ -106,6 +106,16 @@ def look_for_revived(
             if owner in one.requests:
                 one.requests[owner] = state
     return looked
+
+
+def _why(error: Exception) -> str:
+    """Why a store could not be looked at: a refusal of ours with what to do, anything else by its kind alone.
+
+    What a driver says may name rows and people, and this line is shown and kept in logs.
+    """
+    if isinstance(error, TargetNotAllowed):
+        return f"{error}: {error.hint}"
+    return type(error).__name__
 
 
 def _places(parts: Parts, store: StoreRow, seconds: float = WALK_SECONDS) -> Iterator[tuple[bytes, dict[str, Any]]]:

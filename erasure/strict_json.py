@@ -29,7 +29,7 @@ def parse(data: bytes) -> Any:
     except _Refused as error:
         raise ReportError("", str(error)) from error
     except (ValueError, RecursionError) as error:
-        raise ReportError("", "not JSON") from error
+        raise ReportError("", "not JSON: no certificate, or a damaged one") from error
 
 
 def canonical(value: Any) -> bytes:

@@ -169,14 +169,16 @@ def _administer(settings: Any, statement: str) -> None:
         connection.execute(statement)
 
 
-def command(running: Any, *arguments: str, seconds: float = 120) -> subprocess.CompletedProcess[str]:
+def command(
+    running: Any, *arguments: str, seconds: float = 120, allowed: str | None = None
+) -> subprocess.CompletedProcess[str]:
     settings = running.settings
     (settings.data / "run" / "initialised").write_text("1\n")
     more = {
         "MUNIMENT_DATABASE_URL": settings.database,
         "MUNIMENT_OBJECT_STORE": settings.objects,
         "MUNIMENT_HOT_STORE": settings.hot,
-        "MUNIMENT_ALLOW_TARGETS": settings.allow_targets,
+        "MUNIMENT_ALLOW_TARGETS": settings.allow_targets if allowed is None else allowed,
         "MUNIMENT_LOCK_UNIT": settings.lock_unit,
     }
     if settings.s3_endpoint_url:
@@ -275,6 +277,10 @@ def test_a_stores_backup_brings_copies_back_and_the_check_erases_them_under_the_
     before = house.desk.call("legal", "GET", f"/v1/requests/{request}/report")
     running.stop()
     house.restore_stores()
+    assert len(house.texts("gone")) == 2
+    blind = command(running, "restore-check", "--tenant", house.desk.tenant, allowed="")
+    assert blind.returncode == 2, (blind.stdout, blind.stderr)
+    assert "would allow it: the operator lists what stores may point at in MUNIMENT_ALLOW_TARGETS" in blind.stdout
     assert len(house.texts("gone")) == 2
     one = command(running, "restore-check", "--tenant", house.desk.tenant, "--store", "files", "--json")
     assert one.returncode == 0, (one.stdout, one.stderr)
