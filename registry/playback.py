@@ -208,7 +208,7 @@ def _entry(
         data = result.data
         because = result.fault
         if state == "verified" and may_see is not None and data_class not in may_see:
-            state, data, because = "withheld", None, "the reader may not see this class"
+            state, data, because = "withheld", None, "its class is not for this reader, or not for this purpose"
         if state == "verified" and closed is not None:
             state, data, because = "withheld", None, f"stored only, by {closed} (GDPR Art. 18)"
         if result.destroyed is not None:

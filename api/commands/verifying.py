@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import click
+
 from api import settings as settings_module
 from api.commands.options import CannotRun, progress, show
 from api.settings import Settings
@@ -154,6 +156,7 @@ class _Work:
         except OSError as error:
             message = f"the list of anchors {path} cannot be written: {(error.strerror or 'unknown').lower()}"
             raise CannotRun(message) from None
+        click.echo(f"{path}: {len(names)} anchors kept; give it as --anchors next time", err=True)
 
     def prove(self, logs: Sequence[KnownLog], *, as_json: bool) -> int:
         done: list[tuple[KnownLog, Proof]] = []

@@ -131,11 +131,14 @@ def test_without_a_pinned_key_the_report_says_whose_key_was_used(kept: Kept) -> 
     assert any("pin it" in note for note in found["logs"][0]["notes"])
 
 
-def test_the_command_keeps_the_list_of_anchors_and_misses_one_that_was_taken_away(kept: Kept, tmp_path: Path) -> None:
+def test_the_command_keeps_the_list_of_anchors_and_misses_one_that_was_taken_away(
+    kept: Kept, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     names = tmp_path / "anchors.txt"
     elsewhere, gone = (f"{log_id}/anchor/{5:020d}-{'ab' * 4}" for log_id in ("another", kept.acting.log_id))
     names.write_text(f"{elsewhere}\n\n")
     assert kept.verify("--anchors", str(names), "--keep-anchors", str(names))[0] == 0
+    assert f"{names}: 1 anchors kept" in capsys.readouterr().err
     assert names.read_text() == f"{elsewhere}\n"
     names.write_text(f"{elsewhere}\n{gone}\n")
     code, found = kept.verify("--anchors", str(names), "--keep-anchors", str(names))
