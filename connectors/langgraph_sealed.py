@@ -42,6 +42,7 @@ from connectors.base import (
 from connectors.checking import check_report
 from connectors.errors import BadConfig, ConnectorError, ReadOnlyConnector, StoreUnreachable
 from connectors.langgraph import LangGraphConnector
+from connectors.residue import samples
 from connectors.serialized import plain
 from connectors.sql_answers import finding_in_files
 from connectors.sql_database import Refused
@@ -315,9 +316,14 @@ class SealedConnector(LangGraphConnector):
         # Ids, versions and times of a thread were never sealed and stay in free pages; nobody said them.
         self._is_capturing = True
         try:
-            return super()._candidates(now_open, batch)
+            found = super()._candidates(now_open, batch)
         finally:
             self._is_capturing = False
+        # Whose it was, keys of the person's other threads say as well.
+        key = self._readable(self._folder.path(str(batch.keys[0][0]), KEY))
+        owners = () if key is None else key.owners
+        named = {piece for owner in owners for piece in samples(owner.encode(errors="surrogateescape"))}
+        return {one: None for one in found if one[0] not in named}
 
     @override
     def _plain(self, value: object, written: str | None, name: Key) -> Any:

@@ -365,6 +365,22 @@ def test_what_was_written_past_the_seal_is_seen_and_the_database_is_rewritten(se
     assert sealed.hits(text_of("mia-1")) == 0
 
 
+def test_one_of_several_threads_of_a_person_is_shown_gone_while_the_others_name_them(bed: Governed) -> None:
+    """Keys and files of the threads that stay say whose they are; that is nothing of the one that went."""
+    person = "user:mia-with-a-long-name"
+    for name in ("one", "other"):
+        say(bed, name, text_of(f"{name}-0"), user_id=person)
+    with bed.open() as connector:
+        items = captured(connector, [thread("one")])
+        assert items[0].canaries
+        [receipt] = connector.erase(items, owner_identifiers=[person], now=NOW, deadline=30)
+        report = connector.reclaim(Level.L2, now=NOW, deadline=30)
+    with bed.open(read_only=True) as verifier:
+        [found] = verifier.verify(items, Level.L2, deadline=30, reclaimed=report)
+    assert (receipt.outcome, found.level, found.present) == (Outcome.ERASED, Level.L2, False)
+    assert text_of("other-0") in str(bed.saver.get_tuple(config_of("other")))
+
+
 def test_a_fence_does_not_vouch_for_what_was_written_past_the_seal(sealed: SealedSqlite) -> None:
     say(sealed, "t", text_of("mia-0"), user_id="mia")
     newest = sealed.inner.get_tuple(config_of("t"))
