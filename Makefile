@@ -39,6 +39,7 @@ $(STAMP): requirements.lock pyproject.toml client/pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make setup: no Python 3.11 or newer found; install Python 3.11 or set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 	  || { echo "make setup: $(PYTHON) does not run or is older than Python 3.11; set PYTHON=/path/to/python3.11" >&2; exit 2; }
+	@echo "installing the locked versions into $(VENV) (about half a minute, once)" >&2
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@awk '/^uv==/ {on=1} on {print} on && !/\\$$/ {exit}' requirements.lock > $(VENV)/uv.lock.txt
 	@$(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes --no-deps -r $(VENV)/uv.lock.txt
