@@ -2,8 +2,10 @@
 
 What an operator must hear in time.
 
-Guarantees: reads only; opaque ids and dates. A request whose person was told, or whose clock stands still, alarms
-nobody. Which date counts is decided when a request is received (`retention.calendar`), not here.
+Guarantees: reads only; opaque ids and dates. An answer is due until the person was told, whether the work is under
+way, done, refused or found nobody; a request whose person was told, or whose clock stands still, alarms nobody. What a
+person had forgotten by their own word was answered where they said it. Which date counts is decided when a request is
+received (`retention.calendar`), not here.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from sqlmodel import Session, col, select
 
 from erasure.models import RequestEvent, RequestRow
 from erasure.recipients import to_be_told
-from erasure.request import OPEN
+from erasure.request import DONE, OPEN, State
 from ledger.models import Instant
 from retention.dispositions import OPEN as IN_REVIEW
 from retention.dispositions import QUARANTINED
@@ -29,6 +31,9 @@ AHEAD = timedelta(days=7)
 LISTED = 1_000
 APPROVAL = timedelta(days=7)
 """How long a pass of retention that a brake holds may wait for its approval: what it would end is past its date."""
+
+_UNANSWERED = sorted(OPEN | DONE | {State.REFUSED, State.NO_MATCH})
+"""States in which the person still has to be told. Source: GDPR Art. 12(3) and (4)."""
 
 What = Literal["answer", "confirmation", "recipients", "review", "quarantine", "run"]
 
@@ -72,13 +77,16 @@ def _requests(session: Session, tenant_id: int, now: datetime) -> list[Deadline]
     limit = sa.literal(now + AHEAD, Instant())
     query = select(RequestRow).where(
         RequestRow.tenant_id == tenant_id,
-        col(RequestRow.state).in_(sorted(OPEN)),
+        col(RequestRow.state).in_(_UNANSWERED),
+        col(RequestRow.answered_at).is_(None),
         sa.or_(col(RequestRow.due_at) <= limit, col(RequestRow.acknowledge_by) <= limit),
     )
     found = []
     for row in session.exec(query.order_by(col(RequestRow.due_at)).limit(LISTED)):
-        if row.answered_at is not None or "paused_at" in row.details:
+        if row.state in OPEN and "paused_at" in row.details:
             continue
+        if row.state not in OPEN and "roots" in row.details:
+            continue  # said to an agent, which answered (`erasure.forget`)
         due_at = row.extended_until or row.due_at
         if due_at <= now + AHEAD:
             found.append(_deadline("answer", row.request_id, due_at, now))

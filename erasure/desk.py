@@ -71,7 +71,7 @@ _SETTLEMENTS = {
 }
 """What a human can say of a copy, by right; `erased` is a claim that `confirm` still has to see."""
 _STOOD = "stood_seconds"
-"""How long the clock stood still, each time: a later extension counts from a receipt that much later."""
+"""How long the clock stood still, each time: both dates are later by the whole days of their sum."""
 _BROKEN = (CopyState.FAILED, CopyState.UNREACHABLE, CopyState.NOT_COVERED)
 
 
@@ -211,11 +211,7 @@ class Desk:
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             move(State(row.state), Move.EXTEND, self._facts(row, acting, now))
-            zone, place = row.timezone, row.jurisdiction
-            until = deadlines(row.regulation, row.received_at, timezone=zone, jurisdiction=place).extended_due_at
-            for seconds in row.details.get(_STOOD, ()):
-                until = paused_due_at(until, timedelta(seconds=seconds), timezone=zone, jurisdiction=place)
-            row.extended_until = until
+            until = row.extended_until = _date(row, extended=True)
             self._note(session, row, acting, now, name="extend", text=reason)
             self._state(session, row, acting, now, event="extended", detail={"due_at": instant_text(until)})
             return history.view_of(session, row)
@@ -230,7 +226,7 @@ class Desk:
             return history.view_of(session, row)
 
     def resume(self, acting: Acting, request_id: str, *, now: datetime) -> dict[str, Any]:
-        """The request with its clock running again, later by the days it stood still."""
+        """The request with its clock running again, later by the days it stood still in all."""
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             row.state = move(State(row.state), Move.RESUME, self._facts(row, acting, now))
@@ -238,13 +234,10 @@ class Desk:
             stood = now - datetime.fromisoformat(details.pop("paused_at"))
             details.pop("pause_reason", None)
             row.details = {**details, _STOOD: [*details.get(_STOOD, ()), stood.total_seconds()]}
-            moved = paused_due_at(
-                row.extended_until or row.due_at, stood, timezone=row.timezone, jurisdiction=row.jurisdiction
-            )
             if row.extended_until is None:
-                row.due_at = moved
+                moved = row.due_at = max(row.due_at, _date(row))
             else:
-                row.extended_until = moved
+                moved = row.extended_until = max(row.extended_until, _date(row, extended=True))
             self._state(session, row, acting, now, event="resumed", detail={"due_at": instant_text(moved)})
             return history.view_of(session, row)
 
@@ -374,7 +367,9 @@ class Desk:
         recipient: str | None = None,
         answer: str | None = None,
     ) -> dict[str, Any]:
-        """The request after the person, or a recipient, was told something; `answered` stops the legal clock.
+        """The request after the person, or a recipient, was told something.
+
+        `answered` stops the legal clock, and so does `refused` of a request that was. Source: GDPR Art. 12(3) and (4).
 
         `recipient` and `answer` go with the kinds of `erasure.recipients`. Raises: InvalidRequest, IllegalMove.
         """
@@ -390,7 +385,8 @@ class Desk:
                 return self._noticed(session, row, acting, now, event="recipient", channel=channel, detail=detail)
             if recipient is not None or answer is not None:
                 raise InvalidRequest("/recipient", "only a notice to a recipient names one")
-            if kind == "answered" and row.answered_at is None:
+            answers = kind == "answered" or (kind == "refused" and row.state == State.REFUSED)
+            if answers and row.answered_at is None:
                 row.answered_at = sent_at
             if kind == "restriction_lifting":
                 if not restrict.is_in_force(session, row):
@@ -500,6 +496,15 @@ def facts_of(
         given_hash=given_hash,
         ground=ground,
     )
+
+
+def _date(row: RequestRow, *, extended: bool = False) -> datetime:
+    """The first or the second date, later by what the clock stood still."""
+    zone, place = row.timezone, row.jurisdiction
+    dates = deadlines(row.regulation, row.received_at, timezone=zone, jurisdiction=place)
+    stood = timedelta(seconds=sum(row.details.get(_STOOD, ())))
+    date = dates.extended_due_at if extended else dates.due_at
+    return paused_due_at(date, stood, timezone=zone, jurisdiction=place) if stood else date
 
 
 def _rival(row: RequestRow) -> Rival:

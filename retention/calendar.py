@@ -67,9 +67,12 @@ def deadlines(regulation: str, received_at: datetime, *, timezone: str, jurisdic
 
 
 def paused_due_at(due_at: datetime, paused: timedelta, *, timezone: str, jurisdiction: str | None) -> datetime:
-    """The date after the clock stood still for `paused`: whole local days are added, then a working day is taken."""
+    """The date after the clock stood still for `paused` in all: whole days are added, then a working day is taken.
+
+    What is less than a day moves nothing, so that no number of short pauses puts an answer off.
+    """
     zone = _zone(timezone)
-    days = -(-paused // _DAY) if paused > timedelta() else 0
+    days = max(paused // _DAY, 0)
     return end_of_day(next_working_day(due_at.astimezone(zone).date() + timedelta(days=days), jurisdiction), zone)
 
 

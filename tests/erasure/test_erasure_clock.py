@@ -23,3 +23,21 @@ def test_a_pause_moves_the_second_date_as_well_whichever_comes_first(world: Any)
     # Between the first and the second date the clock can stand still again.
     world.now += timedelta(days=40)
     assert desk.pause(ann, paused_first, reason="clarification", now=world.now)["paused"]
+
+
+def test_any_number_of_short_pauses_moves_a_date_by_the_days_they_last_together(world: Any) -> None:
+    # Each of them was a day: a clerk could put an answer off for ever, a second at a time.
+    desk, ann = world.desk, world.acting("ann")
+    request, first = world.ask(), "2026-07-01"
+    for hours, due in (
+        (1, first),
+        (12, first),
+        (1, first),
+        (9, first),
+        (1, "2026-07-02"),
+        (47, "2026-07-03"),
+        (1, "2026-07-06"),
+    ):
+        desk.pause(ann, request, reason="identity", now=world.now)
+        world.now += timedelta(hours=hours)
+        assert desk.resume(ann, request, now=world.now)["due_at"][:10] == due

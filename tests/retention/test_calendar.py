@@ -24,6 +24,11 @@ def received(text: str, zone: str = "Europe/Berlin") -> datetime:
         ("2026-08-31", "2026-09-30"),  # the month has no 31st
         ("2026-03-05", "2026-04-07"),  # Easter Sunday, then a holiday
         ("2026-05-12", "2026-06-12"),
+        ("2028-01-29", "2028-02-29"),  # a leap day
+        ("2027-01-29", "2027-03-01"),  # none that year: Sunday 02-28
+        ("2028-02-29", "2028-03-29"),  # by the date number, not by the month's last day
+        ("2026-11-26", "2026-12-28"),  # Saturday and 2nd day of Christmas, then a Sunday
+        ("2026-12-31", "2027-02-01"),  # the last day of January is a Sunday
     ],
 )
 def test_an_answer_is_due_one_calendar_month_after_receipt(receipt: str, due: str) -> None:
@@ -58,6 +63,23 @@ def test_ccpa_counts_calendar_days_for_the_answer_and_business_days_for_the_ackn
     assert found.acknowledge_by.astimezone(zone).date() == date(2026, 12, 8)
 
 
+def test_45_days_are_days_of_the_calendar_also_where_the_clocks_change_between() -> None:
+    zone = ZoneInfo("America/Los_Angeles")
+    for receipt, due, ends in (
+        ("2026-02-20", date(2026, 4, 6), datetime(2026, 4, 7, 6, 59, 59, 999999, tzinfo=UTC)),  # PST to PDT
+        (
+            "2026-10-01",
+            date(2026, 11, 15),
+            datetime(2026, 11, 16, 7, 59, 59, 999999, tzinfo=UTC),
+        ),  # a Sunday, PST again
+    ):
+        found = calendar.deadlines(
+            "ccpa", received(receipt, str(zone)), timezone="America/Los_Angeles", jurisdiction="US-CA"
+        )
+        assert found.due_at.astimezone(zone).date() == due
+        assert found.due_at == ends
+
+
 def test_gdpr_sets_no_date_for_an_acknowledgement() -> None:
     found = calendar.deadlines("gdpr", received("2026-06-10"), timezone="Europe/Berlin", jurisdiction="DE")
     assert found.acknowledge_by is None
@@ -73,8 +95,9 @@ def test_the_night_in_which_clocks_change_ends_a_day_at_its_local_midnight() -> 
 def test_a_pause_moves_the_date_by_whole_days_and_to_a_working_day() -> None:
     due = calendar.end_of_day(date(2026, 7, 10), BERLIN)
     moved = calendar.paused_due_at(due, timedelta(hours=30), timezone="Europe/Berlin", jurisdiction="DE-BY")
-    assert moved.astimezone(BERLIN).date() == date(2026, 7, 13)  # two days later is a Sunday
-    assert calendar.paused_due_at(due, timedelta(), timezone="Europe/Berlin", jurisdiction="DE-BY") == due
+    assert moved.astimezone(BERLIN).date() == date(2026, 7, 13)  # a day later is a Saturday
+    for less in (timedelta(), timedelta(hours=23), timedelta(hours=-30)):
+        assert calendar.paused_due_at(due, less, timezone="Europe/Berlin", jurisdiction="DE-BY") == due
 
 
 def test_holidays_of_the_subdivision_count() -> None:

@@ -15,6 +15,8 @@ from api.alarms import deadline_alarms, patrol
 from audit.findings import Verdict
 from erasure.deadlines import near
 from erasure.desk import Desk
+from erasure.planning import Planner
+from erasure.reader import Reader
 from erasure.sweep_copies import Sweeps
 from retention.sweep import Brakes
 
@@ -55,6 +57,25 @@ def test_an_answer_is_named_from_a_week_before_its_date_until_the_person_is_told
     assert found(house)[0][2] < 0
     tell(house, request, "answered")
     assert found(house) == []
+
+
+def test_an_answer_stays_due_after_the_work_until_the_person_is_told(house: Any) -> None:
+    # What was done, refused or matched nobody fell out of sight although nobody had told the person.
+    nobody, refused, unfit, cancelled = (ask(house, GDPR) for _ in range(4))
+    desk, ann = Desk(house.parts), house.acting()
+    desk.verify_identity(ann, nobody, identifier=ADA, method="passport", evidence=None, now=house.now)
+    assert Planner(house.parts).plan(ann, nobody, house.now)["state"] == "no_match"
+    for request in (refused, unfit):
+        desk.refuse(ann, request, ground="excessive", now=house.now)
+    desk.cancel(ann, cancelled, now=house.now)
+    house.now += 40 * DAY
+    assert {ref for _, ref, days in found(house) if days < 0} == {nobody, refused, unfit}
+    tell(house, refused, "refused")
+    tell(house, unfit, "acknowledged")
+    tell(house, nobody, "answered")
+    assert [ref for _, ref, _ in found(house)] == [unfit]
+    view = Reader(house.parts).get(ann, refused)
+    assert view["answered_at"] is not None
 
 
 def test_a_confirmation_is_named_until_the_person_heard_of_us(house: Any) -> None:
