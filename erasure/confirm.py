@@ -57,6 +57,8 @@ class Confirmed:
     sent_back: int = 0
     asked: int = 0
     """Stores in an agent's process whose second look is outstanding."""
+    unseen: tuple[str, ...] = ()
+    """Stores that could not be looked at again: what was shown of them once is not shown anew."""
 
 
 class _Asked(NamedTuple):
@@ -86,19 +88,26 @@ class _Looked(NamedTuple):
     verified_at: datetime | None
 
 
-def confirm(parts: Parts, tenant_id: int, owner: str, now: datetime, *, again: bool = False) -> Confirmed:
-    """Verify what is not verified yet; `again` looks at everything that counts as gone, for the quiet period."""
-    run = _Confirmation(parts, tenant_id, owner, now, again=again)
+def confirm(
+    parts: Parts, tenant_id: int, owner: str, now: datetime, *, again: bool = False, last: bool = False
+) -> Confirmed:
+    """Verify what is not verified yet; `again` looks at everything that counts as gone, for the quiet period.
+
+    `last`: what nobody can look at again this time either is given up as unreachable.
+    """
+    run = _Confirmation(parts, tenant_id, owner, now, again=again, last=last)
     return run.run()
 
 
 class _Confirmation:
-    def __init__(self, parts: Parts, tenant_id: int, owner: str, now: datetime, *, again: bool) -> None:
+    def __init__(self, parts: Parts, tenant_id: int, owner: str, now: datetime, *, again: bool, last: bool) -> None:
         self._parts = parts
         self._tenant_id = tenant_id
         self._owner = owner
         self._now = now
         self._again = again
+        self._last = last
+        self._unseen: set[str] = set()
 
     def run(self) -> Confirmed:
         """Stores first, then keys."""
@@ -114,7 +123,8 @@ class _Confirmation:
             for good, bad in pool.map(lambda name: self._store(known.get(name), name), names):
                 verified, sent_back = verified + good, sent_back + bad
         good, bad = self._keys()
-        return Confirmed(verified=verified + good, sent_back=sent_back + bad, asked=asked)
+        return Confirmed(verified=verified + good, sent_back=sent_back + bad, asked=asked,
+                         unseen=tuple(sorted(self._unseen)))  # fmt: skip
 
     def _ask(self, name: str) -> bool:
         """Have a store looked at where it lies; True while the answer is outstanding."""
@@ -232,6 +242,10 @@ class _Confirmation:
 
     def _judged(self, copy: _Looked, finding: Finding | None, at: datetime) -> dict[str, Any]:
         """What changes by a look: absence at the required level counts, everything else sends back or gives up."""
+        if finding is None and self._again and copy.verified_at is not None:
+            self._unseen.add(copy.store)
+            detail = "nobody could look at it again after the quiet period"
+            return {"state": CopyState.UNREACHABLE.value, "verified_at": None, "detail": detail} if self._last else {}
         if finding is None:
             change: dict[str, Any] = {"attempts": copy.attempts + 1}
             if copy.attempts + 1 >= self._parts.max_attempts and copy.verified_at is None:

@@ -7,7 +7,7 @@ failure does not stop the others: the first error is raised after all had their 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -53,6 +53,10 @@ _ACTIVE = (State.APPROVED, State.EXECUTING, State.VERIFYING)
 _MAX_ROUNDS = 8
 _WORKER = "worker"
 _DATED = "dated_parts_at"
+_LOOK_AGAIN = timedelta(hours=1)
+"""Until a store that was silent at the end of the quiet period is asked again."""
+_SILENT = "silent_since"
+"""Since when a request's final certificate waits for stores that cannot be looked at again."""
 _STOPPED = "stopped_by"
 """Under which name a request keeps the kind of error that its last attempt ended with."""
 
@@ -156,10 +160,14 @@ def advance(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, lea
 def finish(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> bool:
     """The end of the quiet period: look at everything again, then the final certificate. True once it is issued.
 
-    A copy that is found again returns the request to `executing`. The certificate waits until every root that could
-    open a destroyed key-encryption key is gone.
+    A copy that is found again returns the request to `executing`, and so does one at which nobody could look for as
+    long as an agent's answer is waited for. The certificate waits until every root that could open a destroyed
+    key-encryption key is gone.
     """
-    found = confirm(parts, tenant.tenant_id, request_id, now, again=True)
+    with parts.transactions(tenant.tenant_id, write=False) as session:
+        silent = history.load(session, tenant.tenant_id, request_id).details.get(_SILENT)
+    last = silent is not None and now >= datetime.fromisoformat(silent) + parts.agent_term
+    found = confirm(parts, tenant.tenant_id, request_id, now, again=True, last=last)
     with parts.transactions(tenant.tenant_id) as session:
         row = history.load(session, tenant.tenant_id, request_id, lock=True)
         if pending_about(session, tenant.tenant_id, row.subjects):
@@ -168,9 +176,15 @@ def finish(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> bool
             row.final_due_at = now + AGENT_RETRY
             session.add(row)
             return False
+        if found.unseen and not last:
+            _wait_for(session, row, found.unseen, now)
+            return False
+        row.details = {name: value for name, value in row.details.items() if name != _SILENT}
+        session.add(row)
         state = state_of(session, row)
         if state is None or state is State.PARTIALLY_FAILED:
-            _reopen(session, parts, row, now, why="found in the quiet period")
+            why = "nobody could look again" if found.unseen else "found in the quiet period"
+            _reopen(session, parts, row, now, why=why)
             return False
         gone = history.copies_of(session, tenant.tenant_id, request_id, CopyState.KEY_DESTROYED)
         keys = [copy.key_id for copy in gone if copy.key_id is not None]
@@ -181,6 +195,15 @@ def finish(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> bool
             session.add(row)
             return False
     return issue(parts, tenant, request_id, now, version="final", state=state) is not None
+
+
+def _wait_for(session: Session, row: RequestRow, silent: Sequence[str], now: datetime) -> None:
+    """Put the final certificate off: what a store does not show again is not shown. Told once."""
+    row.final_due_at = now + _LOOK_AGAIN
+    if _SILENT not in row.details:
+        row.details = {**row.details, _SILENT: now.isoformat()}
+        history.add_event(session, row, event="look_waits", actor=_WORKER, now=now, detail={"stores": list(silent)})
+    session.add(row)
 
 
 def _complete(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> bool:

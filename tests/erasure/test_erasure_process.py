@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import sqlite3
@@ -231,6 +232,39 @@ def test_the_final_certificate_comes_after_the_quiet_period_and_supersedes_the_i
     final = world.reader.certificate(world.acting(), request, "final")
     check(final, world.certificate_key, world.log_key)
     assert b'"key":"final"' in final
+
+
+@pytest.mark.parametrize("returns", [True, False])
+def test_a_store_that_cannot_be_looked_at_again_gets_no_final_certificate(world: Any, returns: bool) -> None:
+    # It got one that repeated the look of the interim certificate.
+    store = world.memory_store("odd")
+    world.keep_in_memory("odd", "k1", TEXT)
+    world.note("n1", TEXT)
+    request = world.erase()
+    world.services.keks.turn(world.now + timedelta(days=2), force=True)
+    world.now += timedelta(days=3)
+    world.faults["odd"] = Faults(unreachable=True)
+    world.work()
+    view = world.reader.get(world.acting(), request)
+    assert view["state"] == "completed"
+    assert [line["detail"] for line in view["history"] if line["event"] == "look_waits"] == [{"stores": ["odd"]}]
+    assert not [line for line in view["history"] if line["event"] == "certificate_final"]
+    if returns:
+        world.faults.clear()
+        looked, world.now = world.now, world.now + timedelta(hours=2)
+        world.work()
+        final = json.loads(world.reader.certificate(world.acting(), request, "final"))["certificate"]
+        assert min(line["verified_at"] for line in final["copies"]) > looked.strftime("%Y-%m-%dT%H")
+        assert store.rows == {}
+        return
+    world.now += world.parts.agent_term
+    world.work()
+    assert world.state(request) == "partially_failed"
+    assert "unreachable" in world.copy_states(request).values()
+    world.faults.clear()
+    world.desk.retry(world.acting(), request, now=world.now)
+    world.work()
+    assert world.state(request) == "completed"
 
 
 @pytest.mark.scenario("B3")
