@@ -19,6 +19,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -41,6 +42,7 @@ from ledger.errors import (
     StoreUnavailable,
 )
 from ledger.objects import LOCK_TOLERANCE, Attack, ObjectInfo, check_key, check_lock, check_prefix
+from ledger.s3_attacks import Target
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -281,22 +283,30 @@ class S3Store:
     # ── what the interface has beyond the port ──
 
     def attacks(self, key: str) -> Sequence[Attack]:
-        """Return what Object Lock must refuse, for `probe`. The bypass header is never sent."""
-        version = self._real(key)[-1]
-        until = self.head(key).locked_until or datetime.max.replace(tzinfo=UTC)
-        sooner = until - timedelta(minutes=30)
-        attacks = [
-            Attack(name="a batch delete is refused", attempt=lambda: self._batch_delete(key, version)),
-            Attack(name="a shorter lock is refused", attempt=lambda: self._retain(key, version, self._mode, sooner)),
-        ]
-        if self._mode == "COMPLIANCE":
-            weaker = until + timedelta(minutes=30)
-            attacks.append(
-                Attack(
-                    name="a weaker mode is refused", attempt=lambda: self._retain(key, version, "GOVERNANCE", weaker)
-                )
-            )
-        return attacks
+        """Return what Object Lock must withstand, for `probe`: on an object of their own, locked like `key`."""
+        target = f"{key}-attacked"
+        self.put(target, b"under it", lock_until=self.head(key).locked_until)
+        (version,) = self._real(target)
+
+        def uncover() -> None:
+            for laid in self._versions(target):
+                # A default rule of the bucket, or a copy that took the lock along: a later probe removes it.
+                with suppress(LedgerError):
+                    if laid.id != version:
+                        self._delete_version(target, laid.id)
+
+        return Target(
+            client=self._client,
+            bucket=self._bucket,
+            name=self._name(target),
+            key=target,
+            version=version,
+            mode=self._mode,
+            ask=self._call,
+            head=lambda: self.head(target),
+            versions=lambda: len(self._versions(target)),
+            uncover=uncover,
+        ).attacks()
 
     def check_bucket(self) -> None:
         """Check that the bucket is of the kind this store needs.
@@ -444,18 +454,6 @@ class S3Store:
         except LedgerError:
             return None, False
         return found.get("ObjectLockRetainUntilDate"), found.get("ObjectLockLegalHoldStatus") == "ON"
-
-    def _batch_delete(self, key: str, version: str) -> None:
-        name = self._name(key)
-        answer = self._call(
-            "DeleteObjects",
-            key,
-            lambda: self._client.delete_objects(
-                Bucket=self._bucket, Delete={"Objects": [{"Key": name, "VersionId": version}]}
-            ),
-        )
-        if answer.get("Errors"):
-            raise ObjectLocked(key, None)
 
     def _retain(self, key: str, version: str, mode: Mode, until: datetime) -> None:
         name = self._name(key)

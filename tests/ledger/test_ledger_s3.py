@@ -333,9 +333,62 @@ def test_the_probe_passes_in_both_modes(client: Any) -> None:
     store = S3Store(client, BUCKET, secrets.token_hex(6), mode="GOVERNANCE")
     findings = probe(store, datetime.now(UTC))
     require_kept(findings)
-    assert {"a batch delete is refused", "a shorter lock is refused"} <= {finding.check for finding in findings}
+    asked = {finding.check for finding in findings}
+    assert asked >= {
+        "a second put is refused",
+        "delete is refused under the lock",
+        "a batch delete is refused",
+        "a shorter lock is refused",
+        "lifting the lock is refused",
+        "a plain overwrite takes nothing away",
+        "a copy over it takes nothing away",
+        "a plain delete takes nothing away",
+        "suspending the versions is refused",
+    }
+    assert "a weaker mode is refused" not in asked
     store = S3Store(client, BUCKET, secrets.token_hex(6))
-    assert "a weaker mode is refused" in {finding.check for finding in probe(store, datetime.now(UTC))}
+    strict = probe(store, datetime.now(UTC))
+    require_kept(strict)
+    assert "a weaker mode is refused" in {finding.check for finding in strict}
+    # What was laid over the attacked object is gone again, but for the copy: this server gives it the lock as well.
+    listed = client.list_object_versions(Bucket=BUCKET, Prefix=f"{store._prefix}probe/")
+    assert sorted(one["Size"] for one in listed["Versions"]) == [len("racer 0"), len("under it"), len("under it")]
+    assert "DeleteMarkers" not in listed
+    assert client.get_bucket_versioning(Bucket=BUCKET)["Status"] == "Enabled"
+
+
+class Yielding(Interfering):
+    """A server that calls one kind of attack a success: the lock is gone, or what was laid over it stays unseen."""
+
+    def __init__(self, client: Any, operation: str) -> None:
+        super().__init__(client)
+        self.operation = operation
+
+    def __getattr__(self, name: str) -> Any:
+        real = super().__getattr__(name)
+
+        def call(**arguments: Any) -> Any:
+            is_lifting = arguments.get("Retention") == {}
+            is_ours = "IfNoneMatch" in arguments or ("VersionId" in arguments and not is_lifting)
+            return real(**arguments) if is_ours or name != self.operation else {}
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("operation", "named"),
+    [
+        ("put_object_retention", "lifting the lock is refused"),
+        ("put_object", "a plain overwrite takes nothing away"),
+        ("copy_object", "a copy over it takes nothing away"),
+        ("delete_object", "a plain delete takes nothing away"),
+        ("put_bucket_versioning", "suspending the versions is refused"),
+    ],
+)
+def test_a_server_that_gives_way_to_an_attack_is_named_by_it(client: Any, operation: str, named: str) -> None:
+    server: Any = Yielding(client, operation)
+    findings = probe(S3Store(server, BUCKET, secrets.token_hex(6)), datetime.now(UTC))
+    assert named in {finding.check for finding in findings if not finding.kept}
 
 
 def test_prefixes_keep_stores_apart(client: Any) -> None:
