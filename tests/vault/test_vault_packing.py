@@ -21,7 +21,22 @@ DICTIONARY = Path(packing.__file__).parent / "dictionaries" / "v1.zstd-dictionar
 def test_a_body_comes_back_byte_for_byte(body: bytes) -> None:
     packed = pack(body)
     assert unpack(packed) == body
-    assert packed[1:33] == hashlib.sha256(body).digest() == digest_of(packed)
+    assert hashlib.sha256(body).digest() == digest_of(packed)
+    # Without a decompressor: the digest stands before the frame, or the body as it is.
+    assert packed[1:33] == digest_of(packed) if packed[0] == 1 else packed[5 : 5 + len(body)] == body
+
+
+def test_short_and_incompressible_bodies_are_kept_as_they_are_when_that_is_shorter() -> None:
+    noise = os.urandom(4_000)
+    assert pack(b"{}") == b"\x02\0\0\0\x02{}\0"
+    assert pack(b'{"model":"m-1","agent":"desk"}') == b'\x02\0\0\0\x1e{"model":"m-1","agent":"desk"}'.ljust(40, b"\0")
+    assert (pack(noise)[0], len(pack(noise))) == (2, 4_096)
+    assert pack(b'{"role":"user","content":"' + b"where is my order? " * 20 + b'"}')[0] == 1
+
+
+def test_bodies_kept_as_they_are_tell_their_size_in_steps_of_eight_bytes_at_least() -> None:
+    sizes = {len(pack(bytes(range(128, 128 + size)))) for size in range(1, 60)}
+    assert sizes == {8, 16, 24, 32, 40, 48, 56, 64}
 
 
 @given(st.lists(st.binary(max_size=300), max_size=12))
@@ -51,8 +66,20 @@ def test_padding_leaves_few_sizes_to_tell_apart() -> None:
     assert all(padded_size(step) == step for step in steps)
 
 
+def test_every_flipped_bit_around_a_body_kept_as_it_is_is_refused() -> None:
+    # The body itself is held by the seal around it, and by the digest of whoever binds it.
+    packed = pack(b'{"run":"7"}')
+    for position in [*range(5), *range(16, len(packed))]:
+        for bit in range(8):
+            broken = bytearray(packed)
+            broken[position] ^= 1 << bit
+            with pytest.raises(MalformedPlaintext):
+                unpack(bytes(broken))
+
+
 def test_every_flipped_byte_of_a_packed_body_is_refused() -> None:
-    packed = pack(json.dumps({"role": "user", "content": "where is my order?"}).encode())
+    packed = pack(json.dumps({"role": "user", "content": "where is my order? " * 9}).encode())
+    assert packed[0] == 1
     for position in range(len(packed)):
         broken = bytearray(packed)
         broken[position] ^= 0x01
@@ -62,7 +89,7 @@ def test_every_flipped_byte_of_a_packed_body_is_refused() -> None:
 
 def test_shortened_and_extended_packed_bodies_are_refused() -> None:
     packed = pack(b'{"a":1}')
-    for broken in (packed[:-1], packed + b"\0", packed + bytes(64), b"", packed[:37]):
+    for broken in (packed[:-1], packed + b"\0", packed + bytes(64), b"", packed[:4]):
         with pytest.raises(MalformedPlaintext):
             unpack(broken)
         with pytest.raises(MalformedPlaintext):
@@ -84,8 +111,9 @@ def test_a_bomb_is_refused_before_it_is_unpacked() -> None:
     assert len(frame) < 10_000
     with pytest.raises(MalformedPlaintext, match="larger than"):
         unpack(forged(frame, bomb))
-    with pytest.raises(MalformedPlaintext, match="larger than 10 bytes"):
-        unpack(pack(bytes(11)), max_size=10)
+    for body in (bytes(11), bytes(100)):
+        with pytest.raises(MalformedPlaintext, match="larger than 10 bytes"):
+            unpack(pack(body), max_size=10)
     assert unpack(pack(bytes(10)), max_size=10) == bytes(10)
 
 
