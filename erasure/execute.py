@@ -71,9 +71,8 @@ class Outcome:
 def execute(parts: Parts, tenant_id: int, owner: str, now: datetime) -> Outcome:
     """Do what is left of the plan. Raises: UnknownRequest, IllegalMove, and what log and database raise."""
     run = _Execution(parts, tenant_id, owner, now)
-    if not run.begin():  # 1
+    if not run.begin() or not run.close_keys():  # 1, 2
         return Outcome(ready_to_confirm=True)
-    run.close_keys()  # 2
     run.destroy_record_keys()  # 3
     run.destroy_part_keys()
     Dispatch(parts, tenant_id, owner, now).run()  # 4
@@ -151,12 +150,17 @@ class _Execution:
                 copy.detail = None
                 session.add(copy)
 
-    def close_keys(self) -> None:
-        """Step 2. From this commit on the vault makes no key of these persons, and this process gives none out."""
+    def close_keys(self) -> bool:
+        """Step 2. From this commit on the vault makes no key of these persons, and this process gives none out.
+
+        False, and nothing done, when the request was cancelled since it began: here it is decided which came first.
+        """
         with self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner, lock=True)
+            if isinstance(work.row, RequestRow) and work.row.state != State.EXECUTING:
+                return False
             if work.facts().get("destructive"):
-                return
+                return True
             whole = isinstance(work.row, RequestRow) and not is_limited(work.row)
             for subject_no in sorted(work.people) if whole else ():
                 self._parts.vault.fence_subject(
@@ -165,6 +169,7 @@ class _Execution:
             work.put_facts(session, destructive=True)
         if whole:
             self._parts.vault.evict_all()  # another thread may have read a row before the commit
+        return True
 
     def destroy_record_keys(self) -> None:
         """Step 3."""

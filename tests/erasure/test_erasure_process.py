@@ -313,6 +313,34 @@ def test_cancelling_lifts_the_fence_before_the_first_destructive_step_and_not_af
         world.desk.cancel(world.acting("ann"), second, now=world.now)
 
 
+def test_what_was_cancelled_while_its_worker_began_is_not_erased(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The worker went on: it had looked at the state before, and never again.
+    name = world.note("n1", TEXT)
+    said = world.say_as("my address is 12 Byron Lane")
+    request = world.ask()
+    world.plan(request)
+    world.approve(request)
+    begin = execution._Execution.begin
+
+    def begun(run: Any) -> bool:
+        done = begin(run)
+        world.desk.cancel(world.acting(), request, now=world.now)
+        return done
+
+    monkeypatch.setattr(execution._Execution, "begin", begun)
+    run_due(world.parts, world.tenant, world.now)
+    monkeypatch.undo()
+    world.work()
+    assert world.state(request) == "cancelled"
+    assert world.text_of(said) == "my address is 12 Byron Lane"
+    with sqlite3.connect(world.database_file) as db:
+        assert db.execute("SELECT text FROM note").fetchall() == [(TEXT,)]
+    assert world.say("and I stay") == "stored"
+    assert set(world.copy_states(request).values()) == {"pending"}
+    with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
+        assert artifacts.find_artifacts(session, world.tenant.tenant_id, [name])[name].status == "live"
+
+
 def test_a_second_request_is_a_duplicate_only_once_it_is_verified(world: Any) -> None:
     world.note("n1", TEXT)
     first = world.ask()
