@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import base64
 import urllib.parse
-from collections import Counter, defaultdict
-from functools import cached_property
+from collections import Counter
 from json.encoder import encode_basestring, encode_basestring_ascii
-from typing import TYPE_CHECKING, BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal, Protocol
+
+from connectors.residue_words import Words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from connectors.base import Deadline
 
@@ -29,15 +30,14 @@ MIN_CANARY = 8
 _WHOLE = 96
 _WINDOW = 48
 _CHUNK = 1 << 20
-_BLOCK = 1 << 13
-_LONG, _SHORT = 15, 7
-"""Least length that holds an aligned window of 8 or 4 bytes wherever the needle starts: 2 * width - 1."""
+_SHORTEST = 8
+"""Forms below it are looked for one by one."""
 
 _URL_SAFE = bytes.maketrans(b"+/", b"-_")
-Hits = Counter[tuple[int, str]]
-"""(canary number, encoding) → occurrences."""
-Needle = tuple[tuple[int, str], bytes]
-"""A form that is looked for, and whose it is: (canary number, encoding)."""
+Key = tuple[int, str]
+"""(canary number, encoding)."""
+Hits = Counter[Key]
+"""Whose form → occurrences."""
 
 
 def samples(value: bytes) -> list[bytes]:
@@ -109,107 +109,49 @@ def _base64_forms(canary: bytes) -> dict[str, bytes]:
     return forms
 
 
-class _Windows:
-    """Needles of a minimum length, found through aligned integers: one set test per machine word of the stream.
-
-    A piece of 2w-1 bytes holds a complete w-byte word at a multiple of w wherever it starts. The table maps each word
-    that the piece of a needle can show there to the needle and the word's place in it, so each occurrence is met
-    exactly once. Texts of one kind often begin or end alike: the piece is taken where they differ most, and the needles
-    that show the same word all the same are looked up by what stands around it instead of one by one.
-    """
-
-    def __init__(self, width: int, code: Literal["Q", "I"], needles: Sequence[Needle]) -> None:
-        self._width = width
-        self._code: Literal["Q", "I"] = code
-        self._needles: list[Needle] = []
-        self._starts: list[int] = []
-        forms: defaultdict[str, list[Needle]] = defaultdict(list)
-        for each in needles:
-            forms[each[0][1]].append(each)
-        for group in forms.values():
-            self._needles += group
-            self._starts += _telling([needle for _, needle in group], width)
-        slices = [
-            needle[at : at + width]
-            for (_, needle), start in zip(self._needles, self._starts, strict=True)
-            for at in range(start, start + width)
-        ]
-        words = memoryview(b"".join(slices)).cast(code).tolist()
-        self._table: dict[int, int] = dict(zip(words, range(len(words)), strict=True))
-        """Word → number of the needle times the width, plus the word's place in its piece."""
-        self._shared: set[int] = set()
-        if len(self._table) < len(words):
-            self._shared = {word for number, word in enumerate(words) if self._table[word] != number}
-        self._words = words if self._shared else []
-
-    @cached_property
-    def _alike(self) -> dict[int, dict[tuple[int, int], dict[bytes, list[tuple[int, str]]]]]:
-        """Word of several needles → (bytes before it, length) → needle → whose it is; made when one is met."""
-        found: dict[int, dict[tuple[int, int], dict[bytes, list[tuple[int, str]]]]] = {}
-        for number, word in enumerate(self._words):
-            if word in self._shared:
-                key, needle = self._needles[number // self._width]
-                before = self._starts[number // self._width] + number % self._width
-                alike = found.setdefault(word, {}).setdefault((before, len(needle)), {})
-                alike.setdefault(needle, []).append(key)
-        return found
-
+class _Search(Protocol):
     def find(self, buffer: bytes, fresh: int, hits: Hits) -> None:
-        """Count occurrences that end after byte `fresh`; the earlier ones were counted with the chunk before."""
-        if not self._table:
-            return
-        usable = len(buffer) // self._width * self._width
-        words = memoryview(buffer)[:usable].cast(self._code)
-        known = self._table.keys()
-        for block in range(0, len(words), _BLOCK):
-            part = words[block : block + _BLOCK]
-            if known.isdisjoint(part):
-                continue
-            for position, word in enumerate(part, start=block):
-                if (number := self._table.get(word)) is None:
-                    continue
-                at = position * self._width
-                if word not in self._shared:
-                    key, needle = self._needles[number // self._width]
-                    start = at - self._starts[number // self._width] - number % self._width
-                    if start >= 0 and start + len(needle) > fresh and buffer.startswith(needle, start):
-                        hits[key] += 1
-                    continue
-                for (before, length), whose in self._alike[word].items():
-                    start = at - before
-                    if start >= 0 and start + length > fresh:
-                        hits.update(whose.get(buffer[start : start + length], ()))
-
-
-def _telling(needles: Sequence[bytes], width: int) -> list[int]:
-    """Return where each needle's piece starts, so that the fewest of them look alike there."""
-    spare = [len(needle) - (2 * width - 1) for needle in needles]
-    best: tuple[int, list[int]] = (0, [])
-    for quarter in range(5):
-        starts = [room * quarter // 4 for room in spare]
-        differing = min(
-            len({needle[start + at : start + at + width] for needle, start in zip(needles, starts, strict=True)})
-            for at in (0, width - 1)
-        )
-        best = max(best, (differing, starts))
-        if differing * 10 >= len(needles) * 9:
-            break
-    return best[1]
+        """Count occurrences that end after byte `fresh`; the earlier ones were counted with the bytes before."""
 
 
 class Needles:
-    """All forms of a list of canaries, ready to be counted in streams."""
+    """All forms of a list of canaries, ready to be counted in streams.
 
-    def __init__(self, canaries: Sequence[bytes]) -> None:
-        every = [
-            ((number, name), needle)
-            for number, canary in enumerate(canaries)
-            for name, needle in encodings(canary).items()
-        ]
-        self._long = _Windows(8, "Q", [each for each in every if len(each[1]) >= _LONG])
-        self._short = _Windows(4, "I", [each for each in every if _SHORT <= len(each[1]) < _LONG])
-        self._tiny = [each for each in every if len(each[1]) < _SHORT]
-        self._longest = max((len(needle) for _, needle in every), default=0)
+    `by` names how they are searched: "grams" with numpy, "words" without; both give the same answers.
+    """
+
+    def __init__(self, canaries: Sequence[bytes], *, by: Literal["grams", "words"] | None = None) -> None:
+        same: dict[bytes, list[int]] = {}
+        for number, canary in enumerate(canaries):
+            same.setdefault(canary, []).append(number)
+        self._canaries = list(same)
+        self._numbers = list(same.values())
+        self._tiny: list[tuple[Key, bytes]] = []
+        self._longest = 0
+        self._search = self._searching(by)
+
+    def _searching(self, by: str | None) -> _Search:
+        if by != "words":
+            try:
+                # Optional, and a tenth of a second to load: whoever looks for nothing does without it.
+                from connectors.residue_grams import Grams
+            except ModuleNotFoundError:
+                if by is not None:
+                    raise
+            else:
+                return Grams(self._forms(), self._forms_of)
+        return Words(self._forms())
+
+    def _forms(self) -> Iterator[tuple[int, dict[str, bytes]]]:
+        """Yield the forms of each different canary that are searched together, and keep the others."""
+        for number, canary in enumerate(self._canaries):
+            forms = encodings(canary)
+            self._longest = max(self._longest, *map(len, forms.values()), 0)
+            self._tiny += [((number, name), form) for name, form in forms.items() if len(form) < _SHORTEST]
+            yield number, _searched(forms)
+
+    def _forms_of(self, number: int) -> dict[str, bytes]:
+        return _searched(encodings(self._canaries[number]))
 
     def count(self, stream: BinaryIO, deadline: Deadline) -> Hits:
         """Return how often each form occurs in the stream, overlapping occurrences included. Raises: Timeout."""
@@ -217,17 +159,37 @@ class Needles:
 
     def count_chunks(self, chunks: Iterable[bytes], deadline: Deadline) -> Hits:
         """Return the same for bytes that come in pieces of any size. Raises: Timeout."""
-        hits: Hits = Counter()
-        tail = b""
-        for chunk in chunks:
-            deadline.check()
-            buffer = tail + chunk
-            self._long.find(buffer, len(tail), hits)
-            self._short.find(buffer, len(tail), hits)
+        found: Hits = Counter()
+        buffer, fresh = b"", 0
+        for block in _gathered(chunks, deadline):
+            fresh = min(len(buffer), self._longest)
+            buffer = buffer[len(buffer) - fresh :] + block
+            self._search.find(buffer, fresh, found)
             for key, needle in self._tiny:
-                hits[key] += _count_from(buffer, needle, len(tail))
-            tail = buffer[max(0, len(buffer) - self._longest) :] if self._longest else b""
-        return +hits
+                found[key] += _count_from(buffer, needle, fresh)
+        hits: Hits = Counter()
+        for (number, name), times in found.items():
+            hits.update({(one, name): times for one in self._numbers[number] if times})
+        return hits
+
+
+def _searched(forms: dict[str, bytes]) -> dict[str, bytes]:
+    return {name: form for name, form in forms.items() if len(form) >= _SHORTEST}
+
+
+def _gathered(chunks: Iterable[bytes], deadline: Deadline) -> Iterator[bytes]:
+    """Yield the same bytes in pieces that are worth a look each. Raises: Timeout."""
+    waiting: list[bytes] = []
+    size = 0
+    for chunk in chunks:
+        deadline.check()
+        waiting.append(chunk)
+        size += len(chunk)
+        if size >= _CHUNK:
+            yield b"".join(waiting)
+            waiting.clear()
+            size = 0
+    yield b"".join(waiting)
 
 
 def _count_from(buffer: bytes, needle: bytes, fresh: int) -> int:
