@@ -12,7 +12,9 @@ Approving, in order:
     addendum, and take effect. Anything else lifts the fence and returns the request to its desk: that is committed,
     then refused as `StalePlan`, and refused again the same way until the request was planned anew.
 
-A crash between record and transaction leaves an event without effect; the same call again makes a new one.
+A crash between record and transaction leaves an event without effect; the same call again makes a new one. An approval
+that 3 refuses is taken back in the record, since a restored database would carry out what stands there; and what was
+said of an earlier fence is in the record before the next one.
 """
 
 from __future__ import annotations
@@ -28,20 +30,21 @@ from erasure import answer_plans, captures, copies, history, restrict
 from erasure.additions import Approved, addendum
 from erasure.captures import Wanted
 from erasure.desk import Desk, facts_of
-from erasure.errors import IllegalMove, StalePlan
+from erasure.errors import ErasureError, IllegalMove, StalePlan
 from erasure.facts import PlanInput
 from erasure.fences import fence_body, lift_fence, set_fence
 from erasure.models import RequestRow
 from erasure.overlaps import warnings_of
 from erasure.parts import Parts
 from erasure.plan import Plan, PlanCopy, build, instant_text
-from erasure.request import CopyState, Facts, Move, Right, State, move
+from erasure.request import BEFORE_APPROVAL, FINAL, CopyState, Facts, Move, Right, State, move
 from erasure.sealed import RequestSeal
 from erasure.selector import select_subjects
 from erasure.standing import claim_of
 from ledger.entry import Kind
 from registry import bulk, subjects
 from registry.acting import Acting
+from registry.errors import RegistryError
 from registry.merging import check_unambiguous
 from registry.people import expand
 
@@ -119,6 +122,7 @@ class Planner:
             ids = subjects.opaque_ids(session, acting.tenant_id, row.subjects)
         if right != Right.ERASURE:
             return self._approve_answer(acting, request_id, plan_hash, now)
+        self._parts.record.ship_outbox(acting.tenant_id, now)
         fence = fence_body(row, sorted(ids.values()))
         fence_entry = self._parts.record.event(acting.tenant_id, Kind.FENCE_SET, fence, now)  # 2
         approval = {
@@ -129,7 +133,21 @@ class Planner:
             "at": instant_text(now),
         }
         entry_id = self._parts.record.event(acting.tenant_id, Kind.REQUEST_APPROVED, approval, now)
-        with self._parts.transactions(acting.tenant_id) as session:  # 3
+        try:
+            view, strange = self._apply(acting, request_id, plan_hash, fence_entry, entry_id, now)  # 3
+        except (ErasureError, RegistryError):
+            self._take_back(acting.tenant_id, request_id, now)
+            raise
+        if strange:  # refused only now: what sent it back is committed
+            self._parts.record.ship_outbox(acting.tenant_id, now)
+            raise StalePlan(None, plan_hash, strange)
+        return view
+
+    def _apply(  # noqa: PLR0917 - called once
+        self, acting: Acting, request_id: str, plan_hash: str, fence_entry: str, entry_id: str, now: datetime
+    ) -> tuple[dict[str, Any], tuple[str, ...]]:
+        """The request fenced and approved, or what sent its plan back. Raises: what makes an approval impossible."""
+        with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             state = move(State(row.state), Move.APPROVE, self._approval(session, row, acting, plan_hash, now))
             check_unambiguous(session, acting.tenant_id, row.subjects)
@@ -145,10 +163,17 @@ class Planner:
                 facts = {"fence_entry": fence_entry, "approved_entry": entry_id, "approval": self._parts.approval}
                 told = {"addendum": len(added)} | _warned(session, row)
                 self._take_effect(session, row, state=state, acting=acting, facts=facts, told=told, now=now)
-            view = history.view_of(session, row)
-        if strange:  # refused only now: what sent it back is committed
-            raise StalePlan(None, plan_hash, strange)
-        return view
+            return history.view_of(session, row), strange
+
+    def _take_back(self, tenant_id: int, request_id: str, now: datetime) -> None:
+        """Tell the record that fence and approval did not take effect, unless those of somebody else did."""
+        with self._parts.transactions(tenant_id) as session:
+            row = history.load(session, tenant_id, request_id, lock=True)
+            if row.state not in BEFORE_APPROVAL | FINAL:
+                return
+            body = {"request": request_id, "because": "the approval was refused"}
+            self._parts.record.announce(session, tenant_id, Kind.FENCE_LIFTED, body, now)
+        self._parts.record.ship_outbox(tenant_id, now)
 
     def _take_effect(
         self,

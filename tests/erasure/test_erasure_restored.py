@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 from sqlmodel import select
 
+from erasure.errors import IllegalMove, StalePlan
 from erasure.recover import heal
 from erasure.report_check import check
 from erasure.sweep_copies import Sweeps
 from ledger.errors import DatabaseWentBack
+from registry.identifiers import parse_subject
+from registry.merging import propose_merge
 from registry.models import Subject, SubjectIdentifier
 from retention.consenting import record_consent, withdraw_consent
 from retention.models import ConsentRow
@@ -185,3 +188,58 @@ def test_the_certificate_of_an_erasure_that_was_done_again_passes_its_own_check(
     assert again != first
     said = check(again, world.certificate_key, world.log_key)
     assert "left to do when the record was applied to a restored database" in said[-1]
+
+
+@pytest.mark.scenario("B4")
+def test_an_approval_that_was_refused_in_the_last_moment_erases_nobody_after_a_restore(world: Any) -> None:
+    # Fence and approval were in the record before somebody had to say whose a name is, and nothing took them back.
+    database, kept = world.base / "data" / "muniment.db", world.base / "yesterday.db"
+    world.note("n1", "Ada wrote this")
+    world.register({"data_class": "note", "store": "db", "locator": {"table": "note", "key": {"id": "n2"}},
+                    "subjects": ["user:ada"]})  # fmt: skip
+    request = world.ask()
+    world.plan(request)
+    shipped(world)
+    copied(database, kept)
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        names = [parse_subject(text) for text in (ADA, "user:ada")]
+        for principal in ("ann", "carol"):
+            propose_merge(session, world.services.vault, world.acting(principal), names, reason="one", now=world.now)
+    with pytest.raises(IllegalMove, match="merged"):
+        world.approve(request)
+    shipped(world)
+    world.services.database.engine.dispose()
+    copied(kept, database)
+    healed = heal(replace(world.services.recovery, parts=world.parts), world.tenant, world.now)
+    assert healed is not None
+    assert healed.requests == {}
+    world.work()
+    assert world.state(request) == "planned"
+    assert "n1" in swept(world)
+    assert world.say("and Ada stays") == "stored"
+
+
+@pytest.mark.scenario("B4")
+def test_an_erasure_whose_plan_was_sent_back_before_is_done_again_after_a_restore(world: Any) -> None:
+    # The end of the first fence came into the record behind the second one, and opened it.
+    database, kept = world.base / "data" / "muniment.db", world.base / "yesterday.db"
+    world.change(kek_grace=timedelta(days=7), keep_groups=world.services.erasure.keep_groups)
+    world.note("n1", "Ada wrote this")
+    request = world.ask()
+    world.plan(request)
+    shipped(world)
+    copied(database, kept)
+    world.file("s.txt", "of another kind")
+    with pytest.raises(StalePlan):
+        world.approve(request)
+    world.plan(request)
+    world.approve(request)
+    world.work()
+    assert world.state(request) == "completed"
+    shipped(world)
+    world.services.database.engine.dispose()
+    copied(kept, database)
+    healed = heal(replace(world.services.recovery, parts=world.parts), world.tenant, world.now)
+    assert healed is not None
+    assert list(healed.requests) == [request]
+    assert world.say("late words of Ada") == "suppressed"
