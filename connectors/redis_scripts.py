@@ -33,21 +33,29 @@ local forms, at = {}, 5
 for n = 1, tonumber(ARGV[4]) do forms[ARGV[at]] = true; at = at + 1 end
 
 local key_of_owner = '"' .. owner .. '"'
+local find, byte, match, sub = string.find, string.byte, string.match, string.sub
+-- A name with one of these can be spelled in several ways, so that only a decoded value tells.
+local is_plain = not find(owner, '["\\\\/%c]')
+local head, rest = false, 0
 -- Only says yes: to an object without another bracket, in which the owner's name stands once, as a member. Decoding a
 -- kilobyte to read one member takes longer than deleting it. An escaped letter may spell the name, so it is decoded.
-local find, byte = string.find, string.byte
+-- Values of one application begin alike: what was seen of a head once is true of every value that begins so.
 local function plainly_named(value)
-  if byte(value) ~= 123 or byte(value, -1) ~= 125 then return false end
-  local from, to = find(value, key_of_owner, 1, true)
-  if not from or byte(value, from - 1) == 92 or find(value, owner, to + 1, true) then return false end
-  local name = string.match(value, '^%s*:%s*"([^"\\\\]*)"%s*[,}]', to + 1)
-  if not name or not forms[name] then return false end
-  return not find(value, '{', 2, true) and not find(value, '[', 1, true) and not find(value, '\\\\u', 1, true)
+  if byte(value, -1) ~= 125 then return false end
+  if not head or find(value, head, 1, true) ~= 1 then
+    local from, to = find(value, key_of_owner, 1, true)
+    if not is_plain or not from or byte(value) ~= 123 or byte(value, from - 1) == 92 then return false end
+    local name, after = match(value, '^%s*:%s*"([^"\\\\]*)"%s*[,}]()', to + 1)
+    if not name or not forms[name] then return false end
+    head, rest = sub(value, 1, after - 1), after
+  end
+  return not find(value, key_of_owner, rest, true) and not find(value, '{', 2, true)
+    and not find(value, '[', 1, true) and not find(value, '\\\\u', 1, true)
 end
 -- A number is compared by its digits: as a number it is rounded from 2^53 on, to somebody else's.
 local function digits_of(value, number)
   local from, to = find(value, key_of_owner, 1, true)
-  if from and not find(value, owner, to + 1, true) and not find(value, '\\u', 1, true) then
+  if from and not find(value, owner, to + 1, true) and not find(value, '\\\\u', 1, true) then
     local digits = string.match(value, '^%s*:%s*(%-?%d+)%s*[,}]', to + 1)
     if digits then return digits end
   end
@@ -140,45 +148,58 @@ local named_parts = {}
 for n = at, #ARGV, 2 do named_parts[tonumber(ARGV[n])] = ARGV[n + 1] end
 local answers = {}
 
--- Nothing but whole keys, none of them twice: all that may go is deleted, and read again, by one command each.
+-- Nothing but whole keys: all that may go is deleted, and read again, by one command each.
 local function together()
   if owner == '' and redis.call('EXISTS', unpack(KEYS)) < #KEYS then return false end
-  local going, places, seen = {}, {}, {}
-  for n, key in ipairs(KEYS) do
-    if seen[key] then return false end
-    seen[key] = true
-  end
-  -- Nothing is given for what is absent and for what is no string; which it is, is asked for then.
-  local values = owner ~= '' and redis.call('MGET', unpack(KEYS))
-  for n, key in ipairs(KEYS) do
-    if parts >= budget then answers[n] = 'R'
-    elseif owner == '' then answers[n] = 'E'
-    elseif values[n] then answers[n] = named(values[n]) and 'E' or 'M'
-    else
-      local kind = redis.call('TYPE', key).ok
-      answers[n] = kind == 'none' and 'A' or may_go(key, kind)
-    end
-    if answers[n] == 'E' then
-      going[#going + 1] = key
-      places[#places + 1] = n
+  for first = 1, owner == '' and 0 or #KEYS, 50 do
+    local last = math.min(first + 49, #KEYS)
+    -- Nothing is given for what is absent and for what is no string; which it is, is asked for then.
+    local values = redis.call('MGET', unpack(KEYS, first, last))
+    for n = first, last do
+      local value = values[n - first + 1]
+      if parts >= budget then answers[n] = 'R'
+      elseif not value then
+        local kind = redis.call('TYPE', KEYS[n]).ok
+        local answer = kind == 'none' and 'A' or may_go(KEYS[n], kind)
+        if answer ~= 'E' then answers[n] = answer end
+      elseif not plainly_named(value) and not named(value) then answers[n] = 'M' end
     end
   end
-  if #going == 0 then return true end
-  redis.call('UNLINK', unpack(going))
-  if redis.call('EXISTS', unpack(going)) > 0 then
-    for n, key in ipairs(going) do
-      if redis.call('EXISTS', key) > 0 then answers[places[n]] = 'K' end
+  local going, places = KEYS, false
+  if next(answers) then
+    going, places = {}, {}
+    for n, key in ipairs(KEYS) do
+      if not answers[n] then
+        going[#going + 1] = key
+        places[#going] = n
+      end
     end
   end
-  return true
+  if #going > 0 then
+    if redis.call('UNLINK', unpack(going)) < #going then
+      local seen = {}
+      for n, key in ipairs(going) do
+        if seen[key] then answers[places and places[n] or n] = 'A' end
+        seen[key] = true
+      end
+    end
+    if redis.call('EXISTS', unpack(going)) > 0 then
+      for n, key in ipairs(going) do
+        if redis.call('EXISTS', key) > 0 then answers[places and places[n] or n] = 'K' end
+      end
+    end
+  end
+  if not next(answers) then return string.rep('E', #KEYS) end
+  for n = 1, #KEYS do answers[n] = answers[n] or 'E' end
+  return table.concat(answers)
 end
 
-if at <= #ARGV or not together() then
-  for n, key in ipairs(KEYS) do
-    if parts >= budget then answers[n] = 'R'
-    elseif named_parts[n] then answers[n] = part(key, named_parts[n])
-    else answers[n] = whole(key) end
-  end
+local said = at > #ARGV and together()
+if said then return said end
+for n, key in ipairs(KEYS) do
+  if parts >= budget then answers[n] = 'R'
+  elseif named_parts[n] then answers[n] = part(key, named_parts[n])
+  else answers[n] = whole(key) end
 end
 return table.concat(answers)
 """

@@ -324,6 +324,9 @@ def test_a_whole_key_goes_only_when_every_part_names_the_owner(bed: KeysBed, kin
         ('{"owner": "ben", "owner": "mia"}', True),
         ('{"owner": "m\\u0069a"}', True),
         ('{"owner": "mia", "owner": "ben"}', False),
+        ('{"owner": "mia", "text": "a", "owner": "ben"}', False),
+        ('{"owner": "mia", "text": "a"}{"who": "ben"}', False),
+        ('{"owner": "mia", "text": "a"} and more', False),
         ('{"owner": "mia", "\\u006fwner": "ben"}', False),
         ('{"owner": "mia", "more": {"owner": "ben"}}', True),
         ('{"more": {"owner": "mia"}}', False),
@@ -346,15 +349,32 @@ def test_a_whole_key_goes_only_when_every_part_names_the_owner(bed: KeysBed, kin
 def test_a_value_goes_when_its_own_member_names_the_owner_however_it_is_written(
     bed: KeysBed, value: str, is_hers: bool
 ) -> None:
-    # What the quick look in the server says and what decoding says has to be one; discover decodes here.
-    bed.client.set("memory:a", value)
-    bed.client.set("memory:b", '{"owner": "mia"}')
+    # What the quick look in the server says and what decoding says has to be one; discover decodes here. The values
+    # around it have the head that most of these begin with, of which the quick look remembers what it saw.
+    bed.client.mset({"memory:a": '{"owner": "mia", "text": "b"}', "memory:b": value, "memory:c": '{"owner": "mia"}'})
     with bed.open() as connector:
         found = {place["key"] for place in connector.discover(Selector(identifiers=(MIA,)), deadline=10)}
-        items = [Item(copy_id=name, locator={"key": f"memory:{name}"}) for name in ("a", "b")]
+        items = [Item(copy_id=name, locator={"key": f"memory:{name}"}) for name in "abc"]
         outcomes = [receipt.outcome for receipt in erase(connector, items)]
-    assert ("memory:a" in found) == is_hers
-    assert outcomes == [Outcome.ERASED if is_hers else Outcome.OWNER_MISMATCH, Outcome.ERASED]
+    assert ("memory:b" in found) == is_hers
+    assert outcomes == [Outcome.ERASED, Outcome.ERASED if is_hers else Outcome.OWNER_MISMATCH, Outcome.ERASED]
+
+
+@pytest.mark.parametrize(
+    ("value", "outcome"),
+    [
+        ('{"who/is": "mia", "text": "a"}', Outcome.ERASED),
+        ('{"who\\/is": "ben", "who/is": "mia"}', Outcome.ERASED),
+        ('{"who/is": "mia", "who\\/is": "ben"}', Outcome.OWNER_MISMATCH),
+    ],
+)
+def test_a_member_whose_name_can_be_written_in_two_ways_is_found_in_both(
+    bed: KeysBed, value: str, outcome: Outcome
+) -> None:
+    bed.client.set("memory:a", value)
+    with bed.open(owner_field="who/is") as connector:
+        receipts = erase(connector, [Item(copy_id="a", locator={"key": "memory:a"})])
+    assert [receipt.outcome for receipt in receipts] == [outcome]
 
 
 def test_set_members_go_one_by_one(bed: KeysBed) -> None:
@@ -543,7 +563,7 @@ def test_a_replica_is_told_from_the_primary_and_counted_as_residual(bed: KeysBed
 def test_an_owner_that_is_a_number_is_compared_digit_by_digit(
     bed: KeysBed, owner: str, asked: str, outcome: Outcome
 ) -> None:
-    bed.client.set("n", f'{{"text": "said", "owner": {owner}}}')
+    bed.client.set("n", f'{{"text": "said by u", "owner": {owner}}}')
     bed.client.hset("h", "n", f'{{"parts": [1, {{"a": 2}}], "owner":{owner}}}')
     items = [Item(copy_id="n", locator={"key": "n"}), Item(copy_id="h", locator={"key": "h", "field": "n"})]
     with bed.open() as connector:
