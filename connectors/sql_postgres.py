@@ -94,7 +94,10 @@ class PostgresDatabase(Database):
     def connect(self, limit: Deadline, *, read_only: bool) -> sa.Connection:
         limit.check()
         bound = max(1, int(limit.left() * 1000))
-        settings = {"timezone": "UTC", "statement_timeout": bound, "lock_timeout": bound}
+        # What is said to be gone is on disk, also where the server is set to answer sooner and to lose a moment's work.
+        settings = {
+            "timezone": "UTC", "statement_timeout": bound, "lock_timeout": bound, "synchronous_commit": "on",
+        }  # fmt: skip
         if read_only:
             settings["default_transaction_read_only"] = "on"
         arguments = {

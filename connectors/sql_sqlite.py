@@ -73,6 +73,8 @@ class SqliteDatabase(Database):
             raw.execute("PRAGMA trusted_schema=OFF")
             if not read_only:
                 raw.execute("PRAGMA secure_delete=ON")
+                # With less, a power cut may bring a rollback journal back, and with it what was said to be gone.
+                raw.execute("PRAGMA synchronous=EXTRA")
                 if indexes_of(raw):
                     # The application's triggers keep its full-text indexes, which older versions of SQLite do not call
                     # innocuous: the delete would fail. No function of ours and no extension is there to be called.

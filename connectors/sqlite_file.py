@@ -36,6 +36,7 @@ def opened(kind: str, path: Path, limit: Deadline, *, write: bool) -> Iterator[s
             connection.execute("PRAGMA trusted_schema=OFF")
             if write:
                 connection.execute("PRAGMA secure_delete=ON")
+                connection.execute("PRAGMA synchronous=EXTRA")
             yield connection
     except sqlite3.Error as error:
         name = getattr(error, "sqlite_errorname", "")
