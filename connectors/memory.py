@@ -35,7 +35,8 @@ from connectors.base import (
     Selector,
     owner_forms,
 )
-from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector, StoreUnreachable
+from connectors.checking import check_report
+from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector, StoreUnreachable, Timeout
 from connectors.residue import Needles, samples
 
 if TYPE_CHECKING:
@@ -280,7 +281,10 @@ class MemoryConnector(Connector):
 
     @override
     def check(self, *, now: datetime, deadline: float) -> CheckReport:
-        limit = self._meet("check", deadline)
+        try:
+            limit = self._meet("check", deadline)
+        except (StoreUnreachable, Timeout) as gone:
+            return check_report(Deadline("check", deadline), now, reachable=False, problems=[str(gone)])
         key, canary, owner = "muniment check", b"muniment check canary", "check:self"
         item = Item(copy_id="check", locator={"key": key}, canaries=(canary,))
         self._store.put(key, canary, owner=owner)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import secrets
 from abc import abstractmethod
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,7 +37,15 @@ from connectors.base import (
     owner_forms,
 )
 from connectors.checking import check_report, try_out
-from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector, StoreUnreachable, Timeout
+from connectors.errors import (
+    BadConfig,
+    BadLocator,
+    ConnectorError,
+    ReadOnlyConnector,
+    StoreUnreachable,
+    Timeout,
+    WrongCredentials,
+)
 from connectors.residue import samples
 
 if TYPE_CHECKING:
@@ -125,14 +134,14 @@ class OneByOne(Connector):
         limit, forms = Deadline("discover", deadline), owner_forms(selector.identifiers)
         if self.owner_field is None:
             raise BadConfig("discover needs owner_field")
-        for locator in self.locators(limit):
-            content = self.read(self.place(locator), limit)
+        for locator in self._listed(limit):
+            content = self._seen(self.place(locator), limit)
             if content is not None and is_one_of(self.owner_of(content), forms):
                 yield locator
 
     @override
     def walk(self, *, deadline: float) -> Iterator[dict[str, Any]]:
-        yield from self.locators(Deadline("walk", deadline))
+        yield from self._listed(Deadline("walk", deadline))
 
     @override
     def capture(self, items: Sequence[Item], *, deadline: float) -> dict[str, list[bytes]]:
@@ -144,7 +153,7 @@ class OneByOne(Connector):
         limit = Deadline("export", deadline)
         for item in items:
             limit.check()
-            yield item.copy_id, self.read(self.place(item.locator), limit)
+            yield item.copy_id, self._seen(self.place(item.locator), limit)
 
     @override
     def fence(self, scope: Locator) -> FenceReport:
@@ -216,7 +225,7 @@ class OneByOne(Connector):
         findings = [self._by_name(item, limit) for item in items]
         absent = [item for item, each in zip(items, findings, strict=True) if each.present is False]
         pairs = [(item.copy_id, canary) for item in absent for canary in item.canaries] if level >= Level.L2 else []
-        hits = self.hits([canary for _, canary in pairs], limit) if pairs else {}
+        hits = self._counted([canary for _, canary in pairs], limit) if pairs else {}
         dirty = {pairs[number][0] for number, _ in hits}
         return [
             each if level <= Level.L1 or each.present is not False else _in_files(each, level, dirty)
@@ -234,11 +243,33 @@ class OneByOne(Connector):
 
     def is_there(self, item: Item, limit: Deadline) -> bool:
         """Tell whether anything of an item can be seen by its name. Raises: ConnectorError."""
-        return self.read(self.place(item.locator), limit) is not None
+        return self._seen(self.place(item.locator), limit) is not None
+
+    def _seen(self, place: Any, limit: Deadline) -> bytes | None:
+        with self._in_our_words():
+            return self.read(place, limit)
+
+    def _listed(self, limit: Deadline) -> Iterator[dict[str, Any]]:
+        with self._in_our_words():
+            yield from self.locators(limit)
+
+    def _counted(self, canaries: Sequence[bytes], limit: Deadline) -> Hits:
+        with self._in_our_words():
+            return self.hits(canaries, limit)
+
+    @contextmanager
+    def _in_our_words(self) -> Iterator[None]:
+        """Say what the system refused without the path that it names. Raises: WrongCredentials, StoreUnreachable."""
+        try:
+            yield
+        except PermissionError:
+            raise WrongCredentials(self.kind, "this process may not look there") from None
+        except OSError:
+            raise StoreUnreachable(self.kind, "what lies there cannot be read") from None
 
     @override
     def residue(self, canaries: Sequence[bytes], *, deadline: float) -> list[Residue]:
-        found = self.hits(canaries, Deadline("residue", deadline)) if canaries else {}
+        found = self._counted(canaries, Deadline("residue", deadline)) if canaries else {}
         return [
             Residue(where="files of the store", count=count, encoding=form, canary=number)
             for (number, form), count in found.items()
