@@ -20,7 +20,7 @@ from erasure.sealed import Capture
 from registry import artifacts, stores, subjects
 from registry.models import StoreRow
 
-CAPTURE_CHUNK = 5_000
+CAPTURE_CHUNK = 10_000
 """Items a connector is asked for at once: it tells canaries of one item from those that others share."""
 
 
