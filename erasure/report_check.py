@@ -2,7 +2,7 @@
 
  1. The file has one reading: strict JSON (`erasure.strict_json`); white space and the order of members do not count.
  2. The certificate's signature over its canonical bytes (RFC 8785), by the key that the caller pinned.
- 3. The checkpoint's signature, by the log key that the caller pinned, else by the one inside (reported as not pinned).
+ 3. The checkpoint's signature, by a log key that the caller pinned, else by the one inside (reported as not pinned).
  4. Each event: its header is canonical, stands in the tree of that checkpoint, and commits to the sealed part, which
     the disclosed part key opens to the event's body.
  5. What the certificate claims equals what the events say: the request, the plan, the approvals, every key that went,
@@ -51,25 +51,28 @@ class _Event:
     body: Mapping[str, Any]
 
 
-def check(report: bytes, certificate_vkey: str | Sequence[str], log_vkey: str | None = None) -> list[str]:
+def check(
+    report: bytes, certificate_vkey: str | Sequence[str], log_vkey: str | Sequence[str] | None = None
+) -> list[str]:
     """What was proven, a sentence each. Raises: ReportError naming the place that does not hold.
 
-    Of several certificate keys the one that the certificate names counts. A key that was rotated or revoked is written
-    with its window, `VKEY 0-40` (the list of keys shows it): it signs only certificates whose checkpoint lies in it.
+    Of several keys, of certificates or of the log, the one that the certificate names counts. A key that was rotated or
+    revoked is written with its window, `VKEY 0-40` (the list of keys shows it): a checkpoint counts that lies in it.
     """
     document = _parse(report)  # 1
     certificate = _member(document, "certificate", dict, "")
     pins = [certificate_vkey] if isinstance(certificate_vkey, str) else list(certificate_vkey)
     window = _check_signature(document, certificate, pins)  # 2
     log = _member(certificate, "log", dict, "/certificate")
-    checkpoint, pinned = _checkpoint(log, log_vkey)  # 3
+    logs = [log_vkey] if isinstance(log_vkey, str) else list(log_vkey or ())
+    checkpoint = _checkpoint(log, logs)  # 3
     _check_window(window, checkpoint.size)
     proofs = _member(log, "proofs", list, "/certificate/log")
     place = "/certificate/log/proofs"
     events = [_event(proof, checkpoint, f"{place}/{number}") for number, proof in enumerate(proofs)]  # 4
     proven = _guard(lambda: _claims(certificate, events))  # 5
     _guard(lambda: _check_state(certificate))  # 6
-    trust = "the pinned log key" if pinned else "the log key inside, which is not pinned"
+    trust = "the pinned log key" if logs else "the log key inside, which is not pinned"
     return [
         "the file is unaltered and signed by the pinned certificate key",
         f"the checkpoint of size {checkpoint.size} is signed by {trust}",
@@ -78,21 +81,17 @@ def check(report: bytes, certificate_vkey: str | Sequence[str], log_vkey: str | 
     ]
 
 
-def require_keys(certificate_vkeys: Sequence[str], log_vkey: str | None = None) -> None:
+def require_keys(certificate_vkeys: Sequence[str], log_vkeys: Sequence[str] = ()) -> None:
     """Return when these are keys that a certificate could be checked with. Raises: BadPin naming the one that is none.
 
     A caller's own mistake is told apart from a certificate that does not hold.
     """
-    for pin in certificate_vkeys:
-        try:
-            _pinned(pin)
-        except (LedgerError, ReportError) as error:
-            raise BadPin("the certificate key", getattr(error, "detail", str(error))) from error
-    if log_vkey is not None:
-        try:
-            verifier_from_vkey(copied(log_vkey))
-        except LedgerError as error:
-            raise BadPin("the log key", str(error)) from error
+    for what, pins in (("the certificate key", certificate_vkeys), ("the log key", log_vkeys)):
+        for pin in pins:
+            try:
+                _pinned(pin)
+            except (LedgerError, ReportError) as error:
+                raise BadPin(what, getattr(error, "detail", str(error))) from error
 
 
 def check_opening(report: bytes, opening: bytes) -> str:
@@ -122,20 +121,20 @@ def _parse(report: bytes) -> dict[str, Any]:
 _Window = tuple[int, int | None]
 
 
-def copied(key: str) -> str:
-    """A key as it is written, from one that was copied off a page: no line breaks, spaces and unseen characters."""
-    return "".join(key.translate(_UNSEEN).split())
-
-
 def _pinned(pin: str) -> tuple[Ed25519Verifier, _Window]:
-    """A vkey, with the window of tree sizes behind it if there is one."""
+    text, window = _split(pin)
+    return Ed25519Verifier.from_vkey(text), window
+
+
+def _split(pin: str) -> tuple[str, _Window]:
+    """A vkey, with the window of tree sizes behind it if there is one; what a page puts between its letters is left out."""
     words = pin.translate(_UNSEEN).split()
     window = _WINDOW.fullmatch(words[-1]) if len(words) > 1 else None
     text = "".join(words[:-1] if window else words)
     if window is None and len(words) > 1:
         _check_no_window(words)
     span = (int(window[1]), int(window[2]) if window[2] else None) if window else (0, None)
-    return Ed25519Verifier.from_vkey(text), span
+    return text, span
 
 
 def _check_no_window(words: Sequence[str]) -> None:
@@ -147,15 +146,13 @@ def _check_no_window(words: Sequence[str]) -> None:
         raise ReportError("/signature/key", detail) from None
 
 
-def _check_window(window: _Window, size: int) -> None:
+def _check_window(window: _Window, size: int, place: str = "/signature/key", what: str = "certificates") -> None:
     """A stolen key that was revoked signs nothing new: what it signs needs a checkpoint of its time."""
     first, last = window
     if size < first or (last is not None and size > last):
         end = "now" if last is None else str(last)
-        detail = (
-            f"this key signs certificates of tree sizes {first} to {end}, this one is of size {size}: it was revoked"
-        )
-        raise ReportError("/signature/key", detail)
+        detail = f"this key signs {what} of tree sizes {first} to {end}, this one is of size {size}: it was revoked"
+        raise ReportError(place, detail)
 
 
 def _check_signature(document: Mapping[str, Any], certificate: Mapping[str, Any], pins: Sequence[str]) -> _Window:
@@ -177,16 +174,22 @@ def _check_signature(document: Mapping[str, Any], certificate: Mapping[str, Any]
     return window
 
 
-def _checkpoint(log: Mapping[str, Any], pinned: str | None) -> tuple[Checkpoint, bool]:
+def _checkpoint(log: Mapping[str, Any], pins: Sequence[str]) -> Checkpoint:
     place = "/certificate/log/checkpoint"
     note, inside = _member(log, "checkpoint", str, "/certificate/log"), _member(log, "key", str, "/certificate/log")
-    if pinned is not None and inside != copied(pinned):
-        raise ReportError("/certificate/log/key", "the log key inside is not the pinned one")
+    known = dict(map(_split, pins))
+    if known and inside not in known:
+        detail = (
+            "the log key inside is not the pinned one" if len(known) == 1 else "the log key inside is none of those"
+        )
+        raise ReportError("/certificate/log/key", detail)
     try:
-        text = verify_note(note.encode(), [verifier_from_vkey(inside)])
-        return parse_checkpoint(text), pinned is not None
+        found = parse_checkpoint(verify_note(note.encode(), [verifier_from_vkey(inside)]))
     except LedgerError as error:
         raise ReportError(place, str(error)) from error
+    if known:
+        _check_window(known[inside], found.size, "/certificate/log/key", "checkpoints")
+    return found
 
 
 def _event(proof: Any, checkpoint: Checkpoint, place: str) -> _Event:

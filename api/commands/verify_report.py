@@ -33,7 +33,12 @@ _PAGES = {
     help="The tenant's certificate key (C2SP vkey), from a source you trust; earlier ones too, each with its window of "
     "sizes: 'VKEY 0-40'.",
 )
-@click.option("--log-key", default=None, help="The key of the tenant's log; pins the record too.")
+@click.option(
+    "--log-key",
+    "log_keys",
+    multiple=True,
+    help="The key of the tenant's log; pins the record too. Earlier ones as with --key.",
+)
 @click.option(
     "--letter",
     type=click.Path(path_type=Path),
@@ -48,7 +53,7 @@ def verify_report(
     *,
     file: Path,
     keys: tuple[str, ...],
-    log_key: str | None,
+    log_keys: tuple[str, ...],
     letter: Path | None,
     extract: Path | None,
     data: str | None,
@@ -58,13 +63,13 @@ def verify_report(
     """Checks signature, proofs, counts and pages of a certificate (.json, .html, .pdf); 1 if anything does not hold."""
     del data, tenant  # nothing of a folder or a server is used
     try:
-        require_keys(keys, log_key)
+        require_keys(keys, log_keys)
     except BadPin as error:
         raise CannotRun(str(error)) from None
     paper = _read(file)
     try:
         report = certificate_in(paper)
-        proven = check(report, keys, log_vkey=log_key)
+        proven = check(report, keys, log_vkey=log_keys)
         if letter is not None:
             proven.append(check_opening(report, opening_in(_read(letter))))
         if extract is not None:

@@ -312,3 +312,17 @@ def test_a_certificate_says_where_keys_are_kept_and_who_outside_has_seen_the_log
     verifier = issued.document["certificate"]["verifier"]
     assert verifier["key_store"] == issued.services.keks.root.kind
     assert verifier["anchor"] == "unanchored: trusts the operator"
+
+
+def test_an_earlier_log_key_counts_up_to_the_size_at_which_it_ended(issued: Any) -> None:
+    # One key could be pinned, and a stolen one that was revoked counted for ever.
+    size = int(issued.document["certificate"]["log"]["checkpoint"].split("\n")[1])
+    newer = Ed25519Signer.from_seed("someone/else", b"\x07" * 32).vkey
+    for window in ("", f" 0-{size}", f" {size}-"):
+        found = check(issued.report, issued.certificate_key, [newer, issued.log_key + window])
+        assert "signed by the pinned log key" in found[1]
+    for window in (f" 0-{size - 1}", f" {size + 1}-"):
+        with pytest.raises(ReportError, match="it was revoked"):
+            check(issued.report, issued.certificate_key, [newer, issued.log_key + window])
+    with pytest.raises(ReportError, match="/certificate/log/key: the log key inside is none of those"):
+        check(issued.report, issued.certificate_key, [newer, Ed25519Signer.from_seed("other", b"\x08" * 32).vkey])
