@@ -127,7 +127,7 @@ def _pinned(pin: str) -> tuple[Ed25519Verifier, _Window]:
 
 
 def _split(pin: str) -> tuple[str, _Window]:
-    """A vkey, with the window of tree sizes behind it if there is one; what a page puts between its letters is left out."""
+    """A vkey, with the window of tree sizes behind it if there is one, without what pages put between."""
     words = pin.translate(_UNSEEN).split()
     window = _WINDOW.fullmatch(words[-1]) if len(words) > 1 else None
     text = "".join(words[:-1] if window else words)
