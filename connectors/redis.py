@@ -45,7 +45,7 @@ from connectors.checking import check_report, try_out
 from connectors.errors import BadConfig, BadLocator, ConnectorError, ReadOnlyConnector, StoreUnreachable, Timeout
 from connectors.redis_parts import NAMED, Part, entry_owner, flat, is_entry_id, owner_in, part, parts
 from connectors.redis_scripts import AGAIN, ANSWERS, BUDGET, ERASE, MOST_ENTRIES, MOST_PARTS, REWRITE_STREAM
-from connectors.redis_server import Server
+from connectors.redis_server import KeysRefused, Server
 from connectors.residue import Needles, samples
 
 if TYPE_CHECKING:
@@ -60,6 +60,7 @@ Answer = tuple[Outcome, str]
 Name = str | bytes
 _ERASED = next(letter for letter, (outcome, _) in ANSWERS.items() if outcome is Outcome.ERASED)
 _GONE = frozenset({Outcome.ERASED, Outcome.ALREADY_ABSENT})
+_KEPT: Answer = (Outcome.FAILED, "the store refused the credentials for this key")
 
 
 def open_store(config: Mapping[str, Any], *, read_only: bool) -> RedisConnector:
@@ -240,21 +241,24 @@ class RedisConnector(Connector):
             raise ReadOnlyConnector("erase")
         limit = Deadline("erase", deadline)
         forms = sorted(owner_forms(owner_identifiers))
-        answers: list[Answer] = [(Outcome.FAILED, "not reached before the deadline")] * len(items)
-        places: dict[int, tuple[Name, bytes | None]] = {}
         whole = _whole_keys(items)
-        if whole is not None:
-            places = {number: (key, None) for number, key in enumerate(whole)}
-        for number, item in enumerate(items if whole is None else ()):
-            try:
-                places[number] = _place(item.locator)
-            except BadLocator as bad:
-                answers[number] = Outcome.FAILED, bad.detail
-        waiting = list(places)
+        places, bad = _places_of(items, whole)
+        answers: list[Answer] = [(Outcome.FAILED, "not reached before the deadline")] * len(items)
+        for number, why in bad.items():
+            answers[number] = why
+        waiting, size = list(places), BATCH
         while waiting and not limit.is_over():
-            batch, waiting = waiting[:BATCH], waiting[BATCH:]
+            batch, waiting = waiting[:size], waiting[size:]
             try:
                 said = self._run_erase([places[number] for number in batch], forms, limit)
+                size = min(BATCH, 2 * size)
+            except KeysRefused:
+                # One key that the user may not change stops a script before it begins; the others go without it.
+                if len(batch) == 1:
+                    answers[batch[0]] = _KEPT
+                else:
+                    waiting, size = [*batch, *waiting], len(batch) // 2
+                continue
             except Timeout:
                 if not any(outcome is not Outcome.FAILED for outcome, _ in answers):
                     raise
@@ -266,6 +270,8 @@ class RedisConnector(Connector):
                     waiting.append(number)
                 else:
                     answers[number] = ANSWERS[letter]
+        if places and all(answers[number] == _KEPT for number in places):
+            raise KeysRefused
         if waiting and len(waiting) == len(places):
             raise limit.error()
         at = now + timedelta(seconds=limit.spent())
@@ -538,6 +544,22 @@ def _place(locator: Locator) -> tuple[bytes, bytes | None]:
         return key.encode(), None if field is None else str(field).encode()
     except UnicodeEncodeError:
         raise BadLocator("key and field are valid Unicode") from None
+
+
+def _places_of(
+    items: Sequence[Item], whole: Sequence[str] | None
+) -> tuple[dict[int, tuple[Name, bytes | None]], dict[int, Answer]]:
+    """Return the place of each item by its number, and why the others have none."""
+    if whole is not None:
+        return {number: (key, None) for number, key in enumerate(whole)}, {}
+    places: dict[int, tuple[Name, bytes | None]] = {}
+    refused: dict[int, Answer] = {}
+    for number, item in enumerate(items):
+        try:
+            places[number] = _place(item.locator)
+        except BadLocator as bad:
+            refused[number] = Outcome.FAILED, bad.detail
+    return places, refused
 
 
 def _whole_keys(items: Sequence[Item]) -> list[str] | None:

@@ -39,8 +39,15 @@ if TYPE_CHECKING:
 _TIMEOUTS = (60.0, 15.0, 5.0, 1.0)
 _LOOK_SECONDS = 0.02
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
-_REFUSED = ("NOAUTH", "WRONGPASS", "NOPERM")
+_REFUSED = ("NOAUTH", "WRONGPASS")
 _CLUSTER = (MovedError, ClusterCrossSlotError, ClusterDownError)
+
+
+class KeysRefused(WrongCredentials):
+    """The user is known and may not touch one of the keys, or not by this command; others may be his."""
+
+    def __init__(self) -> None:
+        super().__init__("redis", "the store refused the credentials for a key or a command")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +114,9 @@ class Server:
         """Turn the driver's errors into ours, without its words, which may hold keys. Raises: ConnectorError."""
         try:
             yield
-        except (AuthenticationError, AuthorizationError, NoPermissionError):
+        except NoPermissionError:
+            raise KeysRefused from None
+        except (AuthenticationError, AuthorizationError):
             raise WrongCredentials("redis") from None
         except redis.TimeoutError:
             raise (limit.error() if limit.left() < 1 else StoreUnreachable("redis")) from None
@@ -117,6 +126,8 @@ class Server:
             raise StoreUnreachable("redis", "it is a replica, which refuses changes") from None
         except ResponseError as error:
             word = str(error).partition(" ")[0]
+            if word == "NOPERM":
+                raise KeysRefused from None
             if word in _REFUSED:
                 raise WrongCredentials("redis") from None
             said = {"MISCONF": "it cannot write its files and refuses changes"}
