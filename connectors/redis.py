@@ -265,11 +265,7 @@ class RedisConnector(Connector):
                 break
             if whole is not None and len(batch) == len(items) and said == _ERASED * len(items):
                 return _receipts_of_erased(items, now + timedelta(seconds=limit.spent()))
-            for number, letter in zip(batch, said, strict=True):
-                if letter == AGAIN:
-                    waiting.append(number)
-                else:
-                    answers[number] = ANSWERS[letter]
+            waiting += _settle(answers, batch, said)
         if places and all(answers[number] == _KEPT for number in places):
             raise KeysRefused
         if waiting and len(waiting) == len(places):
@@ -544,6 +540,17 @@ def _place(locator: Locator) -> tuple[bytes, bytes | None]:
         return key.encode(), None if field is None else str(field).encode()
     except UnicodeEncodeError:
         raise BadLocator("key and field are valid Unicode") from None
+
+
+def _settle(answers: list[Answer], batch: Sequence[int], said: str) -> list[int]:
+    """Write down what the script said of each item; return those that want another run."""
+    again = []
+    for number, letter in zip(batch, said, strict=True):
+        if letter == AGAIN:
+            again.append(number)
+        else:
+            answers[number] = ANSWERS[letter]
+    return again
 
 
 def _places_of(
