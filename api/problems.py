@@ -117,6 +117,11 @@ PROBLEMS: dict[str, ProblemType] = {
         503, "Rows for a rebuild were not kept", "Check the unlocked store; nothing was destroyed."
     ),
     "nothing-to-rebuild": _of(503, "There is nothing to rebuild from", "Bring the unlocked store back."),
+    "record-damaged": _of(
+        503,
+        "The record is damaged here",
+        "`detail` names the place; `muniment verify --all` says what else is. Bring the object back, or rebuild.",
+    ),
     "read-only": _of(503, "The record takes no writes now", "`detail` says why; the operator is told.", 30),
 }
 

@@ -272,7 +272,7 @@ class Services:
         return self.settings.data / "exports"
 
     def _read_entries(self, session: Session, tenant_id: int, rows: Sequence[EntryRow]) -> list[ReadEntry]:
-        return read_entries(session, self.vault, self.log, tenant_id, rows)
+        return read_entries(session, self.vault, self.log, tenant_id, rows, damaged_too=True)
 
     def _part_keys(self, tenant_id: int, parts: Sequence[PartUnderKeys]) -> Derived:
         with self.timeline.transaction(tenant_id, write=False) as session:

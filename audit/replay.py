@@ -39,11 +39,14 @@ class StoredEntry:
     """One entry as the store has it.
 
     `ciphertexts` run like the header's parts, None for one that is not there; without the list, `unseal` compares them
-    itself. `inclusion` is its path to the transcript's checkpoint, None while it is not under one.
+    itself. `inclusion` is its path to the transcript's checkpoint, None while it is not under one. Of an entry without
+    a header, `lost` says what became of it and why, and `named` is the id under which it was looked for.
     """
 
     index: int
     header: bytes
+    lost: tuple[Integrity, str] | None = None
+    named: str | None = None
     ciphertexts: Sequence[bytes | None] | None = None
     inclusion: Sequence[bytes] | None = None
     noncanonical: bool = False
@@ -91,7 +94,7 @@ class Repeat:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
-    """One entry of the transcript. `header` is None when its bytes are no header."""
+    """One entry of the transcript. `header` is None when its bytes are no header, and `named` then says which."""
 
     index: int
     header: Header | None
@@ -100,6 +103,7 @@ class Replayed:
     integrity: Integrity
     because: str | None
     noncanonical: bool
+    named: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,6 +169,8 @@ def fold(
 
 def _replayed(entry: StoredEntry, unseal: Unseal, checkpoint: Checkpoint | None, stream_id: str | None) -> Replayed:
     state, because = Integrity.VERIFIED, None
+    if entry.lost is not None:
+        return _refused(entry, None, entry.lost[1], state=entry.lost[0])
     try:
         header = decode_header(entry.header)
         if stream_id is not None and header.stream != stream_id:
@@ -193,16 +199,19 @@ def _replayed(entry: StoredEntry, unseal: Unseal, checkpoint: Checkpoint | None,
     )
 
 
-def _refused(entry: StoredEntry, header: Header | None, because: str) -> Replayed:
+def _refused(
+    entry: StoredEntry, header: Header | None, because: str, *, state: Integrity = Integrity.ALTERED
+) -> Replayed:
     """Nothing is shown of an entry that is not the one that was signed."""
     return Replayed(
         index=entry.index,
         header=header,
         parts=(),
         facts={},
-        integrity=Integrity.ALTERED,
+        integrity=state,
         because=because,
         noncanonical=entry.noncanonical,
+        named=entry.named,
     )
 
 
@@ -315,6 +324,8 @@ def entry_json(one: Replayed) -> dict[str, Any]:
     made: dict[str, Any] = {"index": one.index, "integrity": one.integrity.value}
     if one.because:
         made["because"] = one.because
+    if one.header is None and one.named is not None:
+        made["id"] = one.named
     if one.header is not None:
         made |= {
             "id": one.header.id,

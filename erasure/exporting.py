@@ -479,6 +479,8 @@ def _entry_line(
     parts: list[dict[str, Any]] = []
     readable = False
     name = str(entry.header.id)
+    if entry.damage is not None:
+        parts.append({"withheld": f"{entry.damage.state}: {entry.damage.detail}"})
     for part in entry.parts:
         number = numbers[part.role]
         owners = keys.get((entry.row.idx, number), ())

@@ -7,7 +7,7 @@ never the same class as "is wrong" (`BadProof`, `BadSignature`, `ObjectHidden`).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -155,6 +155,19 @@ class LogRolledBack(LedgerError):
         super().__init__(f"the log is rolled back: expected size {expected} or more, got {got}")
         self.expected = expected
         self.got = got
+
+
+class RecordDamaged(LedgerError):
+    """An entry is not where the index says, or its batch is not what the log wrote; nothing of it is shown."""
+
+    problem = "record-damaged"
+    hint = "run muniment verify --all, then bring the object back from a copy, or run muniment rebuild"
+
+    def __init__(self, state: Literal["altered", "missing", "hidden"], detail: str) -> None:
+        """Keep the verdict and what was found."""
+        super().__init__(f"the record is damaged here: {detail}")
+        self.state = state
+        self.detail = detail
 
 
 class DatabaseWentBack(LedgerError):

@@ -34,11 +34,19 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from ledger import index, staging
-from ledger.batches import Batch, batch_key, decode_batch, encode_batch
+from ledger.batches import Batch, batch_key, encode_batch
 from ledger.checkpoint import format_checkpoint, sign_note
 from ledger.draft import Appended, Draft, Placed, PlacedState
 from ledger.entry import Part, header_hash
-from ledger.errors import CheckpointPending, LogForked, LogRolledBack, NotLeader, ObjectExists, ObjectMissing
+from ledger.errors import (
+    CheckpointPending,
+    LogForked,
+    LogRolledBack,
+    NotLeader,
+    ObjectExists,
+    ObjectMissing,
+    RecordDamaged,
+)
 from ledger.head import (
     Head,
     LogParts,
@@ -52,6 +60,7 @@ from ledger.head import (
 )
 from ledger.keyring import KeyWindow, change_key
 from ledger.lease import Lease
+from ledger.lookup import Found, headers_at
 from ledger.merkle import consistency_proof, inclusion_proof, root_of, verify_consistency
 from ledger.models import LogState
 from ledger.payloads import Payloads
@@ -359,14 +368,20 @@ class Log:
             return consistency_proof(size1, size2, head.tree.read)
 
     def headers(self, tenant_id: int, indexes: Sequence[int]) -> list[bytes]:
-        """Return the stored header bytes of entries, in the order asked."""
+        """Return the stored header bytes of entries, in the order asked. Raises: RecordDamaged for a lost one."""
+        found: list[bytes] = []
+        for one in self.try_headers(tenant_id, indexes):
+            if isinstance(one, RecordDamaged):
+                raise one
+            found.append(one)
+        return found
+
+    def try_headers(self, tenant_id: int, indexes: Sequence[int]) -> list[Found]:
+        """Return the stored header bytes of entries, in the order asked, or what is wrong there."""
         head = self.head(tenant_id)
         with self._parts.transactions(tenant_id, write=False) as session:
-            rows = index.batches_of(session, tenant_id, indexes)
-        batches = {
-            first: decode_batch(self._parts.locked.get(head.key(batch_key(first)))) for first in set(rows.values())
-        }
-        return [batches[rows[idx]].headers[idx - rows[idx]] for idx in indexes]
+            batch_of = index.batches_of(session, tenant_id, indexes)
+        return headers_at(lambda key: self._parts.locked.get(head.key(key)), head.log_id, batch_of, indexes)
 
     def payloads(self, tenant_id: int, parts: Iterable[Part]) -> Payloads:
         """Return a reader of many parts that asks the bucket for neighbours together; not checked against headers."""

@@ -13,13 +13,12 @@ from dataclasses import dataclass, field
 from sqlmodel import Session
 
 from ledger.entry import Part, part_at
-from ledger.errors import MalformedBatch, MalformedHeader, ObjectHidden, ObjectMissing
+from ledger.errors import MalformedHeader, ObjectHidden, ObjectMissing, RecordDamaged
 from ledger.log import Log
 from vault.envelope import context, joint_prk, part_key_of
 from vault.errors import VaultError
 from vault.vault import Vault
 
-_DAMAGED = (MalformedBatch, ObjectHidden, ObjectMissing)
 PartPlace = tuple[int, int]
 """Where a part stands: the entry's place in the log, and its number in the entry."""
 
@@ -94,15 +93,11 @@ def part_keys(session: Session, vault: Vault, log: Log, tenant_id: int, parts: S
 
 def _headers(log: Log, tenant_id: int, indexes: Sequence[int]) -> tuple[dict[int, bytes], dict[int, str]]:
     """The headers by their index, and why one cannot be read: a damaged batch is no fault of the others."""
-    try:
-        return dict(zip(indexes, log.headers(tenant_id, indexes), strict=True)), {}
-    except _DAMAGED:
-        pass  # one by one then
     found: dict[int, bytes] = {}
     lost: dict[int, str] = {}
-    for idx in indexes:
-        try:
-            [found[idx]] = log.headers(tenant_id, [idx])
-        except _DAMAGED as error:
-            lost[idx] = str(error)
+    for idx, one in zip(indexes, log.try_headers(tenant_id, indexes), strict=True):
+        if isinstance(one, RecordDamaged):
+            lost[idx] = one.detail
+        else:
+            found[idx] = one
     return found, lost

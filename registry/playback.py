@@ -1,8 +1,9 @@
 """What the record holds, read back: one entry, a stream, a search; each part checked, then opened.
 
-Guarantees: the header comes from the log's batch, never from the index; a part's bytes are compared with the digest in
-that header before a key is used; what cannot be read is named (`erased`, `missing`, `altered`, `withheld`), never
-dropped. Not here: proofs of the tree (`ledger.log`), who may read (`api`), the fold to a transcript (`audit.replay`).
+Guarantees: the header comes from the log's batch, never from the index; an entry whose header the index misplaces, or
+whose batch is damaged, is RecordDamaged. A part's bytes are compared with the digest in that header before a key is
+used; what cannot be read is named (`erased`, `missing`, `altered`, `withheld`), never dropped. Not here: proofs of the
+tree (`ledger.log`), who may read (`api`), the fold to a transcript (`audit.replay`).
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ from sqlmodel import Session, col, select
 
 from ledger import index
 from ledger.entry import Header, Part, decode_header
-from ledger.errors import ObjectHidden, ObjectMissing
+from ledger.errors import MalformedHeader, ObjectHidden, ObjectMissing, RecordDamaged
 from ledger.log import Log
+from ledger.lookup import Found
 from ledger.models import EntryRow
 from ledger.payloads import Payloads
 from registry.entries import BODY, JSON
@@ -51,7 +53,10 @@ class ReadPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadEntry:
-    """One entry as read: its header bytes from the log, the skeleton's facts, its parts."""
+    """One entry as read: its header bytes from the log, the skeleton's facts, its parts.
+
+    `damage` says why there is no header; the one that stands here then is only what the index knows, without parts.
+    """
 
     row: EntryRow
     raw_header: bytes
@@ -59,6 +64,7 @@ class ReadEntry:
     skeleton: dict[str, Any]
     actor: str | None
     parts: tuple[ReadPart, ...]
+    damage: RecordDamaged | None = None
 
     @property
     def erased(self) -> bool:
@@ -75,21 +81,25 @@ def read_entries(
     *,
     may_see: frozenset[str] | None = None,
     closed: Mapping[int, str] | None = None,
+    damaged_too: bool = False,
 ) -> list[ReadEntry]:
     """Return entries in the order of the rows.
 
     `may_see` names the classes whose content may be opened (None: all); `closed` the entries that are not opened and
     the request that restricts each (`registry.restricted`).
+    Raises: RecordDamaged for the first entry that is not where the index says; not with `damaged_too`.
     """
     if not rows:
         return []
     log_id = log.head(tenant_id).log_id
     indexes = [row.idx for row in rows]
-    raws = log.headers(tenant_id, indexes)
+    found = [_borne_out(row, one) for row, one in zip(rows, log.try_headers(tenant_id, indexes), strict=True)]
     keys = index.keys_of(session, tenant_id, indexes)
     ring = Keyring(vault, session, tenant_id)
     ring.load(keys.values())
-    headers = [decode_header(raw) for raw in raws]
+    headers = [
+        _as_indexed(row) if isinstance(one, RecordDamaged) else one[1] for row, one in zip(rows, found, strict=True)
+    ]
     ring.load_kept(
         (header.id, number, keys.get((row.idx, number), ()))
         for row, header in zip(rows, headers, strict=True)
@@ -97,15 +107,53 @@ def read_entries(
     )
     stored = log.payloads(tenant_id, (part for header in headers for part in header.parts))
     made = []
-    for row, raw, header in zip(rows, raws, headers, strict=True):
+    for row, one, header in zip(rows, found, headers, strict=True):
+        if isinstance(one, RecordDamaged):
+            if not damaged_too:
+                raise one
+            made.append(
+                ReadEntry(row=row, raw_header=b"", header=header, skeleton={}, actor=None, parts=(), damage=one)
+            )
+            continue
         opened = {
             part.role: _open(
                 stored, ring, part, entry=(entry_name(row), number, log_id, keys.get((row.idx, number), []))
             )
             for number, part in enumerate(header.parts)
         }
-        made.append(_entry(row, raw, header, opened, may_see=may_see, closed=(closed or {}).get(row.idx)))
+        made.append(_entry(row, one[0], header, opened, may_see=may_see, closed=(closed or {}).get(row.idx)))
     return made
+
+
+def _borne_out(row: EntryRow, found: Found) -> tuple[bytes, Header] | RecordDamaged:
+    """The header at a row's place, when it is that of the entry the row is about."""
+    if isinstance(found, RecordDamaged):
+        return found
+    try:
+        header = decode_header(found)
+    except MalformedHeader as error:
+        return RecordDamaged("altered", f"the header at {row.idx} is not what the log writes ({error.reason})")
+    if header.id != entry_name(row):
+        return RecordDamaged("altered", f"the index looks for entry {entry_name(row)} at {row.idx}, which is another's")
+    return found, header
+
+
+def _as_indexed(row: EntryRow) -> Header:
+    return Header(
+        id=entry_name(row),
+        kind=row.kind,
+        data_class=row.data_class,
+        at=row.at,
+        received=row.received,
+        recorder=None,
+        seq=None,
+        stream="",
+        position=row.position,
+        previous=b"",
+        sources_count=0,
+        sources_root=None,
+        parts=(),
+    )
 
 
 def stream_rows(

@@ -212,6 +212,7 @@ def _turns(
         sorted(rows, key=lambda row: row.idx),
         may_see=visible(session, acting, purpose),
         closed=closed_entries(session, acting.tenant_id, rows, purpose.code),
+        damaged_too=True,
     )
 
 

@@ -69,7 +69,7 @@ def own_events(acting: Auditor, parts: Parts, limit: Limit = DEFAULT_LIMIT, curs
             after=-1 if after is None else after[0],
             limit=limit + 1,
         )
-        entries = read_entries(session, parts.vault, parts.log, acting.tenant_id, rows[:limit])
+        entries = read_entries(session, parts.vault, parts.log, acting.tenant_id, rows[:limit], damaged_too=True)
     more = write_cursor(rows[limit - 1].position) if len(rows) > limit else None
     answer = {"items": [_event(entry) for entry in entries], "next_cursor": more}
     return Response(msgspec.json.encode(answer), media_type="application/json")
@@ -178,7 +178,7 @@ def _event(entry: ReadEntry) -> dict[str, Any]:
         "position": entry.row.position,
         "kind": entry.row.kind,
         "at": format_instant(entry.row.at),
-        "integrity": "missing" if content is None else content.state,
+        "integrity": entry.damage.state if entry.damage else "missing" if content is None else content.state,
     }
     if content is not None and content.data is not None:
         shown["body"] = msgspec.Raw(content.data)

@@ -155,4 +155,7 @@ def _tile(parts: Parts, tenant_id: int, wanted: Tile) -> bytes:
         with parts.log.entered(tenant_id) as head:
             return read_tile(wanted, head.tree.read)
     first = wanted.n * 256
+    with parts.log.entered(tenant_id) as head:
+        if first + wanted.width > head.checkpoint_size:
+            raise MalformedTilePath("beyond the log's end")
     return entry_bundle(parts.log.headers(tenant_id, range(first, first + wanted.width)))

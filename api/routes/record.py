@@ -25,8 +25,8 @@ from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_curs
 from api.requests import Body, Time, make_router
 from api.wiring import Services
 from ledger import index
-from ledger.entry import Kind, uuid7_time
-from ledger.errors import MalformedHeader
+from ledger.entry import Kind, decode_header, uuid7_time
+from ledger.errors import MalformedHeader, RecordDamaged
 from ledger.models import EntryRow
 from registry import classes, playback, subjects
 from registry.acting import Acting
@@ -151,7 +151,12 @@ def read_proof(entry_id: str, acting: Prover, parts: Parts) -> Row:
     """The entry's header and its inclusion in a signed checkpoint, which is extended over it first."""
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         idx = _row(session, acting, entry_id).idx
+        state = index.state_of(session, acting.tenant_id)
+        if state is None or idx >= state.size:
+            raise RecordDamaged("missing", f"the index looks for the entry at {idx}, where the log has none")
     proof = parts.log.proof(acting.tenant_id, idx, parts.clock.now())
+    if decode_header(proof.header).id != entry_id.lower():
+        raise RecordDamaged("altered", f"the index looks for the entry at {idx}, which is another's")
     return {
         "index": proof.index,
         "header": base64.b64encode(proof.header).decode(),
@@ -220,11 +225,17 @@ def audit_read(parts: Services, acting: Acting, purpose: Purpose, entries: Itera
 
 def entry_view(entry: ReadEntry) -> dict[str, Any]:
     """Return the entry as API §5 shows it; bodies as the exact bytes."""
+    header = entry.header
     view: dict[str, Any] = {
         **_row_view(entry.row),
-        "stream_id": entry.header.stream,
-        "recorder": entry.header.recorder,
-        "seq": entry.header.seq,
+        "position": header.position,
+        "kind": header.kind,
+        "data_class": header.data_class,
+        "at": _time(header.at),
+        "received": _time(header.received),
+        "stream_id": header.stream,
+        "recorder": header.recorder,
+        "seq": header.seq,
         "noncanonical": entry.row.noncanonical,
         "actor": entry.actor,
     }
@@ -238,8 +249,6 @@ def entry_view(entry: ReadEntry) -> dict[str, Any]:
 def turn_view(entry: ReadEntry) -> dict[str, Any]:
     """Return what a turn said, beside where it stands; of several parts each has its own state."""
     view = content_view(entry)
-    if "parts" not in view:
-        view["integrity"] = entry.parts[0].state
     for name in ("agent", "model", "prompt_version"):
         if entry.skeleton.get(name):
             view[name] = entry.skeleton[name]
@@ -248,9 +257,12 @@ def turn_view(entry: ReadEntry) -> dict[str, Any]:
 
 def content_view(entry: ReadEntry) -> dict[str, Any]:
     """Return `body` or `body_raw` for a single body, `parts` otherwise, and the names of parts that are erased."""
+    if entry.damage is not None:
+        return {"integrity": entry.damage.state, "because": entry.damage.detail}
     view: dict[str, Any] = {}
     erased = [part.name for part in entry.parts if part.state in ("erased", "expired")]
     if len(entry.parts) == 1 and entry.parts[0].name == "body":
+        view["integrity"] = entry.parts[0].state
         view.update(_content(entry.parts[0], entry.row.noncanonical, "body"))
     else:
         view["parts"] = [

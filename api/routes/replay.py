@@ -34,7 +34,7 @@ from ledger.models import LogStream
 from registry import playback, streams
 from registry.acting import Acting
 from registry.models import StreamRow
-from registry.playback import ReadEntry, read_entries
+from registry.playback import ReadEntry, entry_name, read_entries
 from registry.restricted import closed_entries
 
 router = make_router("record")
@@ -140,17 +140,23 @@ def replayed(
         head = session.get(LogStream, (tenant_id, stream.stream_no))
         may_see = visible(session, acting, purpose)
         closed = closed_entries(session, tenant_id, page, purpose.code)
-        entries = read_entries(session, parts.vault, parts.log, tenant_id, page, may_see=may_see, closed=closed)
-    proofs = parts.log.proofs(tenant_id, [row.idx for row in page], parts.clock.now()) if page else []
+        entries = read_entries(
+            session, parts.vault, parts.log, tenant_id, page, may_see=may_see, closed=closed, damaged_too=True
+        )
+    whole = [entry.row.idx for entry in entries if entry.damage is None]
+    proofs = parts.log.proofs(tenant_id, whole, parts.clock.now()) if whole else []
     by_index = {entry.row.idx: entry for entry in entries}
+    paths = {proof.index: proof.inclusion for proof in proofs}
     stored = [
         StoredEntry(
             index=entry.row.idx,
             header=entry.raw_header,
-            inclusion=proof.inclusion,
+            inclusion=paths.get(entry.row.idx),
             noncanonical=entry.row.noncanonical,
+            lost=None if entry.damage is None else (Integrity(entry.damage.state), entry.damage.detail),
+            named=entry_name(entry.row),
         )
-        for entry, proof in zip(entries, proofs, strict=True)
+        for entry in entries
     ]
     in_part = more or body.at is not None or body.size is not None
     with parts.database.transaction(tenant_id, write=False) as session:

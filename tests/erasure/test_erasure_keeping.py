@@ -496,7 +496,7 @@ def test_a_part_that_must_stay_in_a_damaged_batch_is_named_and_its_key_does_not_
     assert world.state(request) == "partially_failed"
     [key] = [copy for copy in world.reader.copies(world.acting(), request) if "key" in copy]
     assert key["state"] == "failed"
-    assert key["detail"].startswith("a part that must stay cannot be kept: its header cannot be read: malformed batch")
+    assert key["detail"].startswith("a part that must stay cannot be kept: its header cannot be read: batch/")
     assert texts(world, [one, two, three]) == [f"the words of {name}" for name in ("one", "two", "three")]
 
 

@@ -1,0 +1,162 @@
+"""A record that was damaged while it serves: what is lost is named, nothing else is, nobody gets the entry of another.
+
+Embedded and on servers. In a bucket the operator lays other bytes over a batch, as everybody may who writes there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+import boto3
+import pytest
+import sqlalchemy as sa
+from botocore.config import Config
+
+from ledger.batches import batch_key
+from ledger.models import EntryRow
+from muniment.errors import ApiProblem
+from tests.process.test_process_rebuild import tenant_id
+from tests.process.test_process_record import entry, post
+
+pytestmark = pytest.mark.process
+PURPOSE = "dispute;case=7"
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Operator:
+    """Somebody with the keys of the bucket and of the database."""
+
+    def __init__(self, running: Any, desk: Any) -> None:
+        self._settings, self._services, self._tenant = running.settings, running.services, tenant_id(running, desk)
+        self._log_id = str(desk.log_key).partition("+")[0].rpartition("/")[2]
+
+    def batch(self, first: int) -> bytes:
+        found: bytes = self._services.locked.get(f"{self._log_id}/{batch_key(first)}")
+        return found
+
+    def put(self, first: int, data: bytes | None) -> None:
+        """Have other bytes read in place of a batch, or none."""
+        key = f"{self._log_id}/{batch_key(first)}"
+        if not self._settings.objects.startswith("s3://"):
+            path = self._settings.data / "objects" / key
+            path.unlink(missing_ok=True)
+            if data is not None:
+                path.write_bytes(data)
+            return
+        bucket, _, prefix = self._settings.objects.removeprefix("s3://").partition("/")
+        s3 = boto3.client("s3", endpoint_url=self._settings.s3_endpoint_url,
+                          config=Config(request_checksum_calculation="when_required"))  # fmt: skip
+        with contextlib.closing(s3):
+            if data is None:
+                s3.delete_object(Bucket=bucket, Key=f"{prefix}/{key}")
+            else:
+                s3.put_object(Bucket=bucket, Key=f"{prefix}/{key}", Body=data)
+
+    def edit(self, index: int, /, **values: Any) -> None:
+        """Change the index row of an entry."""
+        with self._services.database.transaction(self._tenant) as session:
+            rows = sa.update(EntryRow).where(EntryRow.tenant_id == self._tenant, EntryRow.idx == index)  # type: ignore[arg-type]  # columns
+            session.execute(rows.values(**values))
+
+    def raw_id(self, idx: int) -> bytes:
+        with self._services.database.transaction(self._tenant, write=False) as session:
+            found: bytes = session.get_one(EntryRow, (self._tenant, idx)).entry_id
+            return found
+
+
+@pytest.fixture
+def operator(running: Any, desk: Any) -> Operator:
+    return Operator(running, desk)
+
+
+def refusal(ask: Callable[[], Any]) -> tuple[int, str]:
+    with pytest.raises(ApiProblem) as refused:
+        ask()
+    return refused.value.status, refused.value.type
+
+
+def read(desk: Any, entry_id: str) -> Any:
+    return desk.call("auditor", "GET", f"/v1/record/entries/{entry_id}", purpose=PURPOSE)
+
+
+def prove(desk: Any, entry_id: str) -> Any:
+    return desk.call("auditor", "GET", f"/v1/record/entries/{entry_id}/proof")
+
+
+def replay(desk: Any, stream: str = "conv_1") -> Any:
+    return desk.call("auditor", "POST", "/v1/replay", {"stream": stream}, purpose=PURPOSE)
+
+
+DAMAGED = (503, "/problems/record-damaged")
+
+
+def test_a_damaged_batch_costs_its_own_entries_and_no_other(desk: Any, operator: Operator) -> None:
+    """A replay failed whole over one changed bit in one batch, and so did every read of its entries: 500."""
+    sent = [entry(), entry(), entry()]
+    first, second, third = (post(desk, one)[0]["index"] for one in sent)
+    assert replay(desk)["complete"] is True
+    good = operator.batch(first)
+    start = good.index(b"\n") + 20
+    changed = (
+        good[:start] + bytes([good[start] ^ 1]) + good[start + 1 :],
+        good[:20] + bytes([good[20] ^ 1]) + good[21:],
+        good[:-9],
+        operator.batch(third),
+        None,
+    )
+    for data in changed:
+        operator.put(first, data)
+        found = replay(desk)
+        verdicts = [one["integrity"] for one in found["entries"]]
+        assert verdicts[1:] == ["verified", "verified"]
+        assert verdicts[0] == "altered" if data is not None else verdicts[0] in ("missing", "hidden")
+        assert [one["id"] for one in found["entries"]] == [one["id"] for one in sent]
+        assert "body" not in found["entries"][0]
+        assert found["entries"][0]["because"]
+        assert (found["complete"], found["gaps"]) == (False, [])
+        for ask in (read, prove):
+            assert refusal(lambda ask=ask: ask(desk, sent[0]["id"])) == DAMAGED  # type: ignore[misc]  # bound early
+            assert ask(desk, sent[1]["id"])["index"] == second
+        operator.put(first, good)
+    assert replay(desk)["complete"] is True
+
+
+def test_nobody_gets_another_entry_for_the_one_that_was_asked_for(desk: Any, operator: Operator) -> None:
+    """The proof of an entry was another one's, and the index counted backwards from the end of a batch."""
+    sent = [entry(subjects=["user:a"]), entry(subjects=["user:b"]), entry()]
+    indexes = [one["index"] for one in post(desk, *sent)]
+    (later,) = post(desk, entry())
+    one, two = operator.raw_id(indexes[0]), operator.raw_id(indexes[1])
+    operator.edit(indexes[0], entry_id=bytes(16))
+    operator.edit(indexes[1], entry_id=one)
+    operator.edit(indexes[0], entry_id=two)
+    for asked in sent[:2]:
+        assert refusal(lambda asked=asked: read(desk, asked["id"])) == DAMAGED  # type: ignore[misc]  # bound early
+        assert refusal(lambda asked=asked: prove(desk, asked["id"])) == DAMAGED  # type: ignore[misc]  # as above
+    assert [line["integrity"] for line in replay(desk)["entries"]] == ["altered", "altered", "verified", "verified"]
+    for place in ({"batch_first": later["index"]}, {"batch_first": 10**6}, {"idx": 10**6}):
+        operator.edit(indexes[2], **place)
+        assert refusal(lambda: read(desk, sent[2]["id"])) == DAMAGED
+        assert refusal(lambda: prove(desk, sent[2]["id"])) == DAMAGED
+        assert replay(desk)["complete"] is False
+
+
+def test_what_is_told_of_an_entry_is_what_its_header_says(desk: Any, operator: Operator) -> None:
+    sent = entry()
+    (stored,) = post(desk, sent)
+    before = read(desk, sent["id"])
+    operator.edit(stored["index"], kind="decision", data_class="memory", position=7, at=EPOCH, received=EPOCH)
+    assert read(desk, sent["id"]) == before
+
+
+def test_an_entry_bundle_beyond_the_end_of_the_log_is_not_there(desk: Any) -> None:
+    (stored,) = post(desk, entry())
+    desk.client("auditor").send("GET", "/v1/log/checkpoint")
+    size = stored["index"] + 1
+    assert desk.client("auditor").send("GET", f"/v1/log/tile/entries/000.p/{size}").status == 200
+    for path in ("000.p/255", "000", "001.p/1"):
+        asked = f"/v1/log/tile/entries/{path}"
+        assert refusal(lambda asked=asked: desk.client("auditor").send("GET", asked)) == (404, "/problems/not-found")  # type: ignore[misc]  # bound early
