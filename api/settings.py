@@ -87,6 +87,13 @@ class Settings(BaseSettings):
     oidc_audience: str | None = Field(None, description="Not built yet; refused when set.")
     host: str = Field("127.0.0.1", description="Address `muniment serve` binds to.")
     port: int = Field(8811, ge=0, le=65535, description="Port `muniment serve` binds to; 0 picks a free one.")
+    preparing: int | None = Field(
+        None,
+        ge=0,
+        le=64,
+        description="Processes that read and seal large calls for `muniment serve`; 0 for none. Default: one less than "
+        "the processors, at least one.",
+    )
     openlineage: str | None = Field(
         None,
         description="Where lineage events go: `file:///ABSOLUTE/PATH` or `http(s)://HOST/PATH`. Default: nowhere.",
@@ -160,6 +167,11 @@ class Settings(BaseSettings):
     def anchor_list(self) -> tuple[str, ...]:
         """The anchors as their addresses."""
         return tuple(item.strip() for item in self.anchors.split(",") if item.strip())
+
+    @property
+    def preparing_processes(self) -> int:
+        """How many processes prepare calls, the default filled in."""
+        return max(1, (os.cpu_count() or 1) - 1) if self.preparing is None else self.preparing
 
     @property
     def on_postgres(self) -> bool:

@@ -81,6 +81,7 @@ from registry.journal import Journal
 from registry.keeping import Derived, PartUnderKeys, part_keys
 from registry.models import StoreRow
 from registry.playback import ReadEntry, read_entries
+from registry.preparing import Preparing
 from registry.rebuild import Rebuild
 from registry.record import Record
 from registry.targets import Targets
@@ -90,6 +91,8 @@ from vault.providers import open_root
 from vault.vault import Vault
 from vault.watch import Watch
 
+MAX_ENTRIES = 10_000
+"""Of one call into the record."""
 LEASE_EVERY = timedelta(seconds=1)
 OUTBOX_EVERY = timedelta(seconds=1)
 CHECKPOINT_EVERY = timedelta(seconds=5)
@@ -132,6 +135,7 @@ class Services:
     lock_end: Callable[[datetime], datetime]
     clerk: Clerk
     journal: Journal
+    preparing: Preparing
     record: Record
     secrets: Secrets
     targets: Targets
@@ -339,6 +343,7 @@ class Services:
         """Ends threads, exporters and connections; another process may lead at once."""
         self.jobs.stop()
         self.clerk.stop()
+        self.preparing.close()
         # What is left unsigned is signed at the next start: a store that is away must not keep us from ending.
         with suppress(LedgerError, SQLAlchemyError):
             self.log.finish(self.clock.now())
@@ -376,6 +381,9 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
     timeline = Timeline(database.transaction)
     log = Log(_log_parts(settings, timeline, keks, locked, hot), lease, stages=not database.on_sqlite)
     journal = Journal(vault=vault, transactions=database.transaction, hot=hot, tables=all_tables)
+    preparing = Preparing(
+        count=settings.preparing_processes, most=MAX_ENTRIES, told=partial(_preparing_lost, telemetry)
+    )
     services = Services(
         settings=settings,
         clock=clock,
@@ -392,7 +400,8 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
         lock_end=_lock_end(settings),
         clerk=Clerk(log.serve, clock.now, failed=partial(_clerk_failed, telemetry)),
         journal=journal,
-        record=Record(vault=vault, log=log, transactions=database.transaction, journal=journal),
+        preparing=preparing,
+        record=Record(vault=vault, log=log, transactions=database.transaction, journal=journal, preparing=preparing),
         secrets=Secrets(settings.secrets_folder, environment_secret),
         targets=_targets(settings),
         jobs=Jobs(database, clock, telemetry),
@@ -409,6 +418,10 @@ def _watch(database: Database, vault: Vault, clock: Clock) -> Watch:
 
 def _clerk_failed(telemetry: Telemetry, error: Exception) -> None:
     telemetry.log.error("clerk failed", error=type(error).__qualname__, places=telemetry_module.places(error))
+
+
+def _preparing_lost(telemetry: Telemetry, why: str) -> None:
+    telemetry.log.warning("a preparing process was given up; the call is prepared here", error=why)
 
 
 def _anchoring(settings: Settings, log: Log, locked: ObjectStore, hot: HotStore) -> Anchoring:

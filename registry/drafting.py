@@ -32,6 +32,7 @@ from registry.keyed import NOBODY, Lookups
 from registry.models import KindRow
 from registry.reopened import former, opened_at
 from registry.sealing import ALGORITHM, Keyring, skeleton_class
+from registry.sheets import Digests, problem_of
 from registry.skeletons import packed_skeleton
 from vault.envelope import entry_of, in_entry, joint_prk
 from vault.sealing import Job, Sealed, seal_parts
@@ -62,7 +63,7 @@ class Item:
         return self.placed is not None and self.placed.state is PlacedState.SUPPRESSED
 
 
-class _Fate(msgspec.Struct, frozen=True, kw_only=True):
+class Fate(msgspec.Struct, frozen=True, kw_only=True):
     """What holds for all parts of one class about the same people in one stream.
 
     `is_open`: no fence of any kind stands before one of them, so nothing has to be asked about the time of an entry.
@@ -78,7 +79,7 @@ class _Kept(msgspec.Struct, frozen=True):
 
     role: str
     part: ParsedPart
-    fate: _Fate
+    fate: Fate
 
 
 @dataclass(slots=True, kw_only=True)
@@ -98,7 +99,7 @@ class _Known:
     stream_refs: dict[str, streams.StreamRef] = field(default_factory=dict)
     run_refs: dict[str, streams.RunRef] = field(default_factory=dict)
     recorders: dict[str, str] = field(default_factory=dict)
-    fates: dict[tuple[Any, ...], _Fate] = field(default_factory=dict)
+    fates: dict[tuple[Any, ...], Fate] = field(default_factory=dict)
 
 
 def parsed_item(number: int, raw: bytes) -> Item:
@@ -112,14 +113,7 @@ def parsed_item(number: int, raw: bytes) -> Item:
     return Item(number=number, parsed=parsed, entry_id=parsed.sent.id)
 
 
-def problem_of(kind: str, detail: str, pointer: str) -> dict[str, Any]:
-    """Return a refusal as it is answered."""
-    made: dict[str, Any] = {"type": f"/problems/{kind}", "title": kind.replace("-", " "), "detail": detail}
-    made["errors"] = [{"pointer": pointer, "detail": detail}]
-    return made
-
-
-class _Ready(msgspec.Struct, frozen=True):
+class Ready(msgspec.Struct, frozen=True):
     """One entry that has all it needs to be sealed. `actor` stands in the skeleton, `spoken` with the content."""
 
     item: Item
@@ -148,7 +142,7 @@ class _Place(NamedTuple):
     spec: DataClass
 
 
-class _Shape(NamedTuple):
+class EntryShape(NamedTuple):
     """What entries share that say the same of themselves: nearly all of a call. `facts` is the packed skeleton."""
 
     places: tuple[_Place, ...]
@@ -176,19 +170,36 @@ class Drafting:
         self._month = f"{now:%Y-%m}"
         self._ring = Keyring(vault, session, acting.tenant_id)
         self._lookups = Lookups(vault, acting.tenant_id)
+        self._digests = Digests(self._lookups.key)
         self._skeleton = skeleton_class(session, acting.tenant_id)
         self._sets: dict[frozenset[int], int] = {}
         self._tenant = str(acting.tenant_id)
         self._prks: dict[tuple[tuple[int, ...], str], _Prk] = {}
-        self._shapes: dict[tuple[Any, ...], _Shape] = {}
+        self._shapes: dict[tuple[Any, ...], EntryShape] = {}
         self._known = self._look_up(items)
-        self._ready = self._take(items, self._known)
+        self.ready = self._take(items, self._known)
+        """The entries that have all they need to be sealed."""
+
+    @property
+    def keys(self) -> list[bytes]:
+        """What parts are sealed under, in the order of the numbers in places."""
+        return [prk.key for prk in self._prks.values()]
+
+    @property
+    def digest_key(self) -> bytes:
+        """The key of the digests that tell a repeat."""
+        return self._lookups.key
+
+    @property
+    def fates(self) -> Collection[Fate]:
+        """What holds for the parts of all entries."""
+        return self._known.fates.values()
 
     def drafts(self) -> list[Draft]:
         """Return the drafts of the items that are not refused, and note them in the items. Asks no database."""
-        shapes = [self._shape_of(ready) for ready in self._ready]
+        shapes = [self.shape_of(ready) for ready in self.ready]
         jobs: list[Job] = []
-        for ready, shape in zip(self._ready, shapes, strict=True):
+        for ready, shape in zip(self.ready, shapes, strict=True):
             entry = entry_of(self._tenant, self._acting.log_id, ready.parsed.sent.id)
             contents = [one.part.data for one in ready.kept]
             if ready.spoken is not None:
@@ -199,16 +210,16 @@ class Drafting:
             ]
             skeleton = shape.places[-1]
             jobs.append((skeleton.prk.number, entry + skeleton.bound, shape.facts, True))
-        sealed = iter(seal_parts([prk.key for prk in self._prks.values()], jobs))
+        sealed = iter(seal_parts(self.keys, jobs))
         made = []
-        for ready, shape in zip(self._ready, shapes, strict=True):
+        for ready, shape in zip(self.ready, shapes, strict=True):
             ready.item.draft = self._draft(ready, shape, sealed)
             made.append(ready.item.draft)
         return made
 
-    def _take(self, items: Sequence[Item], known: _Known) -> list[_Ready]:
+    def _take(self, items: Sequence[Item], known: _Known) -> list[Ready]:
         """Decide what of each item is kept, and get the keys of it."""
-        ready: list[_Ready] = []
+        ready: list[Ready] = []
         dropped: dict[str, set[int]] = {}
         for item in items:
             if item.parsed is None:
@@ -222,7 +233,7 @@ class Drafting:
             if kept:
                 everyone = _everyone_in(kept)
                 actor = (None, None) if sent.actor is None else self._actor(sent.actor, item.parsed, known, everyone)
-                ready.append(_Ready(item, item.parsed, kept, everyone, *actor))
+                ready.append(Ready(item, item.parsed, kept, everyone, *actor))
             elif sent.recorder is not None and sent.seq is not None:
                 dropped.setdefault(known.recorders[sent.recorder], set()).add(sent.seq)
         recorders.dropped(self._session, self._acting.tenant_id, dropped)
@@ -348,7 +359,7 @@ class Drafting:
         item.gone = not kept
         return kept
 
-    def _fate(self, parsed: Parsed, part: ParsedPart, known: _Known) -> _Fate:
+    def _fate(self, parsed: Parsed, part: ParsedPart, known: _Known) -> Fate:
         sent = parsed.sent
         named = part.subjects if part.subjects is not None else tuple(sent.subjects)
         asked = (sent.stream, named, part.data_class or sent.data_class)
@@ -358,7 +369,7 @@ class Drafting:
         return fate
 
     @staticmethod
-    def _is_closed(fate: _Fate, parsed: Parsed, known: _Known) -> bool:
+    def _is_closed(fate: Fate, parsed: Parsed, known: _Known) -> bool:
         """A fence closes an incarnation: by lineage, by a stream seen before it, then by time (DESIGN §7)."""
         stream = known.stream_refs[parsed.sent.stream]
         scopes = known.stream_scopes.get(stream.stream_no, frozenset())
@@ -376,7 +387,8 @@ class Drafting:
 
     # ── sealing ──
 
-    def _shape_of(self, ready: _Ready) -> _Shape:
+    def shape_of(self, ready: Ready) -> EntryShape:
+        """Return what the entry shares with those that say the same of themselves."""
         sent, kept = ready.parsed.sent, ready.kept
         said = (
             *[(one.role, one.part.name, one.part.form, one.part.pinned, id(one.fate)) for one in kept],
@@ -388,7 +400,7 @@ class Drafting:
             shape = self._shapes[said] = self._new_shape(ready)
         return shape
 
-    def _new_shape(self, ready: _Ready) -> _Shape:
+    def _new_shape(self, ready: Ready) -> EntryShape:
         """Parts in the order in which they stand in the header: what was sent, the actor, the skeleton."""
         sent, known = ready.parsed.sent, self._known
         owned = [(one.role, one.fate.owners, one.fate.spec) for one in ready.kept]
@@ -396,7 +408,7 @@ class Drafting:
             owned.append(("actor", tuple(sorted(ready.everyone)), known.classes[sent.data_class]))
         owned.append(("skeleton", (), self._skeleton))
         run = None if sent.run is None else known.run_refs[sent.run]
-        return _Shape(
+        return EntryShape(
             places=tuple(
                 _Place(role, in_entry(b"", role), self._prks[owners, spec.name], spec) for role, owners, spec in owned
             ),
@@ -409,7 +421,7 @@ class Drafting:
             set_id=self._sets[ready.everyone],
         )
 
-    def _draft(self, ready: _Ready, shape: _Shape, sealed: Iterator[Sealed]) -> Draft:
+    def _draft(self, ready: Ready, shape: EntryShape, sealed: Iterator[Sealed]) -> Draft:
         parsed, sent = ready.parsed, ready.parsed.sent
         at = parsed.at
         # Parts of one call lock for the same few months: most entries are older than the call itself.
@@ -443,7 +455,7 @@ class Drafting:
             sources_root=sources_root(sent.sources) if sent.sources else None,
             parts=tuple(parts),
             subjects=shape.people,
-            digest=self._lookups.of("entry", sent.id, parsed.raw)[:16],
+            digest=self._digests.of(sent.id, parsed.raw),
             noncanonical=parsed.noncanonical,
         )
 
@@ -480,7 +492,7 @@ def lock_end(spec: DataClass, at: datetime, now: datetime) -> datetime | None:
     return (first + timedelta(days=32)).replace(day=1)
 
 
-def _fate_of(stream_name: str, named: Sequence[str], data_class: str, known: _Known) -> _Fate:
+def _fate_of(stream_name: str, named: Sequence[str], data_class: str, known: _Known) -> Fate:
     stream, spec = known.stream_refs[stream_name], known.classes[data_class]
     owners = tuple(sorted({known.subject_no[text] for text in named})) if named else stream.members
     if not owners and spec.personal:
@@ -490,10 +502,10 @@ def _fate_of(stream_name: str, named: Sequence[str], data_class: str, known: _Kn
             problem="no-subject",
         )
     guarded = known.closed | stream.closed | known.since.keys() | known.limits.keys()
-    return _Fate(owners=owners, spec=spec, is_open=guarded.isdisjoint(owners))
+    return Fate(owners=owners, spec=spec, is_open=guarded.isdisjoint(owners))
 
 
-def _packed_skeleton(ready: _Ready, run_id: str | None) -> bytes:
+def _packed_skeleton(ready: Ready, run_id: str | None) -> bytes:
     """Return the packed facts of an entry.
 
     A part of which nothing is said is `body`, JSON, not pinned, of the entry's own class: nearly every part.

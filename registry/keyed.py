@@ -71,11 +71,11 @@ def _framed(text: str) -> bytes:
 class Lookups:
     """HMACs of one tenant under its newest look-up key, for one batch."""
 
-    __slots__ = ("_mac", "version")
+    __slots__ = ("_mac", "key", "version")
 
     def __init__(self, vault: Vault, tenant_id: int) -> None:
-        self.version, key = vault.keks.lookup_key(str(tenant_id))
-        self._mac = Mac(key)
+        self.version, self.key = vault.keks.lookup_key(str(tenant_id))
+        self._mac = Mac(self.key)
 
     def of(self, label: str, *parts: str | bytes) -> bytes:
         """The 32-byte look-up of length-framed parts under a label."""

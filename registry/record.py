@@ -33,15 +33,18 @@ from ledger.log import Admit, Log
 from ledger.models import EntryRow, LogState, OutboxRow
 from registry import bulk, limited, subjects
 from registry.acting import Acting
-from registry.drafting import Drafting, Item, lock_end, parsed_item, problem_of
-from registry.entries import unique
+from registry.drafting import Drafting, Item, lock_end, parsed_item
+from registry.entries import split_batch, split_lines, unique
 from registry.errors import UnknownTenant
 from registry.journal import Journal
 from registry.keyed import NOBODY, Lookups
 from registry.machine_rows import Follower
 from registry.machines import KINDS
 from registry.models import Tenant
+from registry.preparing import Preparing, Taken
 from registry.sealing import ALGORITHM, Keyring, skeleton_class
+from registry.sheet_drafting import SheetDrafting
+from registry.sheets import problem_of
 from vault.envelope import context, joint_prk, part_key_of, seal
 from vault.models import KeyState
 from vault.packing import pack
@@ -88,9 +91,21 @@ class Evidence:
 class Record:
     """The record of every tenant of one deployment."""
 
-    def __init__(self, *, vault: Vault, log: Log, transactions: Transactions, journal: Journal | None = None) -> None:
-        """`journal` writes rows for a rebuild before each append; without it a lost database stays lost."""
+    def __init__(
+        self,
+        *,
+        vault: Vault,
+        log: Log,
+        transactions: Transactions,
+        journal: Journal | None = None,
+        preparing: Preparing | None = None,
+    ) -> None:
+        """`journal` writes rows for a rebuild before each append; without it a lost database stays lost.
+
+        `preparing` reads and seals large calls in other processes.
+        """
         self._vault = vault
+        self._preparing = preparing
         self._log = log
         self._transactions = transactions
         self._journal = journal
@@ -113,6 +128,45 @@ class Record:
         """
         with bulk.without_collector():
             return self._append(acting, entries, now)
+
+    def append_call(self, acting: Acting, data: bytes, now: datetime, *, lines: bool) -> AppendResult | None:
+        """Do what `append` does with the entries of a call as it arrived, prepared by another process.
+
+        None, and nothing stored, where it is to be taken apart and given to `append`: what is small, what cannot be
+        taken apart or has too many items, what depends on the time or content of single entries, what was lost on its
+        way. Raises: what `append` raises.
+        """
+        with bulk.without_collector():
+            taken = None if self._preparing is None else self._preparing.take(data, lines=lines)
+            if taken is None or not taken.sheet.numbers:
+                return None
+            with taken:
+                return self._append_sheet(acting, taken, data, now, lines=lines)
+
+    def _append_sheet(
+        self, acting: Acting, taken: Taken, data: bytes, now: datetime, *, lines: bool
+    ) -> AppendResult | None:
+        sheet = taken.sheet
+        with self._transactions(acting.tenant_id) as session:
+            drafting = SheetDrafting(self._vault, session, acting, now, sheet)  # 2
+        sealed = taken.seal(drafting.order()) if drafting.is_plain else None  # 3
+        if sealed is None:
+            return None
+        items = drafting.items()
+        drafts = drafting.drafts(items, sealed)
+        notes = []
+        if drafts:
+            notes = [self._put(acting, items, drafts, now)]
+            turned_back = [item for item in items if item.was_turned_back]
+            if turned_back:
+                raws = split_lines(data) if lines else split_batch(data)
+                for item in turned_back:
+                    item.parsed = parsed_item(item.number, raws[item.number]).parsed
+            notes.append(self._seal_again(acting, turned_back, now))
+            if moving := drafting.moving(items):
+                self._machines.follow(acting.tenant_id, moving, now)
+        receipt = _receipt([note for note in notes if note is not None])
+        return AppendResult(results=_results(items), receipt=receipt)
 
     def _append(self, acting: Acting, entries: Sequence[bytes], now: datetime) -> AppendResult:
         items = [parsed_item(number, raw) for number, raw in enumerate(entries)]
@@ -167,23 +221,31 @@ class Record:
         self._append_events(tenant_id, [(entry_id, kind, canonical.dumps(dict(body)), now)], now)
         return entry_id
 
-    def announce(self, session: Session, tenant_id: int, kind: Kind, body: Mapping[str, Any], now: datetime) -> str:
-        """Write an announcing event to the outbox, in the caller's transaction; returns the entry id it will have."""
-        state = session.get(LogState, tenant_id, with_for_update=True)
-        if state is None:
+    def announce(
+        self, session: Session, tenant_id: int, kind: Kind, body: Mapping[str, Any] | bytes, now: datetime
+    ) -> str:
+        """Write an announcing event to the outbox, in the caller's transaction; returns the entry id it will have.
+
+        `body`: canonical JSON, where the caller has written it already. Raises: UnknownTenant.
+        """
+        session.flush()
+        connection = session.connection()
+        counted = sa.update(LogState).where(col(LogState.tenant_id) == tenant_id)
+        number = connection.execute(
+            counted.values(outbox_counter=col(LogState.outbox_counter) + 1).returning(col(LogState.outbox_counter))
+        ).scalar()
+        if number is None:
             raise UnknownTenant
-        state.outbox_counter += 1
-        session.add(state)
         entry_id = uuid7(now)
-        row = OutboxRow(
-            tenant_id=tenant_id,
-            n=state.outbox_counter,
-            entry_id=entry_id,
-            kind=kind.value,
-            body=canonical.dumps(dict(body)),
-            at=now,
-        )
-        session.add(row)
+        row = {
+            "tenant_id": tenant_id,
+            "n": number,
+            "entry_id": entry_id,
+            "kind": kind.value,
+            "body": body if isinstance(body, bytes) else canonical.dumps(dict(body)),
+            "at": now,
+        }
+        connection.execute(sa.insert(OutboxRow), row)
         return entry_id
 
     def ship_outbox(self, tenant_id: int, now: datetime) -> int:

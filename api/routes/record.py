@@ -23,7 +23,7 @@ from api.auth import Parts, Purpose, ReadPurpose, Writer, require
 from api.errors import Problem
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
 from api.requests import Body, Time, make_router
-from api.wiring import Services
+from api.wiring import MAX_ENTRIES, Services
 from ledger import index
 from ledger.entry import Kind, decode_header, uuid7_time
 from ledger.errors import MalformedHeader, RecordDamaged
@@ -37,7 +37,6 @@ from registry.playback import ReadEntry, ReadPart, entry_name, read_entries
 from registry.restricted import closed_entries
 
 router = make_router("record")
-MAX_ENTRIES = 10_000
 NDJSON = "application/x-ndjson"
 READERS = ("auditor", "legal")
 Reader = Annotated[Acting, Depends(require(*READERS))]
@@ -102,19 +101,12 @@ async def append(request: Request, parts: Parts, acting: Writer) -> Response:
 
 
 def _append(parts: Services, acting: Acting, media: str, body: bytes) -> Response:
-    try:
-        if media == NDJSON:
-            items = split_lines(body)
-        elif media in ("application/json", ""):
-            items = split_batch(body)
-        else:
-            raise Problem("unsupported-media-type", f"send application/json or {NDJSON}")
-    except MalformedEntry as error:
-        errors = [] if error.problem == "malformed" else [{"pointer": error.pointer, "detail": error.detail}]
-        raise Problem(error.problem, error.detail, errors=errors) from error
-    if len(items) > MAX_ENTRIES:
-        raise Problem("too-large", f"at most {MAX_ENTRIES} entries in one call, got {len(items)}")
-    result = parts.record.append(acting, items, parts.clock.now())
+    if media not in (NDJSON, "application/json", ""):
+        raise Problem("unsupported-media-type", f"send application/json or {NDJSON}")
+    now, lines = parts.clock.now(), media == NDJSON
+    result = parts.record.append_call(acting, body, now, lines=lines)
+    if result is None:
+        result = parts.record.append(acting, _items(body, lines=lines), now)
     for data_class, count in result.redacted.items():
         # Somebody's instrumentation records what it was told not to; until it is found it is told here, call by call.
         parts.telemetry.log.warning(
@@ -122,6 +114,18 @@ def _append(parts: Services, acting: Acting, media: str, body: bytes) -> Respons
         )
     answer = {"results": result.results, "receipt": result.receipt}
     return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _items(body: bytes, *, lines: bool) -> list[bytes]:
+    """The items of a call, as they were sent."""
+    try:
+        items = split_lines(body) if lines else split_batch(body)
+    except MalformedEntry as error:
+        errors = [] if error.problem == "malformed" else [{"pointer": error.pointer, "detail": error.detail}]
+        raise Problem(error.problem, error.detail, errors=errors) from error
+    if len(items) > MAX_ENTRIES:
+        raise Problem("too-large", f"at most {MAX_ENTRIES} entries in one call, got {len(items)}")
+    return items
 
 
 @router.get("/v1/record/entries/{entry_id}")
