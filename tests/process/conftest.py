@@ -195,6 +195,7 @@ def desk(running: Running) -> Iterator[Desk]:
 _LONG_ON = {
     "[servers": frozenset(
         {
+            "test_process_backups.py",
             "test_process_bad_input.py",
             "test_process_certificate.py",
             "test_process_certificate_store.py",
