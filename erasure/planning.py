@@ -3,7 +3,8 @@
 Planning, in order:
  1. read the request and select everything about its verified persons in one transaction;
  2. decide each copy (`erasure.plan.build`) and capture what later steps need, outside transactions;
- 3. put the plan's hash into the record (binding), then store the lines, sealed captures and the hash together.
+ 3. put the plan's hash into the record (binding), then store the lines, sealed captures and the hash together, unless
+    a request for the same was planned meanwhile: then this one is its duplicate.
 
 Approving, in order:
  1. check the state, the hash and that the approver neither created the request nor checked its identity;
@@ -45,6 +46,7 @@ from ledger.entry import Kind
 from registry import bulk, subjects
 from registry.acting import Acting
 from registry.errors import RegistryError
+from registry.keyed import hold_writer
 from registry.merging import check_unambiguous
 from registry.people import expand
 
@@ -100,7 +102,10 @@ class Planner:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             if row.subjects != verified:
                 raise IllegalMove(row.state, Move.PLAN, "an identifier was verified meanwhile")
-            row.state = move(State(row.state), Move.PLAN, facts_of(row, acting.principal, now))
+            state = move(State(row.state), Move.PLAN, facts_of(row, acting.principal, now))
+            if self._was_overtaken(session, row, acting, restricts=restricts, now=now):
+                return history.view_of(session, row)
+            row.state = state
             self._store(session, row, plan, sealed, names)
             row.plan_hash = plan_hash
             row.details = {**row.details, "planned_entry": entry_id}
@@ -229,6 +234,20 @@ class Planner:
             ):
                 return None
             return _Selected(row=row, given=given, nobody=nobody)
+
+    def _was_overtaken(
+        self, session: Session, row: RequestRow, acting: Acting, *, restricts: bool, now: datetime
+    ) -> bool:
+        """Whether a request for the same was planned since the selection; one plan of a tenant is stored at a time."""
+        hold_writer(session, row.tenant_id)
+        if row.state != State.VERIFIED:
+            return False
+        if not self._desk.find_duplicate(session, row, acting, now, something_left=True):
+            return False
+        if restricts:
+            body = {"request": row.request_id}
+            self._parts.record.announce(session, row.tenant_id, Kind.RESTRICTION_LIFTED, body, now)
+        return True
 
     def _capture(self, tenant_id: int, request_id: str, plan: Plan) -> dict[str, bytes]:
         """What later steps need of each copy, sealed as soon as it is read."""

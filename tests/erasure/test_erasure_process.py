@@ -21,6 +21,7 @@ from erasure import execute as execution
 from erasure.errors import IllegalMove, ReportNotReady, SeparateDuties, StalePlan, TooLate
 from erasure.execute import execute
 from erasure.models import CopyRow
+from erasure.planning import Planner
 from erasure.report_check import check
 from erasure.worker import advance, run_due
 from ledger.entry import Kind
@@ -351,6 +352,31 @@ def test_a_second_request_is_a_duplicate_only_once_it_is_verified(world: Any) ->
     assert world.state(second) == "received"
     assert world.verify(second)["state"] == "duplicate"
     assert world.reader.get(world.acting(), second)["duplicate_of"] == first
+
+
+@pytest.mark.scenario("D5")
+def test_of_two_requests_the_one_that_was_planned_meanwhile_does_the_work(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Both were planned, approved and certified: the stores are read between the look for rivals and the plan.
+    world.note("n1", TEXT)
+    spec = {"right": "erasure", "subjects": ["email:ada@example.org"], "regulation": "gdpr"}
+    earlier, later = (world.desk.create(world.acting(), spec, world.now)["id"] for _ in range(2))
+    world.verify(later)
+    capture = Planner._capture
+
+    def captured(planner: Planner, *given: Any) -> Any:
+        monkeypatch.setattr(Planner, "_capture", capture)
+        world.verify(earlier)
+        assert world.plan(earlier)["state"] == "planned"
+        return capture(planner, *given)
+
+    monkeypatch.setattr(Planner, "_capture", captured)
+    view = world.plan(later)
+    assert (view["state"], view["duplicate_of"]) == ("duplicate", earlier)
+    world.approve(earlier)
+    world.work()
+    assert (world.state(earlier), world.state(later)) == ("completed", "duplicate")
 
 
 def test_only_verified_identifiers_are_planned(world: Any) -> None:
