@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from connectors.errors import BadLocator
+from connectors.sql_keys import Place, foreign_keys, unique_keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -87,6 +88,7 @@ class Catalog:
         self._is_sqlite = connection.dialect.name == "sqlite"
         self._tables: dict[tuple[str | None, str], Table] = {}
         self._written: dict[str, Table] = {}
+        self._unique: dict[Place, list[tuple[str, ...]]] = {}
         self._children: dict[tuple[str | None, str], tuple[Child, ...]] | None = None
 
     def quote(self, name: str) -> str:
@@ -141,25 +143,20 @@ class Catalog:
         return found[0]
 
     def _candidates(self, written: str) -> list[tuple[str | None, str]]:
-        default = None if self._is_sqlite else self._inspector.default_schema_name
         schema, dot, name = written.partition(".")
-        candidates = [(default, written)]
-        if dot and not self._is_sqlite and schema in self.schemas():
-            candidates.append((schema, name))
-        if dot and self._is_sqlite and schema == "main":
-            candidates.append((None, name))
-        return [each for each in candidates if each[1] in self._inspector.get_table_names(schema=each[0])]
+        if self._is_sqlite:
+            candidates = [written, name] if dot and schema == "main" else [written]
+            return [(None, each) for each in candidates if each in self._inspector.get_table_names()]
+        if "\0" in written or any("\ud800" <= letter <= "\udfff" for letter in written):
+            return []  # no name of a table, and nothing that the server could be asked for
+        places = [(str(self._inspector.default_schema_name), written), *([(schema, name)] if dot else [])]
+        found = unique_keys(self._connection, places)
+        self._unique |= found
+        return list(found)
 
     def _reflect(self, schema: str | None, name: str) -> Table:
         columns = {column["name"]: column["type"] for column in self._inspector.get_columns(name, schema=schema)}
-        primary = tuple(self._inspector.get_pk_constraint(name, schema=schema)["constrained_columns"])
-        unique = [tuple(each["column_names"]) for each in self._inspector.get_unique_constraints(name, schema=schema)]
-        for index in self._inspector.get_indexes(name, schema=schema):
-            names = index["column_names"]
-            partial = any(key.endswith("_where") for key in index.get("dialect_options", {}))
-            if index["unique"] and not partial and not index.get("expressions"):
-                unique.append(tuple(each for each in names if each is not None))
-        keys = [key for key in (primary, *unique) if key]
+        keys = self._reflected_unique(name) if schema is None else self._unique_of(schema, name)
         quoted = self.quote(name) if schema is None else f"{self.quote(schema)}.{self.quote(name)}"
         return Table(
             schema=schema,
@@ -169,6 +166,20 @@ class Catalog:
             keys=frozenset(frozenset(key) for key in keys),
             primary=keys[0] if keys else (),
         )
+
+    def _unique_of(self, schema: str, name: str) -> list[tuple[str, ...]]:
+        if (schema, name) not in self._unique:
+            self._unique |= unique_keys(self._connection, [(schema, name)])
+        return self._unique.get((schema, name), [])
+
+    def _reflected_unique(self, name: str) -> list[tuple[str, ...]]:
+        keys = [tuple(self._inspector.get_pk_constraint(name)["constrained_columns"])]
+        keys += [tuple(each["column_names"]) for each in self._inspector.get_unique_constraints(name)]
+        for index in self._inspector.get_indexes(name):
+            partial = any(key.endswith("_where") for key in index.get("dialect_options", {}))
+            if index["unique"] and not partial and not index.get("expressions"):
+                keys.append(tuple(each for each in index["column_names"] if each is not None))
+        return [key for key in keys if key]
 
     def children(self, table: Table) -> tuple[Child, ...]:
         """Return every foreign key that points at the table."""
@@ -186,19 +197,14 @@ class Catalog:
         return found
 
     def _reflected_keys(self) -> Iterator[tuple[tuple[str | None, str], Child]]:
-        default = self._inspector.default_schema_name
-        for schema in self.schemas():
-            for (_, name), keys in self._inspector.get_multi_foreign_keys(schema=schema).items():
-                for key in keys:
-                    yield (
-                        (key["referred_schema"] or default, key["referred_table"]),
-                        Child(
-                            table=self.table(f"{schema}.{name}"),
-                            columns=tuple(key["constrained_columns"]),
-                            parent_columns=tuple(key["referred_columns"]),
-                            on_delete=str(key.get("options", {}).get("ondelete") or "NO ACTION").upper(),
-                        ),
-                    )
+        for key in foreign_keys(self._connection):
+            child = Child(
+                table=self.at(*key.child),
+                columns=key.columns,
+                parent_columns=key.parent_columns,
+                on_delete=key.on_delete,
+            )
+            yield key.parent, child
 
     def _pragma_keys(self) -> Iterator[tuple[tuple[str | None, str], Child]]:
         """Yield what SQLite itself enforces; reflection reads the action only of keys written as table constraints."""
