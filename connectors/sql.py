@@ -51,11 +51,11 @@ from connectors.sql_answers import (
     ERASED,
     KEPT,
     Answer,
-    finding_by_key,
     finding_in_files,
+    findings_by_key,
     json_value,
     plain_key,
-    receipt_of,
+    receipts_of,
     texts_of,
 )
 from connectors.sql_catalog import Catalog, Key, Table, key_of, owner_column
@@ -373,10 +373,10 @@ class SqlConnector(Connector):
             batches = [each for group in self._by_table(now_open, items, refuse=False, bad=bad) for each in group]
             for numbers, batch in batches:
                 given = self._erase_batch(now_open, batch, forms, limit)
-                answers |= dict(zip(numbers, given, strict=True))
-        answers |= {number: (Outcome.FAILED, detail) for number, detail in bad.items()}
+                answers.update(zip(numbers, given, strict=True))
+        answers.update((number, (Outcome.FAILED, detail)) for number, detail in bad.items())
         at = now + timedelta(seconds=limit.spent())
-        return [receipt_of(item, answers[number], at) for number, item in enumerate(items)]
+        return receipts_of(items, [answers[number] for number in range(len(items))], at)
 
     def correct(
         self, item: Item, values: Mapping[str, Any], *, owner_identifiers: Sequence[str], deadline: float
@@ -607,9 +607,9 @@ class SqlConnector(Connector):
                 for numbers, batch in group:
                     self._database.arm(now_open.connection, limit)
                     here, hidden = self._present(now_open, batch)
-                    for place, number in enumerate(numbers):
-                        findings[number] = finding_by_key(items[number], is_present=place in here, is_hidden=hidden)
-                    absent += [number for number in numbers if findings[number].present is False]
+                    seen = findings_by_key([items[number] for number in numbers], here, is_hidden=hidden)
+                    findings.update(zip(numbers, seen, strict=True))
+                    absent += [number for number, each in zip(numbers, seen, strict=True) if each.present is False]
                 if level >= Level.L2 and absent:
                     tables = [group[0][1].table]
                     gone = {number: items[number] for number in absent}
@@ -622,7 +622,7 @@ class SqlConnector(Connector):
     def _present(self, now_open: _Open, batch: Batch) -> tuple[set[int], bool]:
         """Return the numbers of the rows that are there, and whether others may be hidden."""
         if self._database.at_once is not None and batch.is_plain:
-            seen = now_open.rows.look(batch)
+            seen = now_open.rows.look(batch, is_settled=True)
             if not seen.rows:
                 return set(), seen.may_be_hidden
         hidden = self._database.hides_rows(now_open.connection, batch.table)

@@ -12,7 +12,8 @@ from connectors.base import Finding, Item, Level, Outcome, Receipt
 from connectors.errors import BadLocator
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from collections.abc import Set as AbstractSet
     from datetime import datetime
 
 Answer = tuple[Outcome, str]
@@ -22,24 +23,40 @@ ANOTHERS: Answer = (Outcome.OWNER_MISMATCH, "the row names another owner, or non
 KEPT: Answer = (Outcome.FAILED, "still there after the delete: a trigger or rule keeps the row")
 
 
-def receipt_of(item: Item, answer: Answer, at: datetime) -> Receipt:
-    """Return the receipt of a row that was read by its key."""
-    outcome, detail = answer
-    reached = Level.L1 if outcome in {Outcome.ERASED, Outcome.ALREADY_ABSENT} else None
-    return Receipt(
-        copy_id=item.copy_id, outcome=outcome, level=reached, method="DELETE by unique key", detail=detail, at=at
-    )
+def receipts_of(items: Sequence[Item], answers: Sequence[Answer], at: datetime) -> list[Receipt]:
+    """Return the receipts of rows that were read by their keys, in order."""
+    method, reached, erased, absent = "DELETE by unique key", Level.L1, Outcome.ERASED, Outcome.ALREADY_ABSENT
+    return [
+        Receipt(
+            copy_id=item.copy_id,
+            outcome=outcome,
+            level=reached if outcome is erased or outcome is absent else None,
+            method=method,
+            detail=detail,
+            at=at,
+        )
+        for item, (outcome, detail) in zip(items, answers, strict=True)
+    ]
 
 
-def finding_by_key(item: Item, *, is_present: bool, is_hidden: bool) -> Finding:
-    """Return what a read by key showed."""
-    how = "read by unique key on a connection that cannot write"
-    if is_present:
-        return Finding(copy_id=item.copy_id, level=None, present=True, how=how)
-    if is_hidden:
-        why = "row security hides rows from this role"
-        return Finding(copy_id=item.copy_id, level=None, present=None, how=how, could_not_check=why)
-    return Finding(copy_id=item.copy_id, level=Level.L1, present=False, how=how)
+def findings_by_key(items: Sequence[Item], present: AbstractSet[int], *, is_hidden: bool) -> list[Finding]:
+    """Return what a read by key showed of rows, in order; `present` are the positions of those that are there."""
+    how, reached = "read by unique key on a connection that cannot write", Level.L1
+    if not present and not is_hidden:
+        return [Finding(copy_id=item.copy_id, level=reached, present=False, how=how) for item in items]
+    why = "row security hides rows from this role" if is_hidden else None
+    return [
+        Finding(copy_id=item.copy_id, level=None, present=True, how=how)
+        if place in present
+        else Finding(
+            copy_id=item.copy_id,
+            level=None if is_hidden else reached,
+            present=None if is_hidden else False,
+            how=how,
+            could_not_check=why,
+        )
+        for place, item in enumerate(items)
+    ]
 
 
 def finding_in_files(item: Item, level: Level, how: str, could_not_check: str | None, *, is_dirty: bool) -> Finding:

@@ -162,9 +162,18 @@ class Rows:
                 return
             after = tuple(rows[-1][:width])
 
-    def look(self, batch: Batch) -> Look:
-        """Return how many rows of a plain batch are there, and what that is worth, in one round trip."""
-        condition, parameters = self._among(batch)
+    def look(self, batch: Batch, *, is_settled: bool = False) -> Look:
+        """Return how many rows of a plain batch are there, and what that is worth, in one round trip.
+
+        `is_settled`: their delete was committed. The first who then walks the index to them marks them in it, page by
+        page, and PostgreSQL logs each page in whole where it keeps checksums, which takes longer than the look. Of two
+        lists it makes a bitmap, which marks nothing.
+        """
+        size = len(batch.keys)
+        half = size // 2 if is_settled and len(batch.columns) == 1 else 0
+        lists = [self._among(batch.only(part)) for part in (range(half), range(half, size)) if part]
+        condition = " OR ".join(each for each, _ in lists)
+        parameters = [value for _, values in lists for value in values]
         counted = f"SELECT count(*) FROM {batch.table.quoted} WHERE {condition}"
         found = self._connection.exec_driver_sql(
             str(self._database.at_once).replace("{counted}", counted),
