@@ -21,7 +21,7 @@ Example::
 
 import hmac
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 
 from cryptography.exceptions import InvalidTag
@@ -55,6 +55,14 @@ def context(tenant: str, log_id: str, entry_id: str, part: int | str) -> bytes:
 def entry_of(tenant: str, log_id: str, entry_id: str) -> bytes:
     """Return how the contexts of all parts of one entry begin."""
     return _of_log(tenant, log_id) + _field(entry_id.encode())
+
+
+def contexts(tenant: str, log_id: str, entry_ids: Iterable[str], part: int | str) -> Iterator[bytes]:
+    """Yield the context of the same part of each of these entries."""
+    before, after = _of_log(tenant, log_id), _of_part(str(part))
+    for entry_id in entry_ids:
+        name = entry_id.encode()
+        yield before + len(name).to_bytes(4, "big") + name + after
 
 
 def in_entry(entry: bytes, part: int | str) -> bytes:
