@@ -13,76 +13,46 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from datetime import datetime
+from functools import partial
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col
 
 from connectors.agent import AGENT
-from connectors.base import Connector, Item, Level, Outcome, Receipt, ReclaimReport
+from connectors.base import Connector, Item, Level, ReclaimReport
 from erasure import captures, copies, tasks
 from erasure.captures import Wanted
 from erasure.models import CopyRow
 from erasure.parts import Parts
-from erasure.plan import redecide
-from erasure.regenerate import ANEW
 from erasure.request import GONE, CopyState
+from erasure.scribe import Scribe
+from erasure.sending import Going, Sending, Sent
 from erasure.work import (
-    Work,
     captures_of,
     end_of_try,
-    going_now,
     is_ready,
     joined,
     load_work,
     owners_of,
     report_fact,
-    sort_out,
 )
-from ledger.entry import Kind
-from registry import bulk, stores
+from registry import stores
 from registry.models import StoreRow
 
-_ENDS = {
-    Outcome.ERASED: CopyState.ERASED_LOGICAL,
-    Outcome.ALREADY_ABSENT: CopyState.ALREADY_ABSENT,
-    Outcome.OWNER_MISMATCH: CopyState.AWAITING_HUMAN,
-    Outcome.LOCKED: CopyState.FAILED,
-    Outcome.ACCEPTED: CopyState.AWAITING_EXTERNAL,
-}
 _GRACE_SECONDS = 5.0
 _QUICK_SECONDS = 0.5
 """How old a decision may be when a further batch is sent by it."""
 _MOST_AT_ONCE = 2_000
 """Copies that are decided and marked at once where a store answers quickly; what it is asked at once is its own."""
+_MOST_UNWRITTEN = 2
+"""Batches that a store has answered and nobody has written down when it is asked for the next one."""
 _LOOK_SECONDS = 0.5
-
-
-class _Going(NamedTuple):
-    """What it takes to decide about a copy once more, to erase it, and to write down the answer."""
-
-    copy_no: int
-    kind: str
-    ref: str
-    artifact_id: int | None
-    key_id: str | None
-    sealed: bytes | None
-    method: str | None
-    attempts: int
-
-
-class _Sent(NamedTuple):
-    """Copies that one transaction marked as running: by number where each lies, and how it stood before."""
-
-    items: dict[int, Item]
-    before: dict[int, _Going]
-    owners: tuple[str, ...]
-    at: datetime
-    unread: frozenset[int] = frozenset()
-    """Copies that wait on: what their store holds of them is not read yet."""
 
 
 class _Waiting(NamedTuple):
@@ -152,8 +122,9 @@ class Dispatch:
         self._now = now
         self._down: set[str] = set()
         self._open: dict[str, Connector] = {}
-        self._treated: dict[str, set[int]] = {}
-        self._asked: set[int] = set()
+        self._refused: set[str] = set()
+        self._sending = Sending(parts, tenant_id, owner, now)
+        self._written: dict[str, deque[Future[None]]] = {}
         self._stores: dict[str, StoreRow] = {}
         self._seen: dict[str, float] = {}
         self._failures: list[BaseException] = []
@@ -285,126 +256,74 @@ class Dispatch:
         if connector is None:
             self._record_silence(numbers, "the store could not be opened")
             return
+        with Scribe(f"erase {name}, written") as scribe:
+            self._erase_copies(connector, name, numbers, scribe)
+
+    def _erase_copies(self, connector: Connector, name: str, numbers: Sequence[int], scribe: Scribe) -> None:
+        """Let the scribe decide and write down while the store is asked; of a quick store, decide some copies ahead."""
         size = connector.capabilities().batch_size
-        at_once = size
-        left = list(numbers)
-        while left and name not in self._down:
+        left, at_once, is_quick = list(numbers), size, False
+        ahead: Future[Sent] | None = None
+        while (left or ahead) and name not in self._down:
             begun = time.monotonic()
-            some, left = left[:at_once], left[at_once:]
-            again, unread = self._erase_some(connector, name, some, size)
-            left = [*again, *left]
-            if unread:
-                # All that is left at once: a store tells what one copy holds from what the others hold as well.
-                with self._parts.transactions(self._tenant_id, write=False) as session:
-                    where = self._among(session, left)
-                self._complete_captures(where, name)
-                self._asked.update(left)
-            quick = time.monotonic() - begun < _QUICK_SECONDS
-            at_once = min(2 * at_once, max(size, _MOST_AT_ONCE)) if quick else size
+            may_be_old = ahead is not None
+            if ahead is None:
+                ahead, left = self._decided(name, left, at_once, scribe)
+            sent, ahead = ahead.result(), None
+            if is_quick and left and not sent.unread:
+                ahead, left = self._decided(name, left, at_once, scribe)
+            left = [*self._erase_sent(connector, name, sent, scribe, size=size, may_be_old=may_be_old), *left]
+            if sent.unread and name not in self._down:
+                left = sorted([*sent.unread, *left])
+                self._read_first(name, left)
+            is_quick = time.monotonic() - begun < _QUICK_SECONDS
+            at_once = min(2 * at_once, max(size, _MOST_AT_ONCE)) if is_quick else size
+        if ahead is not None and name in self._refused:
+            scribe.do(partial(self._sending.put_off, list(ahead.result().items))).result()
 
-    def _erase_some(
-        self, connector: Connector, name: str, numbers: Sequence[int], size: int
-    ) -> tuple[list[int], frozenset[int]]:
-        """Decide about these copies and mark them in one transaction; erase them in batches, each written down.
+    def _decided(self, name: str, left: Sequence[int], at_once: int, scribe: Scribe) -> tuple[Future[Sent], list[int]]:
+        return scribe.do(partial(self._sending.decide, name, left[:at_once])), list(left[at_once:])
 
-        Returns those that were not sent and are decided anew, since their decision grew old meanwhile, or, and these
-        once more by themselves, since what they hold has to be read first.
+    def _read_first(self, name: str, numbers: Sequence[int]) -> None:
+        """Read what these hold, all at once: a store tells what one copy holds from what the others hold as well."""
+        with self._parts.transactions(self._tenant_id, write=False) as session:
+            where = self._among(session, numbers)
+        self._complete_captures(where, name)
+        self._sending.asked(numbers)
+
+    def _erase_sent(
+        self, connector: Connector, name: str, sent: Sent, scribe: Scribe, *, size: int, may_be_old: bool
+    ) -> list[int]:
+        """Erase these copies in batches, each written down while the store is asked for the next one.
+
+        Returns those that were not sent, since their decision grew old meanwhile; they are decided anew.
         """
-        # Never around a call to a store: one that does not come back would leave the process without its collector.
-        with bulk.without_collector(), self._parts.transactions(self._tenant_id) as session:
-            work = load_work(session, self._tenant_id, self._owner)
-            sent = self._send(session, work, numbers, self._parts.instant(self._now))
-        decided = time.monotonic()
-        items, unread = list(sent.items.values()), sent.unread
+        items = list(sent.items.values())
         for start in range(0, len(items), size):
-            if start and time.monotonic() - decided > _QUICK_SECONDS:
-                return [*self._put_off([int(item.copy_id) for item in items[start:]]), *unread], unread
+            if (start or may_be_old) and time.monotonic() - sent.decided > _QUICK_SECONDS:
+                return scribe.do(partial(self._sending.put_off, _numbers(items[start:]))).result()
             self._seen[name] = time.monotonic()
             at, limit = self._parts.instant(self._now, sent.at), self._parts.store_seconds
-            batch = items[start : start + size]
             try:
-                receipts = connector.erase(batch, owner_identifiers=sent.owners, now=at, deadline=limit)
+                receipts = connector.erase(
+                    items[start : start + size], owner_identifiers=sent.owners, now=at, deadline=limit
+                )
             except Exception as error:  # noqa: BLE001 - as above: its copies were tried, the other stores go on
                 self._down.add(name)
-                self._record_silence([int(item.copy_id) for item in items[start:]], type(error).__name__)
-                return [], frozenset()
+                self._refused.add(name)
+                silence = partial(self._record_silence, _numbers(items[start:]), type(error).__name__)
+                scribe.do(silence).result()
+                return []
             if name in self._down:
-                return [], frozenset()
-            # At once: of what is not written down, a worker that takes over can only say that it was absent.
-            self._record(name, sent, receipts)
-        return sorted(unread), unread
-
-    def _put_off(self, numbers: list[int]) -> list[int]:
-        """Copies that were marked and not sent, as they were before."""
-        with self._parts.transactions(self._tenant_id) as session:
-            mine = sa.and_(self._among(session, numbers), col(CopyRow.state) == CopyState.RUNNING.value)
-            copies.update(session, mine, state=CopyState.PENDING.value, attempts=col(CopyRow.attempts) - 1)
-        return numbers
-
-    def _send(self, session: Session, work: Work, numbers: Sequence[int], at: datetime) -> _Sent:
-        """Mark those of these copies as running that may go by what is committed now."""
-        waiting = sa.and_(self._among(session, numbers), col(CopyRow.state) == CopyState.PENDING.value)
-        ready = copies.read(session, _Going, waiting)
-        plain, given = going_now(session, work, ready, self._now)
-        going = [copy for copy in ready if copy.ref in plain]
-        if len(going) < len(ready):
-            asked = self._locked(session, [copy.copy_no for copy in ready if copy.ref not in plain])
-            may = {copy.copy_no for copy in sort_out(session, [c for c in asked if _waits(c)], redecide(given))}
-            going = [copy for copy in ready if copy.ref in plain or copy.copy_no in may]
-        if not going:
-            return _Sent({}, {}, (), at)
-        found = captures_of(session, self._parts, work, going)
-        unread = frozenset(n for n, capture in found.items() if not capture.captured and n not in self._asked)
-        if unread:
-            going = [copy for copy in going if copy.copy_no not in unread]
-            found = {number: capture for number, capture in found.items() if number not in unread}
-        if not going:
-            return _Sent({}, {}, (), at, unread)
-        owners = owners_of(session, self._parts, work, going)
-        tried: dict[str, Any] = {"started_at": at, "attempts": col(CopyRow.attempts) + 1}
-        if lost := [copy.copy_no for copy in going if copy.copy_no not in found]:
-            where = sa.and_(self._among(session, lost), col(CopyRow.state) == CopyState.PENDING.value)
-            detail = "where it lies is not known any more"
-            copies.update(session, where, state=CopyState.FAILED.value, detail=detail, **tried)
-        if not found:
-            return _Sent({}, {}, (), at, unread)
-        where = sa.and_(self._among(session, found), col(CopyRow.state) == CopyState.PENDING.value)
-        if copies.update(session, where, state=CopyState.RUNNING.value, **tried) < len(found):
-            # Somebody settled one meanwhile: what is sent is what is marked.
-            mine = sa.and_(self._among(session, found), col(CopyRow.state) == CopyState.RUNNING.value)
-            marked = {copy.copy_no for copy in copies.read(session, _Number, mine)}
-            found = {number: capture for number, capture in found.items() if number in marked}
-        items = {number: capture.item(number) for number, capture in found.items()}
-        return _Sent(items, {copy.copy_no: copy for copy in going}, owners, at, unread)
-
-    def _record(self, name: str, sent: _Sent, receipts: Sequence[Receipt]) -> None:
-        """Write down what the store answered: one entry of the record, and one statement for all that ended alike."""
-        if not receipts:
-            return
-        # One instant for all that the store answered at once.
-        finished = self._parts.instant(self._now, sent.at, *{one.at for one in receipts})
-        alike: dict[tuple[str, str | None, str | None, str], list[int]] = {}
-        lines: list[dict[str, Any]] = []
-        for receipt in receipts:
-            number = int(receipt.copy_id)
-            before = sent.before[number]
-            tried = before.attempts + 1
-            state = _ENDS.get(receipt.outcome) or end_of_try(tried, self._parts, CopyState.FAILED)
-            level = receipt.level.value if receipt.level is not None else None
-            key = (_method(before.method, receipt), receipt.detail, level, state.value)
-            alike.setdefault(key, []).append(number)
-            lines.append({"copy": number, "state": state.value, "level": level})
-            if state in GONE:
-                self._treated.setdefault(name, set()).add(number)
-        body = {"owner": self._owner, "copies": lines}
-        with bulk.without_collector(), self._parts.transactions(self._tenant_id) as session:
-            at = self._parts.instant(self._now)
-            entry_id = self._parts.record.announce(session, self._tenant_id, Kind.COPY_ERASED, body, at)
-            for (method, detail, level, end), numbers in alike.items():
-                copies.update(
-                    session, self._among(session, numbers), method=method, detail=detail, finished_at=finished,
-                    verified_at=None, level=level, state=end, evidence=entry_id,
-                )  # fmt: skip
+                return []
+            # At once: of what is not written down, a worker that takes over can only say that it was absent. The store
+            # is asked for more meanwhile, and for no more than what is written then together.
+            self._sending.answered(name, sent, receipts)
+            waiting = self._written.setdefault(name, deque())
+            waiting.append(scribe.do(partial(self._sending.record, name)))
+            while len(waiting) > _MOST_UNWRITTEN:
+                waiting.popleft().result()
+        return []
 
     def _record_silence(self, numbers: Sequence[int], detail: str) -> None:
         """The store did not answer: nothing is known about these copies, so they are tried again."""
@@ -429,7 +348,7 @@ class Dispatch:
             reports = work.facts().get("reclaim", {})
             asked = sa.and_(self._unverified(), col(CopyRow.required).in_((Level.L2.value, Level.L3.value)))
             names = session.scalars(sa.select(col(CopyRow.store)).where(asked).distinct())
-            return {name for name in names if name not in reports or name in self._treated}
+            return {name for name in names if name not in reports or name in self._sending.treated}
 
     def _unverified(self) -> sa.ColumnElement[bool]:
         return sa.and_(self._of(*sorted(GONE)), col(CopyRow.verified_at).is_(None))
@@ -439,7 +358,7 @@ class Dispatch:
         if connector is None:
             return
         here = sa.and_(self._unverified(), col(CopyRow.store) == name)
-        treated = self._treated.get(name, set())
+        treated = self._sending.treated.get(name, set())
         with self._parts.transactions(self._tenant_id, write=False) as session:
             required = session.scalars(sa.select(col(CopyRow.required)).where(here).distinct())
             wanted = max((Level(level) for level in required if level != "key"), default=Level.L1)
@@ -469,7 +388,7 @@ class Dispatch:
         for start in range(0, len(numbers), size):
             with self._parts.transactions(self._tenant_id, write=False) as session:
                 work = load_work(session, self._tenant_id, self._owner)
-                some = copies.read(session, _Going, self._among(session, numbers[start : start + size]))
+                some = copies.read(session, Going, self._among(session, numbers[start : start + size]))
                 found = captures_of(session, self._parts, work, some)
                 owners = owners_of(session, self._parts, work, some)
             batch = [capture.item(number) for number, capture in found.items()]
@@ -490,20 +409,6 @@ class Dispatch:
         except Exception:  # noqa: BLE001 - as above
             return None
 
-    def _locked(self, session: Session, numbers: Sequence[int]) -> list[CopyRow]:
-        found: list[CopyRow] = []
-        for start in range(0, len(numbers), copies.CHUNK):
-            where = self._among(session, numbers[start : start + copies.CHUNK])
-            found += session.exec(select(CopyRow).where(where).order_by(col(CopyRow.copy_no)).with_for_update())
-        return found
 
-
-def _waits(copy: CopyRow) -> bool:
-    return copy.state == CopyState.PENDING
-
-
-def _method(before: str | None, receipt: Receipt) -> str:
-    """How it was erased; a copy that has a successor goes on naming it."""
-    if before is None or not before.startswith(ANEW):
-        return receipt.method
-    return f"{before.partition(';')[0]}; {receipt.method}"
+def _numbers(items: Sequence[Item]) -> list[int]:
+    return [int(item.copy_id) for item in items]

@@ -40,8 +40,10 @@ class RecordPort(Protocol):
         """Store a binding event and return its entry id; never inside a transaction."""
         ...
 
-    def announce(self, session: Session, tenant_id: int, kind: Kind, body: Mapping[str, Any], now: datetime) -> str:
-        """Write an announcing event in the caller's transaction and return its entry id."""
+    def announce(
+        self, session: Session, tenant_id: int, kind: Kind, body: Mapping[str, Any] | bytes, now: datetime
+    ) -> str:
+        """Write an announcing event in the caller's transaction and return its entry id; bytes are canonical JSON."""
         ...
 
     def ship_outbox(self, tenant_id: int, now: datetime) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ from sqlmodel import Session
 from connectors.base import Item
 from erasure.models import RequestRow
 from registry.keyed import NO_MONTH, canonical_json
-from vault.envelope import seal_small, unseal_small
+from vault.small import seal_value, unseal_value, unseal_values
 from vault.vault import Vault
 
 REQUEST_CLASS = "request"
@@ -116,15 +116,17 @@ class RequestSeal:
             self._session.add(row)
         self._has_footprint = True
 
-    def open_capture(self, sealed: bytes | None, ref: str) -> Capture | None:
-        """The capture of a copy; None where nothing was captured yet."""
-        if sealed is None:
-            return None
-        body = _CAPTURES.decode(self._open(f"copy/{ref}", sealed))
-        return Capture(locator=body.locator, canaries=body.canaries, captured=body.captured)
+    def open_captures(self, sealed: Sequence[tuple[str, bytes]]) -> list[Capture]:
+        """The captures of copies, by their public ids and what was sealed, in that order."""
+        if not sealed:
+            return []
+        named = [(f"{self._owner}/copy/{ref}", data) for ref, data in sealed]
+        opened = unseal_values(self._key, named, tenant=self._tenant, label=REQUEST_CLASS)
+        bodies = map(_CAPTURES.decode, opened)
+        return [Capture(body.locator, body.canaries, body.captured) for body in bodies]
 
     def _open(self, name: str, sealed: bytes) -> bytes:
-        return unseal_small(self._key, sealed, tenant=self._tenant, label=REQUEST_CLASS, name=f"{self._owner}/{name}")
+        return unseal_value(self._key, sealed, tenant=self._tenant, label=REQUEST_CLASS, name=f"{self._owner}/{name}")
 
     def _seal(self, name: str, data: bytes) -> bytes:
-        return seal_small(self._key, data, tenant=self._tenant, label=REQUEST_CLASS, name=f"{self._owner}/{name}")
+        return seal_value(self._key, data, tenant=self._tenant, label=REQUEST_CLASS, name=f"{self._owner}/{name}")

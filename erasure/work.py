@@ -15,6 +15,7 @@ from sqlmodel import Session
 
 from connectors.base import Level, ReclaimReport
 from erasure.additions import exceeds, was_shown
+from erasure.alike import ended_by
 from erasure.errors import UnknownRequest
 from erasure.facts import PlanInput
 from erasure.models import CopyRow, RequestRow
@@ -23,7 +24,7 @@ from erasure.plan import PlanCopy, going_plainly, redecide
 from erasure.request import CopyState
 from erasure.sealed import SWEEP_KEY, Capture, RequestSeal
 from erasure.selector import select_artifacts
-from erasure.standing import claim_of
+from erasure.standing import claim_of, standing
 from registry import bulk, subjects
 from registry.sets import members
 from retention.decide import DESTRUCTIVE
@@ -161,6 +162,20 @@ def goes(copy: CopyRow, line: PlanCopy) -> bool:
     return line.action in DESTRUCTIVE or (line.action == "review" and copy.method == BY_HAND)
 
 
+def going_alike(session: Session, work: Work, copies: Sequence[_Line], now: datetime) -> set[int]:
+    """Those of these artifacts, by number, that a request ends by what they have in common with others.
+
+    What decides is what is in force in this transaction, in which no hold is placed until its end. What is not among
+    them is not decided: see `going_now`.
+    """
+    if not isinstance(work.row, RequestRow):
+        return set()
+    keep_holds_out(session, work.tenant_id)
+    numbers = [copy.artifact_id for copy in copies if copy.artifact_id is not None]
+    known = standing(session, work.tenant_id)
+    return ended_by(session, work.tenant_id, numbers, claim=claim_of(work.row), known=known, now=now)
+
+
 def going_now(session: Session, work: Work, copies: Sequence[_Line], now: datetime) -> tuple[set[str], PlanInput]:
     """Which of these artifacts go whatever their own rows say, and what that was decided by.
 
@@ -243,9 +258,9 @@ def failed(session: Session, copy: CopyRow, parts: Parts, *, detail: str, end: C
 
 def captures_of(session: Session, parts: Parts, work: Work, copies: Iterable[_Sealed]) -> dict[int, Capture]:
     """The opened captures by copy number; copies without one are left out."""
-    seal = work.seal(session, parts)
-    found = {copy.copy_no: seal.open_capture(copy.sealed, copy.ref) for copy in copies}
-    return {number: capture for number, capture in found.items() if capture is not None}
+    known = [(copy.copy_no, copy.ref, copy.sealed) for copy in copies if copy.sealed is not None]
+    opened = work.seal(session, parts).open_captures([(ref, sealed) for _, ref, sealed in known])
+    return {number: capture for (number, _, _), capture in zip(known, opened, strict=True)}
 
 
 def owners_of(session: Session, parts: Parts, work: Work, copies: Sequence[_Line]) -> tuple[str, ...]:

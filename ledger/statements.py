@@ -51,7 +51,7 @@ def insert(
     behind = f" ON CONFLICT {conflict}" if conflict else ""
     if db.dialect.name == "postgresql":
         columns = zip(*rows, strict=True)
-        arrays = tuple(_array(db, _type_of(table, name), column) for name, column in zip(names, columns, strict=True))
+        arrays = tuple(array(db, _type_of(table, name), column) for name, column in zip(names, columns, strict=True))
         db.exec_driver_sql(_insert_arrays(table, names) + behind, arrays)
         return
     # Each run of a statement lets other threads have the interpreter, which this one then waits for: a thousand rows
@@ -88,7 +88,7 @@ def select_in(
         if len(values) == 1:  # one value is planned once, a list anew each time
             yield from _rows(db, f"{query} = %s::{kind}", (*known, values[0]))
         else:
-            yield from _rows(db, f"{query} = ANY(%s::{kind}[])", (*known, _array(db, kind, values)))
+            yield from _rows(db, f"{query} = ANY(%s::{kind}[])", (*known, array(db, kind, values)))
         return
     for start in range(0, len(values), _MOST):
         some = values[start : start + _MOST]
@@ -98,7 +98,8 @@ def select_in(
         yield from _rows(db, f"{head} IN ({','.join('?' * length)})", (*known, *some, *padding))
 
 
-def _array(db: sa.Connection, kind: str, values: Sequence[Any]) -> object:
+def array(db: sa.Connection, kind: str, values: Sequence[Any]) -> object:
+    """A column's values as the value of one `?` on PostgreSQL."""
     from ledger import arrays  # noqa: PLC0415 - PostgreSQL's driver is imported only where it is used
 
     arrays.accept(db)

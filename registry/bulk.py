@@ -17,9 +17,9 @@ from typing import Any, overload
 from sqlmodel import Session
 
 from ledger.models import microseconds
-from ledger.statements import insert, select, select_in
+from ledger.statements import array, insert, select, select_in
 
-__all__ = ["gather", "insert", "instant", "moment", "select", "select_in", "without_collector"]
+__all__ = ["array", "gather", "insert", "instant", "moment", "select", "select_in", "without_collector"]
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _collecting = threading.Lock()
