@@ -7,11 +7,13 @@ here: it waits for a human. Every copy that the registry counts is a line, so th
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from connectors.base import is_one_of
 from erasure.facts import ArtifactFact, PlanInput
 from erasure.plan import IDENTITY, VAULT, Plan, PlanCopy, depths_of, framed, instant_text
 from erasure.request import CopyState, Right
@@ -24,6 +26,7 @@ EXPORT_CLASS = "export"
 EARLIER_EXPORT = "an earlier export, handed out then"
 _OTHER_BASIS = "not processed on consent or a contract"
 _DERIVED = "inferred or derived, neither provided nor observed"
+SOMEBODY_ELSES = "its store says that it is somebody else's (GDPR Art. 15(4))"
 NOT_PORTABLE = (_OTHER_BASIS, _DERIVED)
 """Why a copy is no part of a portability answer."""
 REQUESTS = "requests"
@@ -106,6 +109,24 @@ def _artifact(
         depth=depth,
         others=others,
     )
+
+
+def is_somebody_elses(content: bytes, owner_field: str | None, mine: frozenset[str]) -> bool:
+    """Whether an item's content names another owner than the person, by the field in which its store says so.
+
+    Looked for in a JSON object and in what vector stores hang on one; content of another form says nothing.
+    """
+    if owner_field is None:
+        return False
+    try:
+        found = json.loads(content)
+    except ValueError:
+        return False
+    if not isinstance(found, Mapping):
+        return False
+    places = (found, *(found[name] for name in ("metadata", "payload") if isinstance(found.get(name), Mapping)))
+    owners = [place[owner_field] for place in places if place.get(owner_field) is not None]
+    return bool(owners) and not any(is_one_of(owner, mine) for owner in owners)
 
 
 def not_portable(fact: ArtifactFact, terms: Mapping[str, ClassTerms], source_type: str | None) -> str | None:

@@ -8,8 +8,9 @@ Making, in order (one pass; a crash anywhere begins it again):
  5. give it its name. A crash before 5 leaves a registered export without bytes, which the next pass replaces.
 
 Guarantees: one item is in memory at a time; what a store did not give is `failed` or `unreachable`, never left out;
-parts about others are left out and counted, unless a human released them. An export about a person whose erasure was
-approved meanwhile is not kept. Where there is nothing left to hand out, an empty package says why.
+parts about others are left out and counted, unless a human released them; what became somebody else's since it was
+planned, by the registry or by its store's own owner field, waits for a human too. An export about a person whose
+erasure was approved meanwhile is not kept. Where there is nothing left to hand out, an empty package says why.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from connectors.base import Item
+from connectors.base import Item, owner_forms
 from connectors.errors import ConnectorError
 from erasure import answer_plans, history
 from erasure.additions import addendum
 from erasure.errors import NotBuilt
-from erasure.export import EXPORT_CLASS, REQUESTS, Contents, Tally, manifest
+from erasure.export import EXPORT_CLASS, REQUESTS, SOMEBODY_ELSES, Contents, Tally, is_somebody_elses, manifest
 from erasure.handout import contents_of, json_bytes, request_view
 from erasure.models import CopyRow, RequestRow
 from erasure.packages import STORE
 from erasure.parts import Parts, Tenant
-from erasure.plan import IDENTITY, instant_text
+from erasure.plan import IDENTITY, Plan, instant_text
 from erasure.request import CopyState, State
 from erasure.selector import select_subjects, streams_within
 from erasure.standing import claim_of
-from erasure.work import failed
+from erasure.work import BY_HAND, failed
 from ledger import index
 from ledger.entry import Kind
 from ledger.models import EntryRow, PartRef
@@ -121,6 +122,14 @@ class _Entry:
         )
 
 
+class _Owned(NamedTuple):
+    """How a store says whose an item is, what it may say, and the copies that a human released whatever it says."""
+
+    by: str | None
+    mine: frozenset[str]
+    released: set[int]
+
+
 def make(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> None:
     """Make the export, or as much of it as is possible now. Raises: NotBuilt, and what database and log raise."""
     _Making(parts, tenant, request_id, now).run()
@@ -178,6 +187,7 @@ class _Making:
         fresh = answer_plans.plan_of(self._parts, row, given, self._now)
         with self._parts.transactions(self._tenant.tenant_id) as session:
             copies = history.copies_of(session, self._tenant.tenant_id, self._id)
+            self._ask_about(session, copies, fresh)
             more = addendum([history.plan_copy_of(copy) for copy in copies], fresh).added
             if more:
                 history.put_copies(session, self._tenant.tenant_id, self._id, more, {})
@@ -185,6 +195,18 @@ class _Making:
                 self._parts.record.announce(session, self._tenant.tenant_id, Kind.REQUEST_STATE, body, self._now)
             waiting = history.copies_of(session, self._tenant.tenant_id, self._id, CopyState.AWAITING_HUMAN)
             return not waiting
+
+    @staticmethod
+    def _ask_about(session: Session, copies: Sequence[CopyRow], fresh: Plan) -> None:
+        """What is about others by now, and was not when it was planned, waits for a human."""
+        asked = {(line.kind, line.ref): line for line in fresh.copies if line.state == CopyState.AWAITING_HUMAN}
+        for copy in copies:
+            line = asked.get((copy.kind, copy.ref))
+            if line is not None and copy.state in (CopyState.PENDING, CopyState.EXPORTED) and copy.method != BY_HAND:
+                copy.state, copy.detail = CopyState.AWAITING_HUMAN, line.detail
+                copy.collateral = None if line.collateral is None else dict(line.collateral)
+                session.add(copy)
+        session.flush()
 
     def _remove_leftovers(self) -> None:
         """Remove what crashed passes of requests that are over left unfinished."""
@@ -209,23 +231,32 @@ class _Making:
     def _artifacts(self, package: _Package) -> None:
         with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
             known = stores.in_force(session, self._tenant.tenant_id)
+            row = history.load(session, self._tenant.tenant_id, self._id)
+            names = subjects.names_of(session, self._parts.vault, row.tenant_id, row.subjects)
             by_store: dict[str, list[tuple[int, str, int, str]]] = defaultdict(list)
+            released = set()
             for copy in self._copies(session, "artifact"):
                 if copy.state in (CopyState.PENDING, CopyState.EXPORTED, CopyState.ALREADY_ABSENT):
                     by_store[copy.store].append((copy.copy_no, copy.ref, copy.artifact_id or 0, copy.data_class))
+                if copy.method == BY_HAND:
+                    released.add(copy.copy_no)
+        mine = owner_forms(
+            sorted({text for found in names.values() for one in found for text in (one.text, one.given)})
+        )
         for name, wanted in sorted(by_store.items()):
             try:
                 if name not in known:
                     raise OSError(name)
+                owned = _Owned(known[name].config.get("owner_field"), mine, released)
                 with self._parts.connect(known[name], True) as connector:
                     for start in range(0, len(wanted), READ_CHUNK):
-                        self._export(package, connector, wanted[start : start + READ_CHUNK], name)
+                        self._export(package, connector, wanted[start : start + READ_CHUNK], name, owned)
             except _UNREACHED:
                 for number, *_ in wanted:
                     package.fates.setdefault(number, (CopyState.UNREACHABLE, "the store did not answer"))
 
     def _export(
-        self, package: _Package, connector: Any, wanted: Sequence[tuple[int, str, int, str]], store: str
+        self, package: _Package, connector: Any, wanted: Sequence[tuple[int, str, int, str]], store: str, owned: _Owned
     ) -> None:
         with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
             rows = artifacts.by_numbers(session, self._tenant.tenant_id, [number for _, _, number, _ in wanted])
@@ -248,6 +279,9 @@ class _Making:
             ref, row, data_class = about[number]
             if content is None:
                 package.fates[number] = (CopyState.ALREADY_ABSENT, "not in its store any more")
+                continue
+            if number not in owned.released and is_somebody_elses(content, owned.by, owned.mine):
+                package.fates[number] = (CopyState.AWAITING_HUMAN, SOMEBODY_ELSES)
                 continue
             path = f"artifacts/{data_class}/{ref}.{_suffix(content)}"
             package.add(path, content, self._now, copy=number, artifact=ref, data_class=data_class, store=store)
@@ -441,9 +475,11 @@ class _Making:
                 failed(session, copy, self._parts, detail=detail or "", end=state)
                 copy.started_at = self._now
                 again = again or copy.state == CopyState.PENDING
+            elif state is CopyState.AWAITING_HUMAN:
+                copy.state, copy.detail, again = state, detail, True
             else:
                 copy.state, copy.detail, copy.finished_at = state, detail, self._now
-                copy.method = "read and written into the export"
+                copy.method = BY_HAND if copy.method == BY_HAND else "read and written into the export"
             session.add(copy)
         return again
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from erasure.errors import ExportNotReady, IllegalMove, InvalidRequest
+from erasure.export import SOMEBODY_ELSES
 from erasure.footprint import end_footprints
 from erasure.handout import EXPIRED, open_export
 from erasure.packages import STORE
@@ -137,6 +138,40 @@ def test_what_is_about_others_waits_for_a_human_and_the_choice_is_told_the_recor
     assert (line["registered"], line["exported"], line["withheld"]) == (2, 1, 1)
     events = [line["event"] for line in world.reader.get(world.acting(), request)["history"]]
     assert events.count("copy_settled") == 3
+
+
+def settled(world: World, request: str, outcome: str) -> tuple[str, str]:
+    """The one copy that waits for a human, with why, after the human's word on it."""
+    [copy] = [one for one in world.reader.copies(world.acting(), request) if one["state"] == "awaiting_human"]
+    world.desk.settle_copy(
+        world.acting("carol"), request, copy["copy"], outcome=outcome, comment="weighed", now=world.now
+    )
+    return copy["artifact"], copy["detail"]
+
+
+def test_what_became_somebody_elses_since_the_plan_waits_for_a_human_too(world: World) -> None:
+    # It went out with the rest: whose an item was, was asked when it was planned and never again.
+    world.note("n1", "only ada")
+    passed_on = world.note("n2", "bob has this desk by now")
+    joint = world.file("j.txt", "ada alone, at first")
+    request = ready(world)
+    with sqlite3.connect(world.database_file) as db:
+        db.execute("UPDATE note SET owner = ? WHERE id = 'n2'", (BOB,))
+    place = {"data_class": "summary", "store": "cvs", "locator": {"path": "j.txt"}}
+    world.register({**place, "subjects": [ADA], "sources": [world.note("b1", "a word of bob", owner=BOB)]})
+    world.work(2)
+    assert settled(world, request, "withhold") == (joint, "about other persons too (GDPR Art. 15(4))")
+    world.work(2)
+    with pytest.raises(ExportNotReady):
+        open_export(world.parts, world.acting(), request, world.now)
+    assert settled(world, request, "release") == (passed_on, SOMEBODY_ELSES)
+    world.work(2)
+    assert world.state(request) == "completed"
+    archive = package(world, request)
+    text = "".join(archive.read(name).decode() for name in archive.namelist())
+    assert "only ada" in text
+    assert "bob has this desk" in text, "a human released it"
+    assert "at first" not in text
 
 
 def test_an_access_request_cannot_be_settled_with_the_words_of_an_erasure(world: World) -> None:
