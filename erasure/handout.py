@@ -43,6 +43,7 @@ from vault.vault import Vault
 STREAM_BYTES = 256 * 1024
 EXPIRED = "the export has expired; ask again"
 ERASING = "its erasure is approved"
+JOINT = "not given out: somebody else asked in it too"
 _READY = (State.COMPLETED, State.COMPLETED_WITH_EXCEPTIONS)
 
 
@@ -234,7 +235,7 @@ def certificates_of(session: Session, tenant_id: int, request_ids: Sequence[str]
 def request_view(
     session: Session, parts: Parts, tenant_id: int, request_id: str, people: frozenset[int]
 ) -> dict[str, Any]:
-    """A past request as its person gets it; what was said in it only where one of `people` was verified in it."""
+    """A past request as its person gets it; what was said in it only where nobody but `people` was verified in it."""
     row = history.load(session, tenant_id, request_id)
     view: dict[str, Any] = {
         "id": row.request_id,
@@ -247,7 +248,7 @@ def request_view(
         "completed_at": None if row.completed_at is None else instant_text(row.completed_at),
     }
     if not people.isdisjoint(row.subjects):
-        view["said"] = _said(session, parts, row)
+        view["said"] = _said(session, parts, row) if people.issuperset(row.subjects) else JOINT
     return view
 
 

@@ -16,7 +16,7 @@ import pytest
 from erasure.errors import ExportNotReady, IllegalMove, InvalidRequest
 from erasure.export import SOMEBODY_ELSES
 from erasure.footprint import end_footprints
-from erasure.handout import EXPIRED, open_export
+from erasure.handout import EXPIRED, JOINT, open_export
 from erasure.packages import STORE
 from erasure.request_desk import RequestDesk
 from erasure.sweep_copies import Sweeps
@@ -216,6 +216,18 @@ def test_an_export_includes_past_requests_and_erasure_strips_the_identity_from_t
     assert {first, request, erased} <= asked.keys()
     assert "ada@example.org" not in json.dumps(asked)
     assert asked[erased]["state"] == "completed"
+
+
+def test_what_two_people_asked_together_is_given_to_neither_alone(world: World) -> None:
+    # Each got the other's name, and what the other had said.
+    world.note("n1", "ada's own")
+    world.note("n2", "bob's own", owner=BOB)
+    together = world.ask(ADA, BOB, right="access", note="bob is moving to 12 Byron Lane")
+    request = ready(world)
+    world.work()
+    [asked] = [one for one in json.loads(package(world, request).read("requests.json")) if one["id"] == together]
+    assert asked["said"] == JOINT
+    assert asked["state"] == "verified"
 
 
 @pytest.mark.scenario("F4")
