@@ -222,7 +222,7 @@ def test_what_two_people_asked_together_is_given_to_neither_alone(world: World) 
     # Each got the other's name, and what the other had said.
     world.note("n1", "ada's own")
     world.note("n2", "bob's own", owner=BOB)
-    together = world.ask(ADA, BOB, right="access", note="bob is moving to 12 Byron Lane")
+    together = world.ask(ADA, BOB, right="restriction", note="bob is moving to 12 Byron Lane")
     request = ready(world)
     world.work()
     [asked] = [one for one in json.loads(package(world, request).read("requests.json")) if one["id"] == together]
