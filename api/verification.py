@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from api.database import Database
-from api.index_check import check_index
+from api.index_check import check_index, read_places
 from api.kept_check import check_kept, known_certificates
 from api.settings import SettingRefused, Settings
 from audit.findings import Report
@@ -30,7 +30,7 @@ from ledger.anchors import Anchor, parse_anchors
 from ledger.errors import BadSignature, LogForked, MalformedAnchor, MalformedNote, ObjectHidden, ObjectMissing
 from ledger.keyring import CERTIFICATE, LOG, KeyWindow, follow, keys_prefix, parse_change
 from ledger.keyring import windows as windows_of
-from ledger.models import LogState, PartRef
+from ledger.models import STRETCH, LogState, PartPlaces
 from ledger.s3 import open_s3
 from ledger.signing import Ed25519Signer
 from ledger.timestamps import TimestampAddress
@@ -222,19 +222,24 @@ def part_states(sessions: Sessions, tenant_id: int) -> PartStates:
     def states(first: int, end: int) -> Mapping[tuple[int, int], str]:
         with sessions(tenant_id) as session:
             query = (
-                select(PartRef.idx, PartRef.part, DataKey.request)
+                select(PartPlaces.start, PartPlaces.places, PartPlaces.part, DataKey.request)
                 .join(
                     DataKey,
-                    sa.and_(col(DataKey.tenant_id) == PartRef.tenant_id, col(DataKey.key_id) == PartRef.key_id),
+                    sa.and_(col(DataKey.tenant_id) == PartPlaces.tenant_id, col(DataKey.key_id) == PartPlaces.key_id),
                 )
                 .where(
-                    PartRef.tenant_id == tenant_id,
-                    PartRef.idx >= first,
-                    PartRef.idx < end,
+                    PartPlaces.tenant_id == tenant_id,
+                    PartPlaces.start > first - STRETCH,
+                    PartPlaces.start < end,
                     col(DataKey.state).in_(_GONE),
                 )
             )
-            gone = session.exec(query).all()
+            gone = [
+                (start + place, part, request)
+                for start, places, part, request in session.exec(query)
+                for place in read_places(places)
+                if first <= start + place < end
+            ]
             if not gone:
                 return {}
             sweeps = set(session.exec(select(SweepRow.sweep_id).where(SweepRow.tenant_id == tenant_id)))

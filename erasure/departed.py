@@ -22,7 +22,7 @@ from sqlmodel import Session, col, select
 from erasure.models import RequestRow
 from erasure.plan import IDENTITY, IDENTITY_RULES, VAULT
 from erasure.request import OPEN
-from ledger.models import LogState
+from ledger.models import LogState, PartRef
 from registry import bulk, classes, streams, subjects
 from registry.keyed import NO_MONTH, chunks, hold_writer
 from registry.models import Subject
@@ -34,7 +34,7 @@ from retention.key_clocks import walk_of
 from retention.models import ConsentRow
 from retention.stops import Stops
 from retention.sweep import SweepItem
-from vault.models import DataKey, KeyState
+from vault.models import DataKey, KeyState, PartKey
 from vault.vault import Vault
 
 QUIET = timedelta(days=31)
@@ -55,12 +55,6 @@ _TALKING = (
 _WITH_KEYS = (
     "SELECT DISTINCT subject_id FROM vault_data_key WHERE tenant_id = ? AND data_class <> ? AND state <> ? "
     "AND subject_id"
-)
-_WITH_PARTS = (
-    "SELECT DISTINCT d.subject_id FROM vault_part_key p "
-    "JOIN part_ref r ON r.tenant_id = p.tenant_id AND r.idx = p.idx AND r.part = p.part "
-    "JOIN vault_data_key d ON d.tenant_id = r.tenant_id AND d.key_id = r.key_id "
-    "WHERE p.tenant_id = ? AND p.state <> ? AND d.subject_id"
 )
 
 
@@ -126,14 +120,53 @@ def left(session: Session, tenant_id: int, people: Iterable[int], now: datetime)
     for query, known in (
         (_WITH_COPIES, ()),
         (_WITH_KEYS, (IDENTITY, KeyState.DESTROYED.value)),
-        (_WITH_PARTS, (KeyState.DESTROYED.value,)),
         (_TALKING, (bulk.instant(now - _silence(session, tenant_id)),)),
     ):
         rows = bulk.select_in(session, query, (tenant_id, *known), everybody, "int8")
         found.update(number for (number,) in rows)
+    found |= _with_parts(session, tenant_id, set(everybody) - found)
     found |= subjects.fenced(session, tenant_id, everybody).keys()
     found |= _asking(session, tenant_id) | _consenting(session, tenant_id, everybody, now)
     return frozenset(number for number, names in one_person.items() if not names.isdisjoint(found))
+
+
+def _with_parts(session: Session, tenant_id: int, people: Collection[int]) -> set[int]:
+    """Those of these people, who have no record key any more, of whom a part has a key of its own."""
+    found: set[int] = set()
+    for some in chunks(sorted(people)) if _any_part_key(session, tenant_id) else ():
+        query = (
+            sa.select(col(DataKey.subject_id))
+            .join(
+                PartRef,
+                sa.and_(col(PartRef.tenant_id) == col(DataKey.tenant_id), col(PartRef.key_id) == col(DataKey.key_id)),
+            )
+            .join(
+                PartKey,
+                sa.and_(
+                    col(PartKey.tenant_id) == col(PartRef.tenant_id),
+                    col(PartKey.idx) == col(PartRef.idx),
+                    col(PartKey.part) == col(PartRef.part),
+                ),
+            )
+            .where(
+                col(DataKey.tenant_id) == tenant_id,
+                col(DataKey.subject_id).in_(some),
+                col(PartRef.tenant_id) == tenant_id,
+                col(PartKey.state) != KeyState.DESTROYED.value,
+            )
+            .distinct()
+        )
+        found.update(session.scalars(query))
+    return found
+
+
+def _any_part_key(session: Session, tenant_id: int) -> bool:
+    query = sa.select(sa.literal(1)).where(
+        col(PartKey.tenant_id) == tenant_id,
+        col(PartKey.destroyed_at).is_(None),
+        col(PartKey.state) != KeyState.DESTROYED.value,
+    )
+    return session.scalars(query.limit(1)).first() is not None
 
 
 def _silence(session: Session, tenant_id: int) -> timedelta:

@@ -357,7 +357,7 @@ class _Making:
                     PartRef,
                     sa.and_(col(PartRef.tenant_id) == col(EntryRow.tenant_id), col(PartRef.idx) == col(EntryRow.idx)),
                 )
-                .where(col(EntryRow.tenant_id) == self._tenant.tenant_id, col(PartRef.key_id).in_(chunk))
+                .where(col(PartRef.tenant_id) == self._tenant.tenant_id, col(PartRef.key_id).in_(chunk))
             )
             for name, idx, stream_no in session.execute(query):
                 if streams is None or stream_no in streams:

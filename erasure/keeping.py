@@ -34,8 +34,9 @@ from erasure.plan import PlanCopy, decide_key, instant_text, part_line
 from erasure.request import CopyState
 from erasure.standing import claim_of
 from erasure.work import PART, Work, facts_now, load_work
+from ledger import index
 from ledger.entry import Kind
-from ledger.models import EntryRow, PartRef
+from ledger.models import STRETCH, EntryRow, PartPlaces, PartRef
 from registry.keeping import PartUnderKeys
 from registry.keyed import chunks
 from retention.decide import Decision
@@ -48,6 +49,8 @@ PAGE = 5_000
 NOT_ASKED = "not_in_scope"
 """The ground of parts that a limited request is not about."""
 _NAMED = 1_000
+_PLACE_WIDTH = 4
+"""Characters of a place in a row of `PartPlaces`, about."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,14 +221,49 @@ class Outside:
     def page(self, session: Session, key_id: str, after: tuple[int, int]) -> list[PartUnderKeys]:
         """The next parts outside without keys of their own, in the order of the log, with every key that seals each."""
         columns = (col(PartRef.idx), col(PartRef.part), col(EntryRow.entry_id))
-        behind = sa.tuple_(col(PartRef.idx), col(PartRef.part)) > sa.tuple_(*map(sa.literal, after))
-        query = self._query([key_id], *columns).where(behind).order_by(col(PartRef.idx), col(PartRef.part))
-        found = {(idx, number): entry_id for idx, number, entry_id in session.execute(query.limit(PAGE))}
+        place = (col(PartRef.idx), col(PartRef.part))
+        found: dict[tuple[int, int], bytes] = {}
+        for starts in self._stretches(session, key_id, after[0]):
+            query = self._query([key_id], *columns).where(
+                col(PartRef.start).in_(starts), sa.tuple_(*place) > sa.tuple_(*map(sa.literal, after))
+            )
+            rows = session.execute(query.order_by(*place).limit(PAGE))
+            found = {(idx, number): entry_id for idx, number, entry_id in rows}
+            if found:
+                break
         sealed = _sealing(session, self.tenant_id, list(found))
         return [
             PartUnderKeys(idx=idx, part=number, entry_id=_uuid(entry_id), key_ids=sealed[idx, number])
             for (idx, number), entry_id in found.items()
         ]
+
+    def _stretches(self, session: Session, key_id: str, after: int) -> Iterator[list[int]]:
+        """Where the key seals something behind an index, in order, a page's worth or a little more at a time."""
+        last = after - STRETCH
+        while True:
+            rows = session.execute(
+                sa.select(col(PartPlaces.start), sa.func.length(col(PartPlaces.places)))
+                .where(
+                    col(PartPlaces.tenant_id) == self.tenant_id,
+                    col(PartPlaces.key_id) == key_id,
+                    col(PartPlaces.start) > last,
+                )
+                .order_by(col(PartPlaces.start))
+                .limit(PAGE)
+            ).all()
+            starts: list[int] = []
+            room = PAGE * _PLACE_WIDTH
+            for start, length in rows:
+                if room <= 0 and start != starts[-1]:
+                    yield starts
+                    starts, room = [], PAGE * _PLACE_WIDTH
+                starts.append(start)
+                room -= length
+            if starts:
+                yield starts
+            if len(rows) < PAGE:
+                return
+            last = rows[-1][0]
 
     def open_keys(self, session: Session, key_ids: Sequence[str]) -> set[str]:
         """The keys that seal a part outside which nothing else opens, and which is not lost already."""
@@ -333,15 +371,9 @@ def _sealing(
     session: Session, tenant_id: int, places: Sequence[tuple[int, int]]
 ) -> dict[tuple[int, int], tuple[str, ...]]:
     found: dict[tuple[int, int], list[str]] = {place: [] for place in places}
-    for chunk in chunks(sorted({idx for idx, _ in places})):
-        rows = session.execute(
-            sa.select(col(PartRef.idx), col(PartRef.part), col(PartRef.key_id)).where(
-                col(PartRef.tenant_id) == tenant_id, col(PartRef.idx).in_(chunk)
-            )
-        )
-        for idx, number, key_id in rows:
-            if (idx, number) in found:
-                found[idx, number].append(key_id)
+    for idx, number, key_id in index.refs_of(session, tenant_id, {idx for idx, _ in places}):
+        if (idx, number) in found:
+            found[idx, number].append(key_id)
     return {place: tuple(sorted(keys)) for place, keys in found.items()}
 
 

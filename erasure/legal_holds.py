@@ -38,7 +38,7 @@ from erasure.errors import HoldNotCarried
 from erasure.parts import Parts
 from erasure.sealed import Capture
 from ledger import expiry
-from ledger.models import EntryRow, Instant, LogState, PartRef, PayloadWalk
+from ledger.models import STRETCH, EntryRow, Instant, LogState, PartRef, PayloadWalk
 from registry import stores
 from registry.keyed import chunks
 from registry.models import Artifact, ScopeKey, StoreRow, StreamRow
@@ -356,7 +356,9 @@ def _concerned(
         .join(EntryRow, sa.and_(col(EntryRow.tenant_id) == PartRef.tenant_id, col(EntryRow.idx) == PartRef.idx))
         .join(DataKey, sa.and_(col(DataKey.tenant_id) == PartRef.tenant_id, col(DataKey.key_id) == PartRef.key_id))
         .where(
-            col(PartRef.tenant_id) == tenant_id,
+            col(PartRef.within) == tenant_id,
+            col(PartRef.start) > start - STRETCH,
+            col(PartRef.start) < end,
             col(PartRef.idx) >= start,
             col(PartRef.idx) < end,
             sa.or_(col(DataKey.state) != KeyState.DESTROYED.value, own_key),

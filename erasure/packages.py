@@ -15,7 +15,8 @@ from sqlmodel import Session, col
 
 from erasure.models import CopyRow, RequestRow
 from erasure.request import CopyState, Right
-from ledger.models import EntryRow, Instant, PartRef
+from ledger import index
+from ledger.models import EntryRow, Instant
 from registry.ids import artifact_name
 from registry.keyed import chunks
 from registry.models import Artifact
@@ -86,14 +87,14 @@ def _conditions(session: Session, tenant_id: int, hold: Hold) -> Iterator[sa.Col
         )
     if hold.data_classes:
         yield col(CopyRow.data_class).in_(sorted(hold.data_classes))
-    parts = sa.select(col(PartRef.key_id)).where(col(PartRef.tenant_id) == tenant_id)
-    for places in chunks(sorted(hold.entries)):
-        yield col(CopyRow.key_id).in_(parts.where(col(PartRef.idx).in_(places)))
+    entries = set(hold.entries)
     for streams in chunks(sorted(streams_of(session, tenant_id, hold.scopes)) if hold.scopes else []):
         within = sa.select(col(EntryRow.idx)).where(
             col(EntryRow.tenant_id) == tenant_id, col(EntryRow.stream_no).in_(streams)
         )
-        yield col(CopyRow.key_id).in_(parts.where(col(PartRef.idx).in_(within)))
+        entries.update(session.scalars(within))
+    for keys in chunks(sorted({key_id for _, _, key_id in index.refs_of(session, tenant_id, entries)})):
+        yield col(CopyRow.key_id).in_(keys)
 
 
 def _packages(session: Session, tenant_id: int, artifact_ids: Collection[int] | None = None) -> dict[str, int]:

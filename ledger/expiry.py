@@ -41,8 +41,8 @@ from ledger.errors import (
     StoreUnavailable,
 )
 from ledger.head import Transactions
-from ledger.index import chunks
-from ledger.models import EntryRow, Instant, LogState, PartRef, PayloadRow, PayloadWalk
+from ledger.index import batches_of, chunks
+from ledger.models import EntryRow, Instant, LogState, PartPlaces, PayloadRow, PayloadWalk
 from ledger.objects import ObjectStore
 from ledger.payload_names import NO_LOCK, PREFIX, is_ours, lock_end_of
 from ledger.payload_rows import fill, indexed_size
@@ -114,16 +114,13 @@ class Carried:
 
 def mark_batches(session: Session, tenant_id: int, key_ids: Sequence[str]) -> None:
     """Have the objects of every batch with a part of these keys looked into."""
-    firsts: set[int] = set()
+    starts: set[int] = set()
     for some in chunks(sorted(set(key_ids))):
-        query = (
-            sa.select(col(EntryRow.batch_first))
-            .join(PartRef, sa.and_(col(PartRef.tenant_id) == col(EntryRow.tenant_id), col(PartRef.idx) == EntryRow.idx))
-            .where(col(PartRef.tenant_id) == tenant_id, col(PartRef.key_id).in_(some))
-            .distinct()
+        query = sa.select(col(PartPlaces.start)).where(
+            col(PartPlaces.tenant_id) == tenant_id, col(PartPlaces.key_id).in_(some)
         )
-        firsts.update(session.scalars(query))
-    mark(session, tenant_id, firsts)
+        starts.update(session.scalars(query))
+    mark(session, tenant_id, set(batches_of(session, tenant_id, sorted(starts)).values()))
 
 
 def mark(session: Session, tenant_id: int, firsts: Collection[int]) -> None:

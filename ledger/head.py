@@ -196,7 +196,9 @@ def catch_up(parts: LogParts, head: Head, *, after: int | None) -> int:
         batch, digest = decode_batch(data), sha256(data).digest()
         require_continues(head, batch)
         headers = [decode_header(raw) for raw in batch.headers]
-        lines = index.decode_lines(parts.hot.get(head.key(index_key(batch.first, digest))))
+        lines = index.decode_lines(
+            parts.hot.get(head.key(index_key(batch.first, digest))), [header.id for header in headers]
+        )
         leaves = [header_hash(raw) for raw in batch.headers]
         if not added and note(parts.hot, head.log_id, Behind(size=head.size)):
             parts.behind()

@@ -5,8 +5,10 @@ Guarantees: each function runs in the caller's transaction and never commits. No
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from datetime import datetime
+from hashlib import sha256
+from itertools import accumulate
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -17,7 +19,8 @@ from sqlmodel import Session, col, select
 
 from ledger import recorders, statements
 from ledger.entry import Header
-from ledger.models import EntryRow, LogState, LogStream, PartRef, PayloadRow, microseconds
+from ledger.errors import RecordDamaged
+from ledger.models import STRETCH, EntryRow, LogState, LogStream, PartPlaces, PartRef, PayloadRow, microseconds
 from ledger.payload_names import rows_of
 
 _IN_LIMIT = 500
@@ -31,13 +34,17 @@ _ENTRY = (
     "run_no", "set_id", "at", "received", "digest", "noncanonical",
 )  # fmt: skip
 MAX_INDEX_BYTES = 256 * 1024 * 1024
+_COLUMNS = b"\x02"
+_OTHERS = "the index object of other entries"
+_NUMBERS = msgspec.json.Encoder()
+_PLACES = msgspec.json.Decoder(list[int])
 _T = TypeVar("_T")
 
 
 class IndexLine(msgspec.Struct, frozen=True, array_like=True):
     """What the index knows of an entry beside its header. Encoded into the unlocked store before the batch.
 
-    Append-only: new fields at the end, with a default.
+    Append-only: new fields at the end, with a default, and in `_Shared` likewise.
     """
 
     entry_id: str
@@ -50,23 +57,94 @@ class IndexLine(msgspec.Struct, frozen=True, array_like=True):
     key_ids: tuple[tuple[str, ...], ...]
 
 
+class _Shared(msgspec.Struct, frozen=True, array_like=True):
+    """What many lines of a batch have in common."""
+
+    class_version: int
+    stream_no: int
+    run_no: int | None
+    set_id: int
+    noncanonical: bool
+    key_ids: tuple[tuple[str, ...], ...]
+
+
+class _Columns(msgspec.Struct, frozen=True, array_like=True):
+    """The lines of a batch: `which` names what each shares. `ids` is a digest of their ids, which the headers hold."""
+
+    ids: bytes
+    shared: list[_Shared]
+    which: list[int]
+    digests: bytes
+    widths: list[int]
+
+
 def encode_lines(lines: Sequence[IndexLine]) -> bytes:
-    """Return the bytes of an index object: msgpack under zstd, in the order of the batch's headers."""
-    return zstandard.ZstdCompressor(level=3, write_checksum=True).compress(msgspec.msgpack.encode(lines))
+    """Return the bytes of an index object, in the order of the batch's headers.
+
+    A byte that names the version, then msgpack under zstd. Version 1, without that byte, held line after line.
+    """
+    shared: dict[_Shared, int] = {}
+    which = []
+    for line in lines:
+        one = _Shared(line.class_version, line.stream_no, line.run_no, line.set_id, line.noncanonical, line.key_ids)
+        which.append(shared.setdefault(one, len(shared)))
+    digests = [line.digest for line in lines]
+    ids = _digest_of_ids([line.entry_id for line in lines])
+    columns = _Columns(ids, list(shared), which, b"".join(digests), list(map(len, digests)))
+    packed = msgspec.msgpack.encode(columns)
+    return _COLUMNS + zstandard.ZstdCompressor(level=3, write_checksum=True).compress(packed)
 
 
-def decode_lines(data: bytes) -> list[IndexLine]:
-    """Return the lines of an index object. Raises: msgspec.MsgspecError for any other bytes."""
+def decode_lines(data: bytes, entry_ids: Sequence[str]) -> list[IndexLine]:
+    """Return the lines of an index object; `entry_ids` are those of the batch's headers.
+
+    Raises: msgspec.MsgspecError for any other bytes, and for the lines of other entries.
+    """
+    if not data.startswith(_COLUMNS):
+        lines = msgspec.msgpack.decode(_opened(data), type=list[IndexLine])
+        if [line.entry_id for line in lines] != list(entry_ids):
+            raise msgspec.DecodeError(_OTHERS)
+        return lines
+    columns = msgspec.msgpack.decode(_opened(data[len(_COLUMNS) :]), type=_Columns)
+    ends = list(accumulate(columns.widths))
+    if columns.ids != _digest_of_ids(entry_ids) or not len(ends) == len(columns.which) == len(entry_ids):
+        raise msgspec.DecodeError(_OTHERS)
+    if not all(0 <= number < len(columns.shared) for number in columns.which) or min(columns.widths, default=0) < 0:
+        message = "an index object that names what it does not hold"
+        raise msgspec.DecodeError(message)
+    return [
+        _line(entry_id, columns.shared[number], columns.digests[end - width : end])
+        for entry_id, number, end, width in zip(entry_ids, columns.which, ends, columns.widths, strict=True)
+    ]
+
+
+def _line(entry_id: str, shared: _Shared, digest: bytes) -> IndexLine:
+    return IndexLine(
+        entry_id=entry_id,
+        class_version=shared.class_version,
+        stream_no=shared.stream_no,
+        run_no=shared.run_no,
+        set_id=shared.set_id,
+        digest=digest,
+        noncanonical=shared.noncanonical,
+        key_ids=shared.key_ids,
+    )
+
+
+def _digest_of_ids(entry_ids: Sequence[str]) -> bytes:
+    return sha256("\n".join(entry_ids).encode()).digest()
+
+
+def _opened(frame: bytes) -> bytes:
     try:
-        size = zstandard.get_frame_parameters(data).content_size
+        size = zstandard.get_frame_parameters(frame).content_size
         if size > MAX_INDEX_BYTES:
             message = f"an index object of {size} bytes, at most {MAX_INDEX_BYTES} are read"
             raise msgspec.DecodeError(message)
-        plain = zstandard.ZstdDecompressor().decompress(data, allow_extra_data=False)
+        return zstandard.ZstdDecompressor().decompress(frame, allow_extra_data=False)
     except zstandard.ZstdError as error:
         message = "not an index object"
         raise msgspec.DecodeError(message) from error
-    return msgspec.msgpack.decode(plain, type=list[IndexLine])
 
 
 def chunks(values: Sequence[_T], size: int = _IN_LIMIT) -> Iterator[Sequence[_T]]:
@@ -124,7 +202,6 @@ def positions(session: Session, tenant_id: int, stream_nos: Iterable[int]) -> di
 def insert(session: Session, tenant_id: int, first: int, headers: Sequence[Header], lines: Sequence[IndexLine]) -> None:
     """Index one batch: entries, part references, stream heads."""
     entries: list[tuple[Any, ...]] = []
-    refs: list[tuple[Any, ...]] = []
     received: dict[datetime, int] = {}
     heads: dict[int, tuple[int, int, str, int]] = {}
     for idx, (header, line) in enumerate(zip(headers, lines, strict=True), start=first):
@@ -135,10 +212,10 @@ def insert(session: Session, tenant_id: int, first: int, headers: Sequence[Heade
             (tenant_id, idx, raw_id(header.id), first, line.stream_no, header.position, header.kind, header.data_class,
              line.class_version, line.run_no, line.set_id, microseconds(header.at), at, line.digest, line.noncanonical)
         )  # fmt: skip
-        refs += [(tenant_id, idx, number, key_id) for number, key_ids in enumerate(line.key_ids) for key_id in key_ids]
         heads[line.stream_no] = (tenant_id, line.stream_no, header.stream, header.position + 1)
     statements.insert(session, EntryRow, _ENTRY, entries)
-    statements.insert(session, PartRef, ("tenant_id", "idx", "part", "key_id"), refs)
+    packed = [(tenant_id, *row) for row in pack_refs(first, lines)]
+    statements.insert(session, PartPlaces, ("tenant_id", "start", "key_id", "part", "places"), packed)
     objects = rows_of(tenant_id, first, headers)
     if objects:
         session.connection().execute(sa.insert(PayloadRow), objects)
@@ -169,11 +246,49 @@ def stream_entries(
 def keys_of(session: Session, tenant_id: int, indexes: Sequence[int]) -> dict[tuple[int, int], list[str]]:
     """Return the key ids that seal each (entry index, part number)."""
     found: dict[tuple[int, int], list[str]] = {}
-    for part in chunks(indexes):
-        query = select(PartRef).where(PartRef.tenant_id == tenant_id, col(PartRef.idx).in_(part))
-        for row in session.exec(query):
-            found.setdefault((row.idx, row.part), []).append(row.key_id)
+    for idx, number, key_id in refs_of(session, tenant_id, indexes):
+        found.setdefault((idx, number), []).append(key_id)
     return found
+
+
+def refs_of(session: Session, tenant_id: int, indexes: Collection[int]) -> Iterator[tuple[int, int, str]]:
+    """Yield index, part number and key id of what is sealed of these entries; a part's keys in their order."""
+    wanted = frozenset(indexes)
+    starts = {
+        first + (idx - first) // STRETCH * STRETCH
+        for idx, first in batches_of(session, tenant_id, sorted(wanted)).items()
+    }
+    for some in chunks(sorted(starts)):
+        query = (
+            sa.select(col(PartPlaces.start), col(PartPlaces.part), col(PartPlaces.key_id), col(PartPlaces.places))
+            .where(col(PartPlaces.tenant_id) == tenant_id, col(PartPlaces.start).in_(some))
+            .order_by(col(PartPlaces.start), col(PartPlaces.key_id), col(PartPlaces.part))
+        )
+        for start, number, key_id, places in session.execute(query):
+            for place in unpack_places(places):
+                if start + place in wanted:
+                    yield start + place, number, key_id
+
+
+def pack_refs(first: int, lines: Sequence[IndexLine]) -> list[tuple[int, str, int, str]]:
+    """Return the rows of `PartPlaces` of one batch, without their tenant, in the order of their key."""
+    packed: dict[tuple[int, str, int], list[int]] = {}
+    for start in range(0, len(lines), STRETCH):
+        for place, line in enumerate(lines[start : start + STRETCH]):
+            for number, key_ids in enumerate(line.key_ids):
+                for key_id in key_ids:
+                    packed.setdefault((first + start, key_id, number), []).append(place)
+    return [(*key, _NUMBERS.encode(places).decode()) for key, places in sorted(packed.items())]
+
+
+def unpack_places(places: str) -> list[int]:
+    """Return the distances in a row of `PartPlaces`. Raises: RecordDamaged for any other text."""
+    try:
+        return _PLACES.decode(places)
+    except msgspec.MsgspecError as error:
+        raise RecordDamaged(
+            "altered", "a row of the index is not what was written; muniment rebuild makes it anew"
+        ) from error
 
 
 def sealed_by(session: Session, tenant_id: int, key_ids: Sequence[str]) -> list[PartRef]:

@@ -12,8 +12,12 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.engine import Dialect
-from sqlmodel import Field, SQLModel
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlmodel import Field, SQLModel, col
 
+STRETCH = 1_000
+"""Entries of a batch that one row of `PartPlaces` tells of at most. Changing it needs a revision that packs anew."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -155,16 +159,24 @@ class RecorderBeat(SQLModel, table=True):
     stream_no: int = Field(primary_key=True, sa_type=sa.BigInteger)
 
 
-class PartRef(SQLModel, table=True):
-    """Which data keys seal which part of an entry. Several rows for one part: a joint part."""
+class PartPlaces(SQLModel, table=True):
+    """The entries of one stretch of a batch of which a data key seals the part of this number.
 
-    __tablename__ = "part_ref"
+    `places` is a JSON array of distances from `start`, in ascending order. A batch is cut into stretches of
+    `STRETCH` entries from its own first one, so a row is written once, with its batch, and never changed. Several
+    rows with one place: a joint part. `PartRef` is the same, a row for each part and key.
+    """
+
+    __tablename__ = "part_places"
     tenant_id: int = Field(primary_key=True, sa_type=sa.BigInteger)
-    idx: int = Field(primary_key=True, sa_type=sa.BigInteger)
-    part: int = Field(primary_key=True)
+    start: int = Field(primary_key=True, sa_type=sa.BigInteger)
     key_id: str = Field(primary_key=True, max_length=32)
-    # Without a row id the key is the row: half the bytes of the largest table on SQLite.
-    __table_args__ = (sa.Index("ix_part_ref_key", "tenant_id", "key_id", "idx", "part"), {"sqlite_with_rowid": False})
+    part: int = Field(primary_key=True)
+    places: str = Field(sa_type=sa.Text)
+    __table_args__ = (
+        sa.Index("ix_part_places_key", "key_id", "tenant_id", "start", "part"),
+        {"sqlite_with_rowid": False},
+    )
 
 
 class PayloadRow(SQLModel, table=True):
@@ -194,6 +206,57 @@ class PayloadRow(SQLModel, table=True):
                  sqlite_where=sa.text("held"), postgresql_where=sa.text("held")),
         {"sqlite_with_rowid": False},
     )  # fmt: skip
+
+
+class _EachPlace(sa.sql.functions.FunctionElement[int]):
+    """A row for each number of a JSON array, in a column named `value`."""
+
+    name = "each_place"
+    inherit_cache = True
+
+
+@compiles(_EachPlace, "sqlite")
+def _on_sqlite(element: _EachPlace, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"json_each({compiler.process(element.clauses, **kw)})"
+
+
+@compiles(_EachPlace, "postgresql")
+def _on_postgresql(element: _EachPlace, compiler: SQLCompiler, **kw: Any) -> str:
+    return f"json_array_elements_text(CAST({compiler.process(element.clauses, **kw)} AS json))"
+
+
+def _unpacked() -> sa.Subquery:
+    each = _EachPlace(col(PartPlaces.places)).table_valued(sa.column("value", sa.BigInteger))
+    place = sa.cast(each.c.value, sa.BigInteger)
+    idx = (col(PartPlaces.start) + place).label("idx")
+    # Without statistics SQLite takes the tenant for narrower than a key, and reads every row of the tenant, or every
+    # entry before it unpacks. So the tenant comes out of what was unpacked, too: only the key is left to begin with.
+    tenant = (col(PartPlaces.tenant_id) + place * 0).label("tenant_id")
+    within: sa.Label[int] = col(PartPlaces.tenant_id).label("within")
+    query = sa.select(tenant, within, col(PartPlaces.start), col(PartPlaces.part), col(PartPlaces.key_id), idx)
+    return query.select_from(PartPlaces).join(each, sa.true()).subquery("part_ref")
+
+
+class PartRef:
+    """Which data keys seal which part of an entry: the rows of `PartPlaces` one by one, to read only.
+
+    A question by key costs what the key seals, and says `tenant_id` beside it. One by index names the stretches to
+    look in (`index.refs_of`, or `start` between the ends of a batch) and says `within`, which is the tenant too, and
+    which the primary key serves.
+    """
+
+    tenant_id: int
+    within: int
+    start: int
+    part: int
+    key_id: str
+    idx: int
+
+
+_PLACES = _unpacked()
+sa.orm.registry().map_imperatively(
+    PartRef, _PLACES, primary_key=[_PLACES.c.tenant_id, _PLACES.c.idx, _PLACES.c.part, _PLACES.c.key_id]
+)
 
 
 class PayloadWalk(SQLModel, table=True):

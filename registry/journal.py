@@ -65,7 +65,7 @@ CONTROL = (TENANT_TABLE, "token", "data_class", "kind", "machine", "store", "hol
 REBUILT = frozenset(
     {
         "entry",
-        "part_ref",
+        "part_places",
         "payload_object",
         "payload_walk",
         "log_state",

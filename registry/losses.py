@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 from sqlmodel import Session, col
 
-from ledger.models import EntryRow, PartRef
+from ledger.models import EntryRow, PartPlaces
 from registry.models import StreamRow
 from vault.models import DataKey, KeyState, PartKey
 
@@ -22,12 +22,13 @@ def lost_keys(session: Session, tenant_id: int) -> list[str]:
         for model in (DataKey, PartKey)
     )
     absent = session.scalar(
-        sa.select(sa.func.count(sa.distinct(col(PartRef.key_id))))
-        .select_from(PartRef)
+        sa.select(sa.func.count(sa.distinct(col(PartPlaces.key_id))))
+        .select_from(PartPlaces)
         .outerjoin(
-            DataKey, sa.and_(col(DataKey.tenant_id) == col(PartRef.tenant_id), col(DataKey.key_id) == PartRef.key_id)
+            DataKey,
+            sa.and_(col(DataKey.tenant_id) == col(PartPlaces.tenant_id), col(DataKey.key_id) == PartPlaces.key_id),
         )
-        .where(col(PartRef.tenant_id) == tenant_id, col(DataKey.key_id).is_(None))
+        .where(col(PartPlaces.tenant_id) == tenant_id, col(DataKey.key_id).is_(None))
     )
     found = []
     if lost:

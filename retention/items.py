@@ -16,6 +16,7 @@ from uuid import UUID
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from ledger import index
 from ledger.models import EntryRow, PartRef
 from registry import bulk, limited
 from registry.claims import Edge, claims_of
@@ -257,19 +258,11 @@ def load_entry(session: Session, tenant_id: int, entry_id: str, schedules: Mappi
 
 def _keys_of(session: Session, tenant_id: int, row: EntryRow) -> list[DataKey]:
     """The keys of the entry's class that seal something of it."""
-    query = (
-        select(DataKey)
-        .join(
-            PartRef,
-            sa.and_(col(PartRef.tenant_id) == col(DataKey.tenant_id), col(PartRef.key_id) == col(DataKey.key_id)),
-        )
-        .where(
-            PartRef.tenant_id == tenant_id,
-            PartRef.idx == row.idx,
-            DataKey.data_class == row.data_class,
-            DataKey.month != NO_MONTH,
-        )
-        .distinct()
+    query = select(DataKey).where(
+        DataKey.tenant_id == tenant_id,
+        col(DataKey.key_id).in_({key_id for _, _, key_id in index.refs_of(session, tenant_id, [row.idx])}),
+        DataKey.data_class == row.data_class,
+        DataKey.month != NO_MONTH,
     )
     return list(session.exec(query))
 

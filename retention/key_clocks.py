@@ -19,6 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from ledger import index
 from ledger.models import EntryRow, Instant, PartRef
 from registry.ids import first_id
 from registry.keyed import NO_MONTH, NOBODY, chunks
@@ -171,13 +172,11 @@ def entry_states(session: Session, tenant_id: int, indexes: Iterable[int]) -> di
     parts: dict[int, dict[int, list[tuple[str, str]]]] = defaultdict(lambda: defaultdict(list))
     kept: set[tuple[int, int]] = set()
     for some in chunks(wanted):
-        rows = session.execute(
-            sa.select(col(PartRef.idx), col(PartRef.part), col(DataKey.data_class), col(DataKey.state))
-            .join(DataKey, sa.and_(col(DataKey.tenant_id) == PartRef.tenant_id, col(DataKey.key_id) == PartRef.key_id))
-            .where(col(PartRef.tenant_id) == tenant_id, col(PartRef.idx).in_(some))
-        )
-        for idx, number, data_class, state in rows:
-            parts[idx][number].append((data_class, state))
+        refs = list(index.refs_of(session, tenant_id, some))
+        keys = _classes_and_states(session, tenant_id, {key_id for _, _, key_id in refs})
+        for idx, number, key_id in refs:
+            if key_id in keys:
+                parts[idx][number].append(keys[key_id])
         own = session.execute(
             sa.select(col(PartKey.idx), col(PartKey.part)).where(
                 col(PartKey.tenant_id) == tenant_id,
@@ -195,6 +194,16 @@ def entry_states(session: Session, tenant_id: int, indexes: Iterable[int]) -> di
         ]
         if gone and all(gone):
             found[idx] = "erased"
+    return found
+
+
+def _classes_and_states(session: Session, tenant_id: int, key_ids: Collection[str]) -> dict[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = {}
+    for some in chunks(sorted(key_ids)):
+        query = sa.select(col(DataKey.key_id), col(DataKey.data_class), col(DataKey.state)).where(
+            col(DataKey.tenant_id) == tenant_id, col(DataKey.key_id).in_(some)
+        )
+        found.update((key_id, (data_class, state)) for key_id, data_class, state in session.execute(query))
     return found
 
 

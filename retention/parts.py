@@ -7,16 +7,18 @@ Opens nothing and decides nothing.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import groupby
 from uuid import UUID
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from ledger.models import EntryRow, PartRef
+from ledger import index
+from ledger.models import EntryRow, PartPlaces, PartRef
 from registry.keyed import NOBODY, chunks
 from registry.limited import scopes_of
 from registry.models import ScopeKey, StreamRow
@@ -78,17 +80,11 @@ def load_parts(session: Session, tenant_id: int, places: Iterable[PartPlace]) ->
             )
         )
         entries.update({row.idx: row for row in rows})
-        refs = session.execute(
-            sa.select(col(PartRef.idx), col(PartRef.part), col(PartRef.key_id), col(DataKey.subject_id))
-            .join(
-                DataKey,
-                sa.and_(col(DataKey.tenant_id) == col(PartRef.tenant_id), col(DataKey.key_id) == col(PartRef.key_id)),
-            )
-            .where(col(PartRef.tenant_id) == tenant_id, col(PartRef.idx).in_(chunk))
-        )
-        for idx, number, key_id, subject in refs:
-            if (idx, number) in wanted:
-                sealed[idx, number][key_id] = subject
+    refs = [ref for ref in index.refs_of(session, tenant_id, indexes) if ref[:2] in wanted]
+    people = _subjects_of(session, tenant_id, {key_id for _, _, key_id in refs})
+    for idx, number, key_id in refs:
+        if key_id in people:
+            sealed[idx, number][key_id] = people[key_id]
     scopes = scopes_of(session, tenant_id, [row.stream_no for row in entries.values()])
     return {
         (idx, number): RecordPart(
@@ -107,25 +103,40 @@ def load_parts(session: Session, tenant_id: int, places: Iterable[PartPlace]) ->
 
 def joint_places(session: Session, tenant_id: int, key_ids: Collection[str]) -> dict[str, set[PartPlace]]:
     """The parts that more than one key seals, by the keys asked for."""
-    mine, other = sa.orm.aliased(PartRef), sa.orm.aliased(PartRef)
-    found: dict[str, set[PartPlace]] = defaultdict(set)
-    for chunk in chunks(sorted(key_ids)):
-        rows = session.execute(
-            sa.select(col(mine.key_id), col(mine.idx), col(mine.part))
-            .join(
-                other,
-                sa.and_(
-                    col(other.tenant_id) == col(mine.tenant_id),
-                    col(other.idx) == col(mine.idx),
-                    col(other.part) == col(mine.part),
-                    col(other.key_id) != col(mine.key_id),
-                ),
-            )
-            .where(col(mine.tenant_id) == tenant_id, col(mine.key_id).in_(chunk))
-            .distinct()
+    wanted = set(key_ids)
+    stretches: set[tuple[int, int]] = set()
+    for chunk in chunks(sorted(wanted)):
+        mine = sa.select(col(PartPlaces.start), col(PartPlaces.part)).where(
+            col(PartPlaces.tenant_id) == tenant_id, col(PartPlaces.key_id).in_(chunk)
         )
-        for key_id, idx, part in rows:
-            found[key_id].add((idx, part))
+        stretches.update((start, part) for start, part in session.execute(mine))
+    found: dict[str, set[PartPlace]] = defaultdict(set)
+    for starts in chunks(sorted({start for start, _ in stretches})):
+        rows = session.execute(
+            sa.select(col(PartPlaces.start), col(PartPlaces.part), col(PartPlaces.key_id), col(PartPlaces.places))
+            .where(col(PartPlaces.tenant_id) == tenant_id, col(PartPlaces.start).in_(starts))
+            .order_by(col(PartPlaces.start), col(PartPlaces.part))
+        )
+        for (start, part), keys in groupby(rows, key=lambda row: (row.start, row.part)):
+            sealed = (
+                [(row.key_id, index.unpack_places(row.places)) for row in keys] if (start, part) in stretches else []
+            )
+            times = Counter(place for _, places in sealed for place in places)
+            for key_id, places in sealed:
+                if key_id in wanted:
+                    joint = {(start + place, part) for place in places if times[place] > 1}
+                    if joint:
+                        found[key_id] |= joint
+    return found
+
+
+def _subjects_of(session: Session, tenant_id: int, key_ids: Collection[str]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for chunk in chunks(sorted(key_ids)):
+        query = sa.select(col(DataKey.key_id), col(DataKey.subject_id)).where(
+            col(DataKey.tenant_id) == tenant_id, col(DataKey.key_id).in_(chunk)
+        )
+        found.update((key_id, subject) for key_id, subject in session.execute(query))
     return found
 
 
@@ -170,15 +181,9 @@ def places_in(
     """The parts of these entries that these keys seal, by key."""
     wanted = set(key_ids)
     found: dict[str, set[PartPlace]] = defaultdict(set)
-    for chunk in chunks(sorted(entries)):
-        rows = session.execute(
-            sa.select(col(PartRef.key_id), col(PartRef.idx), col(PartRef.part)).where(
-                col(PartRef.tenant_id) == tenant_id, col(PartRef.idx).in_(chunk)
-            )
-        )
-        for key_id, idx, part in rows:
-            if key_id in wanted:
-                found[key_id].add((idx, part))
+    for idx, part, key_id in index.refs_of(session, tenant_id, entries):
+        if key_id in wanted:
+            found[key_id].add((idx, part))
     return found
 
 
@@ -236,8 +241,8 @@ def kept_places(session: Session, tenant_id: int, subjects: Collection[int]) -> 
                 ),
             )
             .where(
-                col(PartKey.tenant_id) == tenant_id,
                 col(PartKey.state) == KeyState.LIVE.value,
+                col(PartRef.tenant_id) == tenant_id,
                 col(PartRef.key_id).in_(some),
             )
         )

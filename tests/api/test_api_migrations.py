@@ -10,6 +10,7 @@ import pytest
 import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
+from sqlmodel import Session, col
 
 from api import migrate
 from api.database import APP_ROLE, AUTH_ROLE, Database, NestedTransaction
@@ -18,6 +19,9 @@ from api.settings import load
 from api.wiring import build
 from infra.migrations.schema import METADATA, SHARED
 from infra.migrations.write_next import VERSIONS, source, tenant_columns
+from ledger import index
+from ledger.index import IndexLine
+from ledger.models import PartPlaces, PartRef
 from registry.models import KindRow, Tenant, Token
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -67,6 +71,57 @@ def unguarded(database: Database) -> set[str]:
     with database.engine.connect() as connection:
         made = set(sa.inspect(connection).get_table_names())
         return (made & tenant_columns().keys()) - set(connection.scalars(sa.text(query)))
+
+
+def test_places_of_keys_are_packed_as_the_record_would_write_them(empty: Database) -> None:
+    """Two tenants; batches of 1 and of 2,500 entries, a joint part, and one entry without an index row."""
+    migrate.upgrade(empty, "0004")
+    refs = [
+        (tenant, idx, part, key_id)
+        for tenant in (7, 8)
+        for idx in range(2_502)
+        for part, keys in enumerate((("a", "b") if idx == 9 else ("a",), ("s",)))
+        for key_id in keys
+    ]
+    entries = [
+        {"t": tenant, "i": idx, "id": f"{tenant}/{idx}".encode(), "b": 0 if idx == 0 else 1}
+        for tenant in (7, 8)
+        for idx in range(2_501)
+    ]
+    with empty.engine.begin() as connection:
+        connection.execute(
+            sa.text(
+                "INSERT INTO entry (tenant_id, idx, entry_id, batch_first, stream_no, position, kind, data_class, "
+                "class_version, set_id, at, received, digest, noncanonical) "
+                "VALUES (:t, :i, :id, :b, 0, :i, 'note', 'chat', 1, 0, 0, 0, :id, false)"
+            ),
+            entries,
+        )
+        connection.execute(
+            sa.text("INSERT INTO part_ref (tenant_id, idx, part, key_id) VALUES (:t, :i, :p, :k)"),
+            [{"t": tenant, "i": idx, "p": part, "k": key_id} for tenant, idx, part, key_id in refs],
+        )
+    migrate.upgrade(empty)
+    with Session(empty.engine) as session:
+        unpacked = session.execute(
+            sa.select(col(PartRef.tenant_id), col(PartRef.idx), col(PartRef.part), col(PartRef.key_id))
+        )
+        assert sorted(map(tuple, unpacked)) == sorted(refs)
+        # Wherever an index row says in which batch an entry lies, its keys are found by its place.
+        assert list(index.refs_of(session, 8, [2_500, 9, 0])) == [
+            (0, 0, "a"), (0, 1, "s"), (9, 0, "a"), (9, 0, "b"), (9, 1, "s"), (2_500, 0, "a"), (2_500, 1, "s"),
+        ]  # fmt: skip
+        rows = session.execute(
+            sa.select(col(PartPlaces.start), col(PartPlaces.key_id), col(PartPlaces.part), col(PartPlaces.places))
+            .where(col(PartPlaces.tenant_id) == 7, col(PartPlaces.start).between(1, 2_500))
+            .order_by(col(PartPlaces.start), col(PartPlaces.key_id))
+        )
+        lines = [
+            IndexLine(entry_id="", class_version=1, stream_no=0, run_no=None, set_id=0, digest=b"", noncanonical=False,
+                      key_ids=(("a", "b") if number == 8 else ("a",), ("s",)))
+            for number in range(2_500)
+        ]  # fmt: skip
+        assert list(map(tuple, rows)) == index.pack_refs(1, lines)
 
 
 def test_a_newer_schema_is_refused_and_left_alone(empty: Database) -> None:
@@ -128,6 +183,7 @@ REVISIONS = {
     "0002_parts_payload_consents.py": "5f8b730aa148678c2c24218259a92ac04f49f32bd5f5baf7b2017ce7d7f4b753",
     "0003_reviews_of_record_keys.py": "a007f2b797c57c15ade6e9e1b8ea573483c7ebb0ad1b7827f76ab6e06b146d81",
     "0004_copies_that_change_in_place.py": "6312ec1c68b4bd0a3af74c8b3794a8095518126917602821f61593a1a9ce914a",
+    "0005_places_of_keys.py": "1b518f662802bde4f029bb16c2d1ef19743eb6c8f7d3a3c942ae5a5a3433e536",
 }
 """What was merged once is history: databases stand at it. A change of the models is a new revision."""
 
@@ -144,6 +200,7 @@ def test_the_revisions_together_guard_every_table_of_the_models() -> None:
         written: dict[str, Any] = {}
         exec(compile(file.read_text(encoding="utf-8"), file.name, "exec"), written)  # noqa: S102 - our own text
         tenanted |= written["TENANTED"]
+        tenanted = {table: column for table, column in tenanted.items() if table not in written.get("DROPPED", ())}
         shared |= set(written["SHARED"])
     assert tenanted == tenant_columns()
     assert shared == set(SHARED)

@@ -194,11 +194,27 @@ def test_index_rows_and_lines_that_are_gone_or_another_s_are_named(written: Kept
     with engine.begin() as connection:
         connection.execute(sa.text("DELETE FROM entry WHERE tenant_id = :t AND idx = 3"), {"t": tenant})
         connection.execute(
-            sa.text("UPDATE part_ref SET key_id = :k WHERE tenant_id = :t AND idx = 5 AND part = 0"),
+            sa.text("UPDATE part_places SET key_id = :k WHERE tenant_id = :t AND start = 5 AND part = 0"),
             {"k": "0" * 32, "t": tenant},
         )
+        # The same place in another spelling, a place that is not there, and what nobody can read.
+        starts = list(
+            connection.scalars(
+                sa.text("SELECT start FROM part_places WHERE tenant_id = :t AND start > 5 AND part = 1 LIMIT 3"),
+                {"t": tenant},
+            )
+        )
+        for start, places in zip(starts, ("[0 ]", "[0,1]", "["), strict=True):
+            connection.execute(
+                sa.text("UPDATE part_places SET places = :p WHERE tenant_id = :t AND start = :s AND part = 0"),
+                {"p": places, "t": tenant, "s": start},
+            )
     report = auditor.look()
-    assert [(one.verdict, one.index) for one in report.findings] == [(Verdict.MISSING, 3), (Verdict.ALTERED, 5)]
+    found = [(one.verdict, one.index) for one in report.findings]
+    assert found[:2] == [(Verdict.MISSING, 3), (Verdict.ALTERED, 5)]
+    # These rows tell of many entries each: all are named that one of them says something else of.
+    assert {max(start for start in starts if start <= (index or 0)) for _, index in found[2:]} == set(starts)
+    assert {verdict for verdict, _ in found[2:]} == {Verdict.ALTERED}
     assert report.exit_code == 1
     lines = sorted((written.folder / "hot" / written.acting.log_id / "index").iterdir())
     lines[2].unlink()

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 
 ADA, BO = "email:ada@example.org", "email:bo@example.org"
 LARGE = ("artifact", "copy", "derivation", "scope_key", "subject", "subject_identifier", "subject_set",
-         "subject_set_member", "entry", "part_ref", "vault_data_key", "tombstone", "request_event")  # fmt: skip
+         "subject_set_member", "entry", "part_places", "vault_data_key", "tombstone", "request_event")  # fmt: skip
 ALIAS = re.compile(r"\b(?:FROM|JOIN)\s+[a-z_]+\s+(?:AS\s+)?[a-z_]+\b")
 _WHOLE = ("(tenant_id=?)", "(tenant_id=? AND tenant_id=?)")
 _SMALL = "ix_artifact_erasing"

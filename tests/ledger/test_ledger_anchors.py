@@ -47,7 +47,17 @@ from ledger.lease import Lease
 from ledger.log import Log
 from ledger.memory_objects import MemoryStore
 from ledger.merkle import consistency_proof, leaf_hash, reader_of, root, verify_consistency
-from ledger.models import EntryRow, LogKnock, LogLease, LogState, LogStream, OutboxRow, PartRef, PayloadRow, StagedRow
+from ledger.models import (
+    EntryRow,
+    LogKnock,
+    LogLease,
+    LogState,
+    LogStream,
+    OutboxRow,
+    PartPlaces,
+    PayloadRow,
+    StagedRow,
+)
 from ledger.notefile import read_notes
 from ledger.signing import Ed25519Cosigner, Ed25519Signer, verifier_from_vkey
 from ledger.witness import cosigned, parse_witness
@@ -58,7 +68,7 @@ NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 TENANT = 7
 LOG_ID = "cd" * 16
 ORIGIN = f"muniment/{LOG_ID}"
-_MODELS = (LogState, LogKnock, LogLease, LogStream, EntryRow, PartRef, PayloadRow, OutboxRow, StagedRow)
+_MODELS = (LogState, LogKnock, LogLease, LogStream, EntryRow, PartPlaces, PayloadRow, OutboxRow, StagedRow)
 
 
 def seed(generation: int, name: str = ORIGIN) -> bytes:

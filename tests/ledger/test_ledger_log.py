@@ -31,13 +31,23 @@ from ledger.lease import Lease
 from ledger.log import Log
 from ledger.memory_objects import MemoryStore
 from ledger.merkle import root, verify_consistency, verify_inclusion
-from ledger.models import EntryRow, LogKnock, LogLease, LogState, LogStream, OutboxRow, PartRef, PayloadRow, StagedRow
+from ledger.models import (
+    EntryRow,
+    LogKnock,
+    LogLease,
+    LogState,
+    LogStream,
+    OutboxRow,
+    PartPlaces,
+    PayloadRow,
+    StagedRow,
+)
 from ledger.signing import Ed25519Signer, Verifier, verifier_from_vkey
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 TENANT = 7
 LOG_ID = "ab" * 16
-_MODELS = (LogState, LogLease, LogStream, EntryRow, PartRef, PayloadRow, OutboxRow, StagedRow, LogKnock)
+_MODELS = (LogState, LogLease, LogStream, EntryRow, PartPlaces, PayloadRow, OutboxRow, StagedRow, LogKnock)
 _TABLES = [SQLModel.metadata.tables[str(model.__tablename__)] for model in _MODELS]
 
 
@@ -375,7 +385,7 @@ def test_a_bucket_whose_batches_were_cut_behind_a_checkpoint_stops_the_log(bench
     bench.locked.vanish(f"{LOG_ID}/batch/{1:020d}")
     with Session(bench.engine) as session:
         session.execute(sa.delete(EntryRow).where(col(EntryRow.idx) == 1))
-        session.execute(sa.delete(PartRef).where(col(PartRef.idx) == 1))
+        session.execute(sa.delete(PartPlaces).where(col(PartPlaces.start) == 1))
         state = session.exec(select(LogState)).one()
         state.size, state.batch_first = backup[0]
         state.batch_count, state.checkpoint_size = 1, 0

@@ -170,7 +170,7 @@ def test_a_log_rewritten_by_its_operator_is_refused_and_found_by_the_auditor(pla
         shutil.rmtree(path)
     place.services = place.open(place.anchors)
     with place.services.database.transaction(acting.tenant_id) as session:
-        for table in ("entry", "part_ref"):
+        for table in ("entry", "part_places"):
             session.connection().exec_driver_sql(f"DELETE FROM {table}")
         session.connection().exec_driver_sql("UPDATE log_stream SET position=0")
         session.connection().exec_driver_sql(

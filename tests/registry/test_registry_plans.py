@@ -17,7 +17,7 @@ from registry.identifiers import parse_subject
 from retention.copies import copy_ends
 
 LARGE = ("artifact", "derivation", "scope_key", "subject", "subject_identifier", "subject_set", "subject_set_member",
-         "entry", "part_ref", "vault_data_key", "tombstone")  # fmt: skip
+         "entry", "part_places", "vault_data_key", "tombstone")  # fmt: skip
 
 ALIAS = re.compile(r"\b(?:FROM|JOIN)\s+[a-z_]+\s+(?:AS\s+)?[a-z_]+\b")
 

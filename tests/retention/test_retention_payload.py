@@ -19,7 +19,7 @@ from ledger import expiry
 from ledger.entry import Kind, decode_header, uuid7
 from ledger.errors import ObjectMissing, StoreUnavailable
 from ledger.expiry import Expiry
-from ledger.models import EntryRow, LogState, PartRef, PayloadRow
+from ledger.models import EntryRow, LogState, PartPlaces, PayloadRow
 from registry.playback import read_entries
 from retention.sweep import Brakes
 from vault.models import DataKey, KeyState, PartKey
@@ -183,7 +183,7 @@ def test_a_lost_key_and_an_unknown_one_keep_an_object(locked: Any) -> None:
     keys = destroy(house, "spoken")
     with house.transaction() as session:
         session.exec(update(DataKey).where(col(DataKey.key_id) == keys[0]).values(state=KeyState.LOST))
-        session.exec(update(PartRef).where(col(PartRef.key_id) == keys[1]).values(key_id="unheard-of"))
+        session.exec(update(PartPlaces).where(col(PartPlaces.key_id) == keys[1]).values(key_id="unheard-of"))
         expiry.mark(session, house.tenant_id, {row.batch_first for row in session.exec(select(EntryRow))})
     move(house, 2040, 8, 20)
     assert house.sweep()["payload_objects"]["planned"] == 0
