@@ -37,8 +37,15 @@ _STORED = 2
 _STORED_BYTE = bytes([_STORED])
 _STORED_HEAD = 5
 _STORED_STEP = 8
-_LEVEL = 3  # single events: the ratio stands still above it (measured with the dictionary of version 1)
+_LEVEL = 3
 _MANY = 200
+_TEXT = range(400, 8_000)
+"""Sizes of bodies that are searched longer: text of 700 bytes gets an eighth shorter for 7 us, one of 300 hardly."""
+# A frame of any parameters opens with the dictionary alone, so they are no part of the format.
+_LAZY = zstandard.ZstdCompressionParameters(
+    strategy=zstandard.STRATEGY_LAZY, window_log=15, chain_log=14, hash_log=14, search_log=1, min_match=5,
+    target_length=8, write_content_size=True, write_checksum=False, write_dict_id=False,
+)  # fmt: skip
 _DIGEST_END = 33
 _HEAD = 37
 _DICTIONARIES = {1: "v1.zstd-dictionary"}
@@ -48,7 +55,7 @@ def pack(body: bytes) -> bytes:
     """Return the padded plaintext of ``body``. Raises TooLarge above 32 MiB."""
     if len(body) > MAX_BODY_BYTES:
         raise TooLarge(len(body), MAX_BODY_BYTES)
-    return _framed(body, _tools().compressor.compress(body))
+    return _framed(body, _tools().for_size(len(body)).compress(body))
 
 
 def pack_many(bodies: Sequence[bytes]) -> list[bytes]:
@@ -56,11 +63,20 @@ def pack_many(bodies: Sequence[bytes]) -> list[bytes]:
     for body in bodies:
         if len(body) > MAX_BODY_BYTES:
             raise TooLarge(len(body), MAX_BODY_BYTES)
+    texts = [number for number, body in enumerate(bodies) if len(body) in _TEXT]
+    if 0 < len(texts) < len(bodies):
+        rest = [number for number, body in enumerate(bodies) if len(body) not in _TEXT]
+        packed = {
+            number: one
+            for numbers in (texts, rest)
+            for number, one in zip(numbers, pack_many([bodies[number] for number in numbers]), strict=True)
+        }
+        return [packed[number] for number in range(len(bodies))]
     if not any(bodies):  # the compressor takes no batch of nothing
         return [pack(body) for body in bodies]
     # The compressor lets go of the interpreter meanwhile, and where there are many it takes a second core.
     threads = 2 if len(bodies) >= _MANY else 1
-    frames = _tools().compressor.multi_compress_to_buffer(list(bodies), threads=threads)
+    frames = _tools().for_size(len(bodies[0])).multi_compress_to_buffer(list(bodies), threads=threads)
     return [_framed(body, frames[number].tobytes()) for number, body in enumerate(bodies)]
 
 
@@ -137,14 +153,22 @@ def _require_padding(packed: bytes, end: int, size: int) -> None:
 
 
 class _Tools(threading.local):
-    """One compressor and decompressor a thread: zstandard's are not to be shared between threads."""
+    """Compressors and a decompressor a thread: zstandard's are not to be shared between threads."""
 
     def __init__(self) -> None:
-        dictionary = _dictionary(_VERSION)
-        self.compressor = zstandard.ZstdCompressor(
-            level=_LEVEL, dict_data=dictionary, write_content_size=True, write_checksum=False, write_dict_id=False
+        self._usual = zstandard.ZstdCompressor(
+            level=_LEVEL,
+            dict_data=_dictionary(_VERSION),
+            write_content_size=True,
+            write_checksum=False,
+            write_dict_id=False,
         )
-        self.decompressor = zstandard.ZstdDecompressor(dict_data=dictionary)
+        self._text = zstandard.ZstdCompressor(dict_data=_dictionary(_VERSION, for_text=True), compression_params=_LAZY)
+        self.decompressor = zstandard.ZstdDecompressor(dict_data=_dictionary(_VERSION))
+
+    def for_size(self, size: int) -> zstandard.ZstdCompressor:
+        """The compressor of bodies of this size."""
+        return self._text if size in _TEXT else self._usual
 
 
 @cache
@@ -153,8 +177,12 @@ def _tools() -> _Tools:
 
 
 @cache
-def _dictionary(version: int) -> zstandard.ZstdCompressionDict:
+def _dictionary(version: int, *, for_text: bool = False) -> zstandard.ZstdCompressionDict:
     data = (Path(__file__).parent / "dictionaries" / _DICTIONARIES[version]).read_bytes()
     dictionary = zstandard.ZstdCompressionDict(data, dict_type=zstandard.DICT_TYPE_FULLDICT)
-    dictionary.precompute_compress(level=_LEVEL)
+    # What a dictionary was prepared for decides how it is searched, whatever the compressor is told.
+    if for_text:
+        dictionary.precompute_compress(compression_params=_LAZY)
+    else:
+        dictionary.precompute_compress(level=_LEVEL)
     return dictionary

@@ -50,6 +50,22 @@ def test_so_many_bodies_that_two_cores_take_them_keep_their_order(count: int) ->
     assert pack_many(bodies) == [pack(body) for body in bodies]
 
 
+@given(st.lists(st.integers(min_value=0, max_value=9_000), max_size=8))
+def test_bodies_of_sizes_that_are_searched_differently_keep_their_order(sizes: list[int]) -> None:
+    bodies = [(b"%d where is my order, please? " % size * 400)[:size] for size in sizes]
+    packed = pack_many(bodies)
+    assert packed == [pack(body) for body in bodies]
+    assert [unpack(one) for one in packed] == bodies
+
+
+def test_a_message_of_a_few_hundred_bytes_gets_no_longer_than_by_zstd_alone() -> None:
+    # With the dictionary at level 3 it was 5 % longer: what was found in the dictionary hid what stands in the text.
+    text = (Path(build.__file__).parent.parent / "packing.py").read_text(encoding="utf-8")
+    bodies = [json.dumps({"role": "user", "content": text[at : at + 700]}).encode() for at in range(0, 7_000, 700)]
+    alone = sum(len(zstandard.ZstdCompressor(level=3).compress(body)) for body in bodies)
+    assert sum(int.from_bytes(pack(body)[33:37], "big") for body in bodies) < 0.95 * alone
+
+
 def test_one_body_over_the_limit_stops_the_many_before_any_is_packed() -> None:
     with pytest.raises(TooLarge):
         pack_many([b"x", bytes(MAX_BODY_BYTES + 1)])
