@@ -31,7 +31,8 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     """A sealed entry on its way to the sequencer, which alone sets index, position and previous hash.
 
     `digest` is keyed and tells a repeat from an id conflict. `subjects` are the surrogates of the persons in each part,
-    for the fence; `stream_no`, `run_no`, `set_id` are surrogates for the index.
+    for the fence; `stream_no`, `run_no`, `set_id` are surrogates for the index. `stem` is the header's text but for its
+    places (`entry.stem_of`), where whoever sealed made it already; it counts where no part is dropped.
     """
 
     entry_id: str
@@ -52,6 +53,7 @@ class Draft(msgspec.Struct, frozen=True, kw_only=True):
     subjects: tuple[tuple[int, ...], ...]
     digest: bytes
     noncanonical: bool = False
+    stem: tuple[str, ...] | None = None
 
 
 class PlacedState(StrEnum):

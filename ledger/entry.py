@@ -30,6 +30,7 @@ from enum import StrEnum
 from functools import lru_cache
 
 import msgspec
+from msgspec import structs
 
 from ledger.errors import MalformedHeader
 from ledger.merkle import HASH_SIZE, leaf_hash, root
@@ -204,6 +205,9 @@ class _WireHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
 
 
 _DECODER = msgspec.json.Decoder(_WireHeader, strict=True)
+_NOWHERE = "x"
+_AT_NOWHERE = f'"obj":"{_NOWHERE}","off":0'
+_FIRST = f'"position":0,"previous":"{NO_PREVIOUS.hex()}"'
 
 
 def encode_header(header: Header) -> bytes:
@@ -242,6 +246,34 @@ def encode_header(header: Header) -> bytes:
         f'{"null" if seq is None else _count(seq, "seq")},"sources":{_count(count, "sources")},'
         f'"sources_root":{sources}{end}'
     ).encode("ascii")
+    if len(data) > MAX_HEADER_BYTES:
+        reason = f"{len(data)} bytes, at most {MAX_HEADER_BYTES} are allowed"
+        raise MalformedHeader(reason)
+    return data
+
+
+def stem_of(header: Header) -> tuple[str, ...]:
+    """Return a header's text but for what the log sets: of each part where it lies, then position and previous hash.
+
+    Those of `header` do not matter. `with_place` makes the header's bytes of it. Raises: MalformedHeader.
+    """
+    nowhere = tuple([structs.replace(part, object=_NOWHERE, offset=0) for part in header.parts])
+    text = encode_header(structs.replace(header, position=0, previous=NO_PREVIOUS, parts=nowhere)).decode()
+    # No value holds a quotation mark, so these are met where they are written and nowhere else.
+    before, _, after = text.partition(_FIRST)
+    return (*before.split(_AT_NOWHERE), after)
+
+
+def with_place(stem: tuple[str, ...], parts: Sequence[Part], position: int, previous: bytes) -> bytes:
+    """Return the bytes that `encode_header` makes of a header with this stem, these places and this position.
+
+    Raises: MalformedHeader; the places are those of the log itself, and are not checked.
+    """
+    pieces = [stem[0]]
+    for part, following in zip(parts, stem[1:-1], strict=True):
+        pieces.append(f'"obj":"{part.object}","off":{part.offset}{following}')
+    pieces.append(f'"position":{position},"previous":"{previous.hex()}"{stem[-1]}')
+    data = "".join(pieces).encode("ascii")
     if len(data) > MAX_HEADER_BYTES:
         reason = f"{len(data)} bytes, at most {MAX_HEADER_BYTES} are allowed"
         raise MalformedHeader(reason)

@@ -14,7 +14,7 @@ from hashlib import sha256
 from ledger.batches import MAX_HEADERS_BYTES, Batch, batch_key
 from ledger.checkpoint import sign_note
 from ledger.draft import Draft, SealedPart
-from ledger.entry import Header, Part, encode_header, header_hash, uuid7
+from ledger.entry import Header, Part, encode_header, header_hash, uuid7, with_place
 from ledger.head import Head
 from ledger.index import IndexLine
 
@@ -83,7 +83,10 @@ def chain(fresh: Fresh, stored: Mapping[int, Part], *, previous: bytes, position
             sources_root=draft.sources_root,
             parts=tuple(parts),
         )
-        raw = encode_header(header)
+        if draft.stem is None or dropped:
+            raw = encode_header(header)
+        else:
+            raw = with_place(draft.stem, parts, position, previous)
         size += len(raw) + 1
         if size > MAX_HEADERS_BYTES:
             break

@@ -64,7 +64,9 @@ def put(session: Session, tenant_id: int, drafts: Sequence[Draft], stored: Mappi
     """Write drafts whose parts are all stored, and knock; returns the row's id."""
     wire: _Wire = [
         (
-            structs.replace(draft, parts=tuple(structs.replace(part, ciphertext=b"") for part in draft.parts)),
+            structs.replace(
+                draft, parts=tuple(structs.replace(part, ciphertext=b"") for part in draft.parts), stem=None
+            ),
             tuple(stored[id(part)] for part in draft.parts),
         )
         for draft in drafts

@@ -19,7 +19,7 @@ from registry.acting import Acting
 from registry.drafting import MAX_AHEAD, Drafting, EntryShape, Item, lock_end
 from registry.entries import EntryIn, Parsed, ParsedPart
 from registry.sealing import ALGORITHM
-from registry.sheets import Saying, SealedSheet, SealOrder, Shape, Sheet, spoken_for
+from registry.sheets import Saying, SealedSheet, SealOrder, Shape, ShapedHeader, Sheet, spoken_for
 from vault.vault import Vault
 
 
@@ -72,6 +72,7 @@ class SheetDrafting:
         return SealOrder(
             tenant=str(self._acting.tenant_id),
             log_id=self._acting.log_id,
+            received=self._now,
             digest_key=self._drafting.digest_key,
             keys=self._drafting.keys,
             shapes=[_shape(self._meant.get(number)) for number in range(len(self._sheet.sayings))],
@@ -93,6 +94,7 @@ class SheetDrafting:
         sheet, now = self._sheet, self._now
         odd = frozenset(sheet.odd)
         parts, digests = zip(sealed.ciphertexts, sealed.hashes, strict=True), iter(sealed.digests)
+        stems = iter(sealed.stems)
         made: list[Draft] = []
         for place, (number, says, at, seq) in enumerate(
             zip(sheet.numbers, sheet.says, sheet.ats, sheet.seqs, strict=True)
@@ -133,6 +135,7 @@ class SheetDrafting:
                 subjects=shape.people,
                 digest=next(digests),
                 noncanonical=place in odd,
+                stem=next(stems),
             )
             items[number].draft = draft
             made.append(draft)
@@ -151,8 +154,19 @@ class SheetDrafting:
 def _shape(meant: _Meant | None) -> Shape | None:
     if meant is None:
         return None
-    parts = tuple((place.prk.number, place.bound) for place in meant.shape.places)
-    return Shape(parts, meant.spoken, meant.shape.facts)
+    shape, sent = meant.shape, meant.sent
+    parts = tuple((place.prk.number, place.bound) for place in shape.places)
+    header = ShapedHeader(
+        kind=sent.kind,
+        data_class=sent.data_class,
+        recorder=shape.recorder,
+        stream=shape.stream.stream_id,
+        sources_count=len(sent.sources),
+        sources_root=meant.sources_root,
+        algorithm=ALGORITHM,
+        roles=tuple(place.role for place in shape.places),
+    )
+    return Shape(parts, meant.spoken, shape.facts, header)
 
 
 def _parsed(saying: Saying, entry_id: str, now: datetime) -> Parsed:

@@ -11,18 +11,19 @@ the bytes that arrived. A sheet holds no body, but of the kinds that machines li
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any
 
 import msgspec
 
+from ledger.entry import NO_PREVIOUS, Header, Part, stem_of
 from registry.entries import BODY, JSON, EntryIn, MalformedEntry, Parsed, parse_entry, split_batch, split_lines
 from registry.machines import KINDS
 from vault.envelope import entry_of
 from vault.mac import Mac
-from vault.sealing import Job, seal_parts
+from vault.sealing import Job, Sealed, seal_parts
 
 DIGEST_BYTES = 16
 """Of the keyed digest that tells a repeat from another content under the same id."""
@@ -84,6 +85,19 @@ class Sheet(msgspec.Struct, frozen=True, array_like=True):
     heard: dict[int, bytes]
 
 
+class ShapedHeader(msgspec.Struct, frozen=True, array_like=True):
+    """What the headers of entries of one saying have in common; `roles` are those of the parts, in order."""
+
+    kind: str
+    data_class: str
+    recorder: str | None
+    stream: str
+    sources_count: int
+    sources_root: bytes | None
+    algorithm: str
+    roles: tuple[str, ...]
+
+
 class Shape(msgspec.Struct, frozen=True, array_like=True):
     """How entries of one saying are sealed: for each part the number of its key and how its context ends.
 
@@ -94,6 +108,7 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
     parts: tuple[tuple[int, bytes], ...]
     spoken: bytes | None
     facts: bytes
+    header: ShapedHeader
 
 
 class SealOrder(msgspec.Struct, frozen=True, array_like=True):
@@ -101,24 +116,31 @@ class SealOrder(msgspec.Struct, frozen=True, array_like=True):
 
     tenant: str
     log_id: str
+    received: datetime
     digest_key: bytes
     keys: list[bytes]
     shapes: list[Shape | None]
 
 
 class SealedSheet(msgspec.Struct, frozen=True, array_like=True):
-    """Ciphertexts and their SHA-256, entry by entry and part by part; the keyed digest of each entry's bytes."""
+    """Ciphertexts and their SHA-256, entry by entry and part by part.
+
+    Of each entry the keyed digest of its bytes and the stem of its header (`ledger.entry.stem_of`).
+    """
 
     ciphertexts: list[bytes]
     hashes: list[bytes]
     digests: list[bytes]
+    stems: list[tuple[str, ...]]
 
 
 class Content(msgspec.Struct, frozen=True):
-    """What one entry of a sheet consists of: its saying, its id, its bytes and the bytes of its parts."""
+    """What one entry of a sheet consists of: its saying, id, time and number, its bytes and those of its parts."""
 
     says: int
     entry_id: str
+    at: datetime
+    seq: int | None
     raw: bytes
     parts: list[bytes]
 
@@ -156,7 +178,7 @@ def read_sheet(data: bytes, *, lines: bool, most: int) -> tuple[Sheet, list[Cont
             says = known[key] = len(sheet.sayings)
             sheet.sayings.append(Saying(*key))
         here = len(contents)
-        contents.append(Content(says, sent.id, raw, [part.data for part in parsed.parts]))
+        contents.append(Content(says, sent.id, parsed.at, sent.seq, raw, [part.data for part in parsed.parts]))
         sheet.numbers.append(number)
         sheet.says.append(says)
         sheet.ids.append(sent.id)
@@ -188,7 +210,40 @@ def seal_sheet(contents: Sequence[Content], order: SealOrder) -> SealedSheet:
         jobs.append((key, entry + bound, shape.facts, True))
         digests.append(digest.of(content.entry_id, content.raw))
     sealed = seal_parts(order.keys, jobs)
-    return SealedSheet([one for one, _ in sealed], [one for _, one in sealed], digests)
+    parts = iter(sealed)
+    stems = [
+        _stem(content, shape.header, order.received, parts)
+        for content in contents
+        if (shape := order.shapes[content.says]) is not None
+    ]
+    return SealedSheet([one for one, _ in sealed], [one for _, one in sealed], digests, stems)
+
+
+def _stem(content: Content, shaped: ShapedHeader, received: datetime, sealed: Iterator[Sealed]) -> tuple[str, ...]:
+    parts = tuple(
+        [
+            Part(role=role, algorithm=shaped.algorithm, length=len(ciphertext), sha256=digest, object="", offset=0)
+            # The roles come first: where they end, what was sealed of the next entry stays.
+            for role, (ciphertext, digest) in zip(shaped.roles, sealed, strict=False)
+        ]
+    )
+    return stem_of(
+        Header(
+            id=content.entry_id,
+            kind=shaped.kind,
+            data_class=shaped.data_class,
+            at=content.at,
+            received=received,
+            recorder=shaped.recorder,
+            seq=content.seq,
+            stream=shaped.stream,
+            position=0,
+            previous=NO_PREVIOUS,
+            sources_count=shaped.sources_count,
+            sources_root=shaped.sources_root,
+            parts=parts,
+        )
+    )
 
 
 class Digests:

@@ -92,6 +92,28 @@ def test_the_bytes_of_version_one_never_change() -> None:
     assert entry.encode_header(example()).decode() == expected
 
 
+@given(header=headers | sourced, others=st.data())
+def test_a_stem_with_its_places_is_the_header(header: Header, others: st.DataObject) -> None:
+    places = [others.draw(st.tuples(st.just(f"payload/{n}"), counts)) for n in range(len(header.parts))]
+    elsewhere = tuple(
+        replace(part, object=name, offset=at) for part, (name, at) in zip(header.parts, places, strict=True)
+    )
+    position, previous = others.draw(counts), others.draw(digests)
+    wanted = entry.encode_header(replace(header, parts=elsewhere, position=position, previous=previous))
+    assert entry.with_place(entry.stem_of(header), elsewhere, position, previous) == wanted
+
+
+def test_a_stem_is_refused_as_its_header_is_and_so_is_one_that_grows_too_long() -> None:
+    with pytest.raises(MalformedHeader):
+        entry.stem_of(example(kind="Not A Kind"))
+    stem = entry.stem_of(example())
+    (part,) = example().parts
+    with pytest.raises(MalformedHeader, match="at most"):
+        entry.with_place(stem, [replace(part, object="x" * entry.MAX_HEADER_BYTES)], 0, bytes(32))
+    with pytest.raises(ValueError, match="zip"):
+        entry.with_place(stem, [], 0, bytes(32))
+
+
 @given(header=headers | sourced)
 def test_headers_read_back_and_are_canonical_json(header: Header) -> None:
     data = entry.encode_header(header)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from api.wiring import MAX_ENTRIES
-from ledger.entry import uuid7
+from ledger.entry import decode_header, uuid7
 from registry import classes, subjects
 from registry.acting import Acting
 from registry.classes import STARTER_CLASSES
@@ -108,6 +108,11 @@ def read(desk: Desk, entry_id: str) -> dict[str, Any]:
     return view
 
 
+def header_of(desk: Desk, entry_id: str) -> bytes:
+    proof = desk.call("auditor", "GET", f"/v1/record/entries/{entry_id}/proof")
+    return base64.b64decode(proof["header"])
+
+
 def test_a_prepared_call_is_stored_answered_and_read_as_one_that_is_not(desk: Desk, running: Running) -> None:
     other, entries = new_desk(running), mixed()
     with_process, without = prepared(desk, entries), alone(other, entries)
@@ -120,6 +125,8 @@ def test_a_prepared_call_is_stored_answered_and_read_as_one_that_is_not(desk: De
         assert here == there
     assert read(desk, entries[3]["id"])["parts"][1]["blob"] == base64.b64encode(bytes(range(256))).decode()
     assert read(desk, entries[5]["id"])["actor"] == "Miss Jones"
+    header = decode_header(header_of(desk, entries[3]["id"]))
+    assert [one.role for one in header.parts] == ["part.0", "part.1", "skeleton"]
     stored = [one["index"] for one in with_process.results if one["status"] == "stored"]
     assert stored == sorted(set(stored))
     other.close()

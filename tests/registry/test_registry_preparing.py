@@ -19,7 +19,7 @@ import pytest
 
 from ledger.entry import uuid7
 from registry.preparing import LEAST_BYTES, Preparing, Taken
-from registry.sheets import SealedSheet, SealOrder, Shape, read_sheet
+from registry.sheets import SealedSheet, SealOrder, Shape, ShapedHeader, read_sheet
 from vault.envelope import context, in_entry, unseal
 from vault.packing import pack, unpack
 
@@ -43,10 +43,10 @@ def call(count: int = 100, text: str = "x", **more: Any) -> bytes:
 
 
 def order(tenant: str, taken: Taken, key: bytes = KEY) -> SealOrder:
-    shape = Shape(PARTS, None, pack(b"{}"))
-    return SealOrder(
-        tenant=tenant, log_id="log", digest_key=b"d", keys=[key], shapes=[shape] * len(taken.sheet.sayings)
-    )
+    roles = ("part.0", "skeleton")
+    header = ShapedHeader("turn.user", "transcript", None, "a" * 32, 0, None, "c2sp-chunked-aes256gcm", roles)
+    shape = Shape(PARTS, None, pack(b"{}"), header)
+    return SealOrder(tenant, "log", NOW, b"d", [key], [shape] * len(taken.sheet.sayings))
 
 
 @contextmanager

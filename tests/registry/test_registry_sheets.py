@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ledger.entry import uuid7
+from ledger.entry import Part, decode_header, uuid7, with_place
 from registry.drafting import parsed_item
 from registry.entries import MalformedEntry
 from registry.keyed import Lookups
-from registry.sheets import Content, Digests, SealOrder, Shape, Sheet, read_sheet, seal_sheet, spoken_for
+from registry.sheets import Content, Digests, SealOrder, Shape, ShapedHeader, Sheet, read_sheet, seal_sheet, spoken_for
 from tests.registry.conftest import House
 from vault.envelope import context, entry_of, in_entry, unseal
 from vault.errors import NotDecryptable
@@ -37,6 +37,14 @@ def entry(number: int, **more: Any) -> dict[str, Any]:
         "body": {"n": number},
     }
     return {name: value for name, value in {**made, **more}.items() if value is not ...}
+
+
+def part_at(name: str, offset: int, length: int) -> Part:
+    return Part(role="", algorithm="", length=length, sha256=b"", object=name, offset=offset)
+
+
+def shaped(*roles: str) -> ShapedHeader:
+    return ShapedHeader("turn.user", "transcript", None, "a" * 32, 0, None, "c2sp-chunked-aes256gcm", roles)
 
 
 def taken(*entries: dict[str, Any] | bytes, lines: bool = False) -> tuple[Sheet, list[Content]]:
@@ -84,7 +92,9 @@ def test_a_sheet_says_what_each_entry_says(more: list[dict[str, Any]], lines: bo
         assert (sheet.ats[place], sheet.seqs[place]) == (parsed.at, parsed.sent.seq)
         assert (place in sheet.odd) == parsed.noncanonical
         assert (place in sheet.heard) == (parsed.sent.kind in ("phase", "tool.call"))
-        assert contents[place] == Content(sheet.says[place], sheet.ids[place], raw, [one.data for one in parsed.parts])
+        assert contents[place] == Content(
+            sheet.says[place], sheet.ids[place], parsed.at, parsed.sent.seq, raw, [one.data for one in parsed.parts]
+        )
         spoken = spoken_for(saying, sheet.ids[place])
         parsed.sent.at, parsed.sent.seq, parsed.sent.body = spoken.at, spoken.seq, spoken.body
         assert spoken == parsed.sent
@@ -121,12 +131,17 @@ def test_what_is_sealed_opens_as_what_was_sent_under_the_key_of_its_place() -> N
     entered = in_entry(b"", "part.0"), in_entry(b"", "actor"), in_entry(b"", "skeleton")
     facts = pack(b'{"agent":"a"}')
     shapes = [
-        Shape(((0, entered[0]), (1, entered[2])), None, facts),
-        Shape(((0, entered[0]), (0, entered[1]), (1, entered[2])), b"somebody", facts),
+        Shape(((0, entered[0]), (1, entered[2])), None, facts, shaped("part.0", "skeleton")),
+        Shape(
+            ((0, entered[0]), (0, entered[1]), (1, entered[2])),
+            b"somebody",
+            facts,
+            shaped("part.0", "actor", "skeleton"),
+        ),
         None,
     ]
     assert sheet.says == [0, 1, 2]
-    order = SealOrder(tenant="7", log_id="log", digest_key=b"k" * 32, keys=KEYS, shapes=shapes)
+    order = SealOrder("7", "log", NOW, b"k" * 32, KEYS, shapes)
     sealed = seal_sheet(contents, order)
     assert sealed.hashes == [sha256(one).digest() for one in sealed.ciphertexts]
     opened = [
@@ -142,14 +157,23 @@ def test_what_is_sealed_opens_as_what_was_sent_under_the_key_of_its_place() -> N
         assert bound == in_entry(entry_of("7", "log", sheet.ids[number]), role)
         assert unpack(unseal(KEYS[key], ciphertext, bound)) == data
     assert len(sealed.digests) == 2
+    for number, stem in enumerate(sealed.stems):
+        start = 2 * number
+        ciphertexts = sealed.ciphertexts[start : start + len(stem) - 2]
+        places = [part_at(f"payload/{at}", at, len(one)) for at, one in enumerate(ciphertexts)]
+        header = decode_header(with_place(stem, places, 9, b"p" * 32))
+        assert (header.id, header.at, header.received) == (sheet.ids[number], sheet.ats[number], NOW)
+        assert [(one.length, one.sha256, one.object, one.offset) for one in header.parts] == [
+            (len(one), sha256(one).digest(), f"payload/{at}", at) for at, one in enumerate(ciphertexts)
+        ]
 
 
 def test_an_order_for_other_parts_than_were_sent_seals_nothing() -> None:
     _, contents = taken(entry(1))
-    short = Shape(((0, in_entry(b"", "skeleton")),), None, pack(b"{}"))
+    short = Shape(((0, in_entry(b"", "skeleton")),), None, pack(b"{}"), shaped("skeleton"))
     for shape, keys, problem in ((short, KEYS, ValueError), (short, [b"short"], (ValueError, NotDecryptable))):
         with pytest.raises(problem):
-            seal_sheet(contents, SealOrder(tenant="7", log_id="log", digest_key=b"k", keys=keys, shapes=[shape]))
+            seal_sheet(contents, SealOrder("7", "log", NOW, b"k", keys, [shape]))
 
 
 def test_a_repeat_has_the_digest_that_the_record_has_always_had(house: House) -> None:
