@@ -6,7 +6,8 @@ A database that is older than the record (a restored backup, a failover, a crash
  2. Rows that the unlocked store holds and the database lacks, entries of the batches, fences, holds, tokens and
     destroyed keys of the record (`registry.rebuild`).
  3. Each erasure that was approved since is open again under its own id: its request's row is made anew where it is
-    lost, and whatever came back alive is in its plan. A fence without an approval is lifted.
+    lost, and whatever came back alive is in its plan. A fence without an approval is lifted. A request that was called
+    off since is over, whatever the backup was about to do for it.
  4. Carry these requests out, as far as the stores answer now. What a store does not answer stays open, not forgotten.
  5. Remove the note.
 
@@ -111,6 +112,7 @@ def heal(recovery: Recovery, tenant: Tenant, now: datetime) -> Healed | None:
         fenced=made.fenced, holds=made.holds, destroyed=made.destroyed, faults=made.faults, lost=made.lost,
     )  # fmt: skip
     opened = []
+    _note_ends(parts, tenant, made.decided, now)
     for case in _cases(made.decided):  # 3
         alive = _reapply(parts, tenant, case, now)
         if alive is None:
@@ -201,6 +203,23 @@ def _cases(decided: Iterable[Decided]) -> list[_Case]:
             case _:
                 pass
     return [case for case in found.values() if case.fence is not None]
+
+
+def _note_ends(parts: Parts, tenant: Tenant, decided: Iterable[Decided], now: datetime) -> None:
+    """Tell on its own timeline that a request was called off: it is not carried out (`registry.decided`)."""
+    ends = {
+        str(event.body.get("request")): event
+        for event in decided
+        if event.kind is Kind.REQUEST_STATE and event.body.get("state") in FINAL
+    }
+    with parts.transactions(tenant.tenant_id) as session:
+        for request_id, event in ends.items():
+            row = session.get(RequestRow, (tenant.tenant_id, request_id))
+            if row is not None:
+                detail = {"state": row.state, "why": "the database was older than the record"}
+                history.add_event(
+                    session, row, event="reapplied", actor=_WORKER, now=now, detail=detail, entry_id=event.entry_id
+                )
 
 
 def _reapply(parts: Parts, tenant: Tenant, case: _Case, now: datetime) -> bool | None:

@@ -25,7 +25,7 @@ from ledger.models import EntryRow
 from registry import artifacts, consent_replay, limited, merging, restricted, streams, subjects
 from registry.graph import mark_erasing
 from registry.keyed import IDENTITY_CLASS, NOBODY, chunks
-from registry.models import Subject, Token
+from registry.models import Artifact, Subject, Token
 from registry.playback import SWEEP_PREFIX
 from registry.sealing import Keyring
 from vault import rows as vault_rows
@@ -44,6 +44,8 @@ _REPLAYED = (
 _RESTRICTIONS = {
     Kind.RESTRICTION_SET: restricted.set_again, Kind.RESTRICTION_LIFTED: restricted.lifted_again,
 }  # fmt: skip
+CALLED_OFF = frozenset({"cancelled", "refused", "duplicate", "no_match"})
+"""How a request ends that is not carried out."""
 _GONE = frozenset({"erased_logical", "erased_physical", "already_absent", "regenerated"})
 
 
@@ -221,6 +223,8 @@ class Replay:
                 merging.replay(session, self._made.tenant_id, people, apart)
             case Kind.COPY_ERASED:
                 self._bury(session, body, event.at)
+            case Kind.REQUEST_STATE:
+                self._request(session, event)
 
     def _fence(self, session: Session, event: Decided) -> None:
         """Close or open whole persons, and what an erasure limited to classes closed.
@@ -243,6 +247,38 @@ class Replay:
             limited.close(
                 session, tenant_id, persons, body["request"], event.at, data_classes=body["data_classes"], scopes=None
             )
+
+    def _request(self, session: Session, event: Decided) -> None:
+        """What became of a request that is there: one that was called off is over, one that was paused waits."""
+        table, body = self._parts.tables.get("request"), event.body
+        if table is None:
+            return
+        where = (table.c.tenant_id == self._made.tenant_id) & (table.c.request_id == body.get("request"))
+        row = session.execute(sa.select(table.c.state, table.c.subjects, table.c.details).where(where)).first()
+        if row is None or row.state in CALLED_OFF:
+            return
+        details, values = dict(row.details), dict[str, Any]()
+        if body.get("state") in CALLED_OFF:
+            values = {"state": body["state"], "fence_at": None, "duplicate_of": body.get("of")}
+            details |= {"ground": body["ground"]} if "ground" in body else {}
+            self._free(session, str(body["request"]), list(row.subjects))
+        elif self._behind and body.get("event") == "paused":
+            details |= {"paused_at": event.at.isoformat(), "pause_reason": body.get("reason")}
+        elif self._behind and body.get("event") == "resumed":
+            details = {name: value for name, value in details.items() if name not in ("paused_at", "pause_reason")}
+        else:
+            return
+        session.execute(sa.update(table).where(where).values(**values, details=details))
+        session.expire_all()
+
+    def _free(self, session: Session, request: str, people: Sequence[int]) -> None:
+        """What a request that was called off had closed or was to end is open and in use again."""
+        subjects.lift_fence(session, self._made.tenant_id, people, request)
+        limited.open_again(session, self._made.tenant_id, request)
+        mine = (col(Artifact.tenant_id) == self._made.tenant_id) & (col(Artifact.request_id) == request)
+        session.connection().execute(
+            sa.update(Artifact).where(mine, col(Artifact.status) == "erasing").values(status="live", request_id=None)
+        )
 
     def _settle(self, session: Session, owner: str, keys: frozenset[str], at: datetime) -> None:
         # One announcement follows each event of a chunk of keys; those it leaves out were kept.

@@ -243,3 +243,56 @@ def test_an_erasure_whose_plan_was_sent_back_before_is_done_again_after_a_restor
     assert healed is not None
     assert list(healed.requests) == [request]
     assert world.say("late words of Ada") == "suppressed"
+
+
+@pytest.mark.scenario("B4")
+@pytest.mark.parametrize("ended", ["cancelled", "refused"])
+def test_what_was_called_off_after_the_backup_is_not_carried_out_by_it(world: Any, ended: str) -> None:
+    # The backup knew of the approval, or of the plan, and of nothing that came after it.
+    database, kept = world.base / "data" / "muniment.db", world.base / "yesterday.db"
+    world.note("n1", "Ada wrote this")
+    entry = world.say_as("good morning from Ada")
+    request = world.ask()
+    world.plan(request)
+    if ended == "cancelled":
+        world.approve(request)
+    shipped(world)
+    copied(database, kept)
+    if ended == "cancelled":
+        world.desk.cancel(world.acting(), request, now=world.now)
+    else:
+        world.desk.refuse(world.acting(), request, ground="excessive", now=world.now)
+    shipped(world)
+    world.services.database.engine.dispose()
+    copied(kept, database)
+    healed = heal(replace(world.services.recovery, parts=world.parts), world.tenant, world.now)
+    assert healed is not None
+    assert healed.requests == {}
+    world.work()
+    assert world.state(request) == ended
+    assert world.text_of(entry) == "good morning from Ada"
+    assert world.say("and Ada stays") == "stored"
+    with sqlite3.connect(world.database_file) as db:
+        assert db.execute("SELECT id FROM note").fetchall() == [("n1",)]
+
+
+@pytest.mark.scenario("B4")
+def test_what_was_paused_after_the_backup_waits_until_it_is_resumed(world: Any) -> None:
+    database, kept = world.base / "data" / "muniment.db", world.base / "yesterday.db"
+    world.note("n1", "Ada wrote this")
+    request = world.ask()
+    world.plan(request)
+    world.approve(request)
+    shipped(world)
+    copied(database, kept)
+    world.desk.pause(world.acting(), request, reason="identity", now=world.now)
+    shipped(world)
+    world.services.database.engine.dispose()
+    copied(kept, database)
+    assert heal(replace(world.services.recovery, parts=world.parts), world.tenant, world.now) is not None
+    world.work()
+    assert world.state(request) == "approved"
+    assert world.reader.get(world.acting(), request)["paused"]
+    world.desk.resume(world.acting(), request, now=world.now)
+    world.work()
+    assert world.state(request) == "completed"
