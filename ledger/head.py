@@ -33,6 +33,7 @@ from ledger.errors import (
     NotLeader,
     ObjectExists,
     ObjectMissing,
+    RecordDamaged,
     SigningKeyMissing,
 )
 from ledger.keyring import LOG, KeyWindow, NamedSigner, open_checkpoint, read_windows, signers
@@ -42,6 +43,10 @@ from ledger.objects import HotStore, ObjectStore
 from ledger.tiles import TILE_WIDTH
 from ledger.tree import Tree, require_equal
 
+_ANOTHER_ROOT = (
+    "the checkpoint of size {size} has another root: batches were exchanged, or an upper tile in the unlocked store is "
+    "damaged; muniment verify --all says which"
+)
 _TRIES = 3
 
 
@@ -151,12 +156,18 @@ def _open_head(parts: LogParts, tenant_id: int) -> Head:
         state = index.state_of(session, tenant_id)
         if state is None:
             raise ObjectMissing("log_state")
-        head = _from_state(parts, state)
+        head = _from_state(parts, state, mends=True)
         last = state.batch_first
         read_only = state.read_only
     catch_up(parts, head, after=last)
-    _open_tree(parts, head)
-    _check_newest_checkpoint(parts, head)
+    try:
+        _open_tree(parts, head)
+        _check_newest_checkpoint(parts, head)
+    except (LogForked, RecordDamaged):
+        # A tile may be lost or damaged: what the batches give decides, and mends it.
+        _open_tree(parts, head, from_leaves=True)
+        _check_newest_checkpoint(parts, head)
+        head.tree.mend()
     head.read_only = read_only
     return head
 
@@ -173,14 +184,18 @@ def open_reader(parts: LogParts, tenant_id: int) -> Head:
         head = _from_state(parts, state)
         head.read_only = state.read_only
     size = head.checkpoint_size
-    tail = size % TILE_WIDTH
-    head.tree.open(size, list(islice(_leaves_from(parts, head, size - tail), tail)))
-    if size:
-        head.checkpoint_note = parts.locked.get(head.key(checkpoint_key(size)))
-        checkpoint = read_checkpoint(head, head.checkpoint_note)
-        if (checkpoint.size, checkpoint.root) != (size, head.tree.root()):
-            raise LogForked(f"the checkpoint of size {size} has another root", size=size)
-    return head
+    tail = list(islice(_leaves_from(parts, head, size - size % TILE_WIDTH), size % TILE_WIDTH))
+    if not size:
+        head.tree.open(0, tail)
+        return head
+    head.checkpoint_note = parts.locked.get(head.key(checkpoint_key(size)))
+    checkpoint = read_checkpoint(head, head.checkpoint_note)
+    for from_leaves in (False, True):
+        with suppress(RecordDamaged):
+            head.tree.open(size, tail, from_leaves=from_leaves)
+            if (checkpoint.size, checkpoint.root) == (size, head.tree.root()):
+                return head
+    raise LogForked(_ANOTHER_ROOT.format(size=size), size=size)
 
 
 def catch_up(parts: LogParts, head: Head, *, after: int | None) -> int:
@@ -263,8 +278,8 @@ def require_not_back(session: Session, head: Head) -> None:
         raise DatabaseWentBack(expected=head.saved, got=size)
 
 
-def _from_state(parts: LogParts, state: LogState) -> Head:
-    log_id, hot = state.log_id, parts.hot
+def _from_state(parts: LogParts, state: LogState, *, mends: bool = False) -> Head:
+    tenant_id, log_id, hot = state.tenant_id, state.log_id, parts.hot
 
     def put(path: str, data: bytes) -> None:
         try:
@@ -272,12 +287,19 @@ def _from_state(parts: LogParts, state: LogState) -> Head:
         except ObjectExists:
             require_equal(path, data, hot.get(f"{log_id}/{path}"))
 
+    def leaves(number: int) -> list[bytes]:
+        first = number * TILE_WIDTH
+        return list(islice(_leaves(parts, tenant_id, log_id, first, first + TILE_WIDTH), TILE_WIDTH))
+
+    def mend(path: str, data: bytes) -> None:
+        hot.replace(f"{log_id}/{path}", data)
+
     keys = read_windows(parts.locked, log_id, LOG, parts.signer(state.origin).vkey)
     return Head(
         tenant_id=state.tenant_id,
         log_id=log_id,
         origin=state.origin,
-        tree=Tree(put=put, get=lambda path: hot.get(f"{log_id}/{path}")),
+        tree=Tree(put=put, get=lambda path: hot.get(f"{log_id}/{path}"), leaves=leaves, mend=mend if mends else _leave),
         keys=keys,
         signers=signers(keys, lambda generation: parts.signer_of(state.origin, generation)),
         size=state.size,
@@ -293,23 +315,32 @@ def _from_state(parts: LogParts, state: LogState) -> Head:
     )
 
 
-def _open_tree(parts: LogParts, head: Head) -> None:
+def _leave(_path: str, _data: bytes) -> None:
+    """Mend nothing: who only reads writes nothing."""
+
+
+def _open_tree(parts: LogParts, head: Head, *, from_leaves: bool = False) -> None:
     start = head.checkpoint_size - head.checkpoint_size % TILE_WIDTH
     leaves = list(_leaves_from(parts, head, start))
     tail = head.checkpoint_size - start
-    head.tree.open(head.checkpoint_size, leaves[:tail])
+    head.tree.open(head.checkpoint_size, leaves[:tail], from_leaves=from_leaves)
     head.unintegrated = leaves[tail:]
 
 
 def _leaves_from(parts: LogParts, head: Head, start: int) -> Iterator[bytes]:
     """Yield the leaf hashes from an index to the head's end, read from the batches."""
+    return _leaves(parts, head.tenant_id, head.log_id, start, head.size)
+
+
+def _leaves(parts: LogParts, tenant_id: int, log_id: str, start: int, end: int) -> Iterator[bytes]:
+    """Yield the leaf hashes from an index on, up to the end of the batch before `end`, read from the batches."""
     at = start
-    while at < head.size:
-        with parts.transactions(head.tenant_id, write=False) as session:
-            row = session.get(EntryRow, (head.tenant_id, at))
+    while at < end:
+        with parts.transactions(tenant_id, write=False) as session:
+            row = session.get(EntryRow, (tenant_id, at))
         if row is None:
-            raise ObjectMissing(head.key(f"entry {at} of the index"))
-        batch = decode_batch(parts.locked.get(head.key(batch_key(row.batch_first))))
+            raise ObjectMissing(f"{log_id}/entry {at} of the index")
+        batch = decode_batch(parts.locked.get(f"{log_id}/{batch_key(row.batch_first)}"))
         yield from (header_hash(raw) for raw in batch.headers[at - batch.first :])
         at = batch.first + batch.count
 
@@ -332,7 +363,7 @@ def _check_newest_checkpoint(parts: LogParts, head: Head) -> None:
         head.tree.append(head.unintegrated[: checkpoint.size - head.checkpoint_size])
         head.unintegrated = head.unintegrated[checkpoint.size - head.checkpoint_size :]
     if root_of(checkpoint.size, head.tree.read) != checkpoint.root:
-        raise LogForked(f"the checkpoint of size {checkpoint.size} has another root", size=head.size)
+        raise LogForked(_ANOTHER_ROOT.format(size=checkpoint.size), size=head.size)
     head.checkpoint_size, head.checkpoint_note = checkpoint.size, note
     head.checkpoint_digest = sha256(note).digest()
 

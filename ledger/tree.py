@@ -1,7 +1,10 @@
 """The growing tree of one log: full tiles in a store, the tails of every level in memory.
 
-Guarantees: a full tile is written once and an existing one must be equal, otherwise `LogForked`. Reading a node touches
-at most one tile. Not here: batches, checkpoints, signatures. Source: RFC 6962 §2.1, c2sp.org/tlog-tiles.
+Guarantees: a full tile is written once and an existing one must be equal, otherwise `LogForked`. A tile that is read is
+compared with the level above it, up to the tails, which stand under the root; what the store gives in place of a tile
+is never in a proof: a tile of leaves is made again from the leaves, any other is RecordDamaged. What `open` reads is
+under the root that its caller compares. Not here: batches, checkpoints, signatures. Source: RFC 6962 §2.1,
+c2sp.org/tlog-tiles.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from ledger.errors import BadProof, LogForked
+from ledger.errors import BadProof, LogForked, MalformedTilePath, ObjectMissing, RecordDamaged
 from ledger.merkle import Frontier, root
 from ledger.tiles import TILE_WIDTH, parse_tile, tile_bytes, tile_path
 
@@ -21,11 +24,24 @@ _MANY, _TOGETHER = 4, 8
 
 
 class Tree:
-    """A tree whose full tiles lie behind `put` (create, or accept an equal one) and `get`."""
+    """A tree whose full tiles lie behind `put` (create, or accept an equal one) and `get`.
 
-    def __init__(self, *, put: Callable[[str, bytes], None], get: Callable[[str], bytes]) -> None:
+    `leaves` gives the leaf hashes of a tile by its number, from where the log really lies; `mend` replaces a tile that
+    was lost or damaged.
+    """
+
+    def __init__(
+        self,
+        *,
+        put: Callable[[str, bytes], None],
+        get: Callable[[str], bytes],
+        leaves: Callable[[int], Sequence[bytes]] | None = None,
+        mend: Callable[[str, bytes], None] = lambda _path, _data: None,
+    ) -> None:
         self._put = put
         self._get = get
+        self._leaves = leaves
+        self._mend = mend
         self._frontier = Frontier()
         self._tails: list[list[bytes]] = [[]]
         self._held: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
@@ -35,15 +51,22 @@ class Tree:
         """The number of leaves."""
         return self._frontier.size
 
-    def open(self, size: int, tail: Sequence[bytes]) -> None:
+    def open(self, size: int, tail: Sequence[bytes], *, from_leaves: bool = False) -> None:
         """Take up the tree of `size` leaves; `tail` are the leaf hashes after its last full tile.
 
-        Raises: BadProof when tiles or tail do not fit the size.
+        `from_leaves` makes the newest tiles of leaves again, for a store whose tiles do not lead to the right root.
+
+        Raises: BadProof when the tail does not fit the size, RecordDamaged for a tile that is none.
         """
         if len(tail) != size % TILE_WIDTH:
             reason = f"a tree of size {size} has {size % TILE_WIDTH} leaves after its last full tile, got {len(tail)}"
             raise BadProof(reason)
         self._tails = [list(tail)]
+        if from_leaves and self._leaves is not None:
+            count = size // TILE_WIDTH
+            self._held = OrderedDict(
+                (tile_path(0, n), tuple(self._leaves(n))) for n in range(count - count % TILE_WIDTH, count)
+            )
         level = 1
         while count := size >> (_TILE_HEIGHT * level):
             first = count - count % TILE_WIDTH
@@ -87,6 +110,17 @@ class Tree:
             for done in [pool.submit(self._put, path, data) for path, data in tiles]:
                 done.result()
 
+    def mend(self) -> None:
+        """Store what `open` made of the leaves, where something else lies; its caller found the right root by it."""
+        for path, hashes in self._held.items():
+            data = tile_bytes(hashes)
+            try:
+                is_there = self._get(path) == data
+            except ObjectMissing:
+                is_there = False
+            if not is_there:
+                self._mend(path, data)
+
     def root(self) -> bytes:
         """Return the root over all leaves."""
         return self._frontier.root()
@@ -96,7 +130,7 @@ class Tree:
         return self._frontier.nodes()
 
     def read(self, level: int, index: int) -> bytes:
-        """Return the root of complete subtree `index` at `level`. Raises: BadProof when there is none."""
+        """Return the root of complete subtree `index` at `level`. Raises: BadProof for none, RecordDamaged."""
         return self._node(self.size, level, index)
 
     def _node(self, size: int, level: int, index: int) -> bytes:
@@ -114,10 +148,44 @@ class Tree:
         path = tile_path(level, number)
         held = self._held.get(path)
         if held is None:
-            held = self._held[path] = parse_tile(self._get(path))
+            held = self._held[path] = self._checked(level, number, path)
             if len(self._held) > _HELD_TILES:
                 self._held.popitem(last=False)
         return held
+
+    def _above(self, level: int, number: int) -> bytes | None:
+        """The hash of a full tile in the level above it, None while `open` does not know that level yet."""
+        count = self.size >> (_TILE_HEIGHT * level)
+        if number >= count:
+            return None
+        first = count - count % TILE_WIDTH
+        if number >= first:
+            return self._tails[level][number - first]
+        return self._tile(level, number // TILE_WIDTH)[number % TILE_WIDTH]
+
+    def _checked(self, level: int, number: int, path: str) -> tuple[bytes, ...]:
+        above = self._above(level + 1, number)
+        try:
+            return self._loaded(path, above)
+        except RecordDamaged:
+            if level or above is None or self._leaves is None:
+                raise
+            made = tuple(self._leaves(number))
+            if root(made) != above:
+                raise
+        self._mend(path, tile_bytes(made))
+        return made
+
+    def _loaded(self, path: str, above: bytes | None) -> tuple[bytes, ...]:
+        try:
+            hashes = parse_tile(self._get(path))
+        except ObjectMissing as error:
+            raise RecordDamaged("missing", f"{path} is gone from the unlocked store") from error
+        except MalformedTilePath as error:
+            raise RecordDamaged("altered", f"{path} in the unlocked store has not the length of a tile") from error
+        if above is not None and root(hashes) != above:
+            raise RecordDamaged("altered", f"{path} in the unlocked store is not the tile that the log wrote")
+        return hashes
 
 
 def require_equal(path: str, wanted: bytes, found: bytes) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ledger import merkle
-from ledger.errors import LogForked
+from ledger.errors import LogForked, ObjectMissing, RecordDamaged
 from ledger.tiles import TILE_WIDTH
 from ledger.tree import Tree
 
@@ -54,3 +56,75 @@ def test_one_tile_that_cannot_be_stored_fails_the_append(size: int) -> None:
         tree.append(LEAVES[:size])
     # Those that were under way are waited for: nothing is written behind the caller's back.
     assert len(stored) == size // TILE_WIDTH - 1
+
+
+SIZE = TILE_WIDTH * TILE_WIDTH + TILE_WIDTH * 3 + 5
+MANY = [merkle.leaf_hash(number.to_bytes(4, "big")) for number in range(SIZE)]
+
+
+def opened(tiles: dict[str, bytes], **more: Any) -> Tree:
+    def get(path: str) -> bytes:
+        if path not in tiles:
+            raise ObjectMissing(path)
+        return tiles[path]
+
+    tree = Tree(put=tiles.__setitem__, get=get, **more)
+    tree.open(SIZE, MANY[-5:])
+    return tree
+
+
+DAMAGE = pytest.mark.parametrize(
+    ("damage", "state"),
+    [
+        (lambda tiles: tiles["tile/0/007"][:-1] + b"x", "altered"),
+        (lambda tiles: tiles["tile/0/008"], "altered"),
+        (lambda tiles: tiles["tile/0/007"][:-32], "altered"),
+        (lambda _tiles: b"", "altered"),
+        (lambda _tiles: None, "missing"),
+    ],
+)
+
+
+def damaged_tiles(damage: Any) -> dict[str, bytes]:
+    tiles: dict[str, bytes] = {}
+    Tree(put=tiles.__setitem__, get=tiles.__getitem__).append(MANY)
+    bad = damage(tiles)
+    del tiles["tile/0/007"]
+    return tiles if bad is None else tiles | {"tile/0/007": bad}
+
+
+@DAMAGE
+def test_no_proof_is_made_of_a_tile_that_was_exchanged_and_the_others_are_proven(damage: Any, state: str) -> None:
+    """The unlocked store is anybody's who may write there: the proof that came of it was answered, and did not hold."""
+    tree = opened(damaged_tiles(damage))
+    with pytest.raises(RecordDamaged, match="tile/0/007") as damaged:
+        merkle.inclusion_proof(7 * TILE_WIDTH + 3, SIZE, tree.read)
+    assert damaged.value.state == state
+    for index in (0, 8 * TILE_WIDTH, TILE_WIDTH * TILE_WIDTH + 9, SIZE - 1):
+        proof = merkle.inclusion_proof(index, SIZE, tree.read)
+        merkle.verify_inclusion(index, SIZE, MANY[index], proof, tree.root())
+
+
+@DAMAGE
+def test_a_tile_of_leaves_is_made_again_from_the_leaves_and_from_no_others(damage: Any, state: str) -> None:
+    del state
+    tiles = damaged_tiles(damage)
+    index, mended = 7 * TILE_WIDTH + 3, dict[str, bytes]()
+
+    def leaves(number: int) -> list[bytes]:
+        return MANY[number * TILE_WIDTH : (number + 1) * TILE_WIDTH]
+
+    tree = opened(tiles, leaves=leaves, mend=mended.__setitem__)
+    merkle.verify_inclusion(index, SIZE, MANY[index], merkle.inclusion_proof(index, SIZE, tree.read), tree.root())
+    assert mended == {"tile/0/007": b"".join(leaves(7))}
+    wrong = opened(tiles, leaves=lambda number: leaves(number + 1), mend=mended.__setitem__)
+    with pytest.raises(RecordDamaged, match="tile/0/007"):
+        merkle.inclusion_proof(index, SIZE, wrong.read)
+
+
+def test_an_upper_tile_that_was_exchanged_is_never_opened_as_the_same_tree() -> None:
+    tiles: dict[str, bytes] = {}
+    tree = Tree(put=tiles.__setitem__, get=tiles.__getitem__)
+    tree.append(MANY)
+    tiles["tile/1/000"] = tiles["tile/0/001"]
+    assert opened(tiles).root() != tree.root()

@@ -16,7 +16,10 @@ import sqlalchemy as sa
 from botocore.config import Config
 
 from ledger.batches import batch_key
+from ledger.checkpoint import parse_checkpoint, verify_note
+from ledger.merkle import verify_inclusion
 from ledger.models import EntryRow
+from ledger.signing import verifier_from_vkey
 from muniment.errors import ApiProblem
 from tests.process.test_process_rebuild import tenant_id
 from tests.process.test_process_record import entry, post
@@ -160,3 +163,29 @@ def test_an_entry_bundle_beyond_the_end_of_the_log_is_not_there(desk: Any) -> No
     for path in ("000.p/255", "000", "001.p/1"):
         asked = f"/v1/log/tile/entries/{path}"
         assert refusal(lambda asked=asked: desk.client("auditor").send("GET", asked)) == (404, "/problems/not-found")  # type: ignore[misc]  # bound early
+
+
+@pytest.mark.parametrize("opened_again", [True, False])
+def test_a_lost_or_damaged_tile_is_made_again_from_the_batches(desk: Any, running: Any, *, opened_again: bool) -> None:
+    """One byte in the unlocked store took the whole log out of service as forked, or gave proofs that did not hold."""
+    sent = entry(stream="under it")
+    (first,) = post(desk, sent)
+    post(desk, *[entry(stream="others") for _ in range(300)])
+    verifier = verifier_from_vkey(desk.log_key)
+    hot, log = running.services.hot, running.services.log
+    name = f"{str(desk.log_key).partition('+')[0].rpartition('/')[2]}/tile/0/000"
+    desk.client("auditor").send("GET", "/v1/log/checkpoint")
+    good = hot.get(name)
+    for bad in (good[:-32] + bytes(32), good[32:], None):
+        hot.delete(name) if bad is None else hot.replace(name, bad)
+        if opened_again:
+            log.forget_heads()
+        found = prove(desk, sent["id"])
+        head = parse_checkpoint(verify_note(found["checkpoint"].encode(), [verifier]))
+        path = [bytes.fromhex(node) for node in found["inclusion"]]
+        verify_inclusion(first["index"], head.size, bytes.fromhex(found["leaf_hash"]), path, head.root)
+        assert replay(desk, "under it")["complete"] is True
+        assert post(desk, entry())[0]["status"] == "stored"
+        if opened_again:
+            assert hot.get(name) == good
+        hot.replace(name, good)
