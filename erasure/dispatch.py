@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from datetime import datetime
@@ -135,10 +135,8 @@ class Dispatch:
         places: dict[str, dict[int, list[int]]] = {}
         with self._parts.transactions(self._tenant_id, write=False) as session:
             self._stores = stores.in_force(session, self._tenant_id)
-            for page in copies.pages(session, _Waiting, self._of(CopyState.PENDING)):
-                for copy in page:
-                    if is_ready(copy, self._now):
-                        places.setdefault(copy.store, {}).setdefault(copy.depth, []).append(copy.copy_no)
+            for store, depth, numbers in self._ready(session):
+                places.setdefault(store, {}).setdefault(depth, []).extend(numbers)
         for name in self._needing_reclaim() - places.keys():
             places[name] = {}
         for name in [name for name in places if name in self._stores and self._stores[name].kind == AGENT]:
@@ -157,6 +155,17 @@ class Dispatch:
             self._await(name, thread, order)
         if self._failures:
             raise self._failures[0]
+
+    def _ready(self, session: Session) -> Iterator[tuple[str, int, list[int]]]:
+        """The copies whose turn it is, by store and depth: those not tried yet as one line for each of these."""
+        pending, untried = self._of(CopyState.PENDING), col(CopyRow.attempts) == 0
+        store, depth = col(CopyRow.store), col(CopyRow.depth)
+        listed = sa.func.aggregate_strings(sa.cast(col(CopyRow.copy_no), sa.Text), ",")
+        lines = sa.select(store, depth, listed).where(pending, untried).group_by(store, depth)
+        for name, at, numbers in session.execute(lines):
+            yield name, at, sorted(map(int, numbers.split(",")))
+        for page in copies.pages(session, _Waiting, sa.and_(pending, ~untried)):
+            yield from ((copy.store, copy.depth, [copy.copy_no]) for copy in page if is_ready(copy, self._now))
 
     def _work(self, name: str, levels: Mapping[int, Sequence[int]], order: _Order) -> None:
         """Everything about one store, in its own thread. What is raised here is ours: the store's is caught before."""

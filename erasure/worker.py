@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
@@ -135,26 +135,25 @@ def _is_quiet(parts: Parts, tenant: Tenant, now: datetime) -> bool:
 
 def advance(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, lease: Lease | None = None) -> State:
     """Bring one approved request as far as it goes now: execute, confirm, complete. Returns its state."""
-    with parts.transactions(tenant.tenant_id, write=False) as session:
-        right = Right(history.load(session, tenant.tenant_id, request_id).right)
-    if right is not Right.ERASURE:
+    stands = _look(parts, tenant, request_id)
+    if stands.right is not Right.ERASURE:
         return carry_on(parts, tenant, request_id, now)
     for _ in range(_MAX_ROUNDS):
-        if (lease is not None and not lease.is_mine) or _is_paused(parts, tenant, request_id):
+        if (lease is not None and not lease.is_mine) or stands.is_paused:
             break
-        state = _state(parts, tenant, request_id)
-        if state in (State.EXECUTING, State.VERIFYING):
+        if stands.state in (State.EXECUTING, State.VERIFYING):
             regenerate(parts, tenant.tenant_id, request_id, parts.instant(now))
-        if state in (State.APPROVED, State.EXECUTING):
-            if not execute(parts, tenant.tenant_id, request_id, now).ready_to_confirm:
-                break
-        elif state is State.VERIFYING:
+        if stands.state in (State.APPROVED, State.EXECUTING):
+            goes_on = execute(parts, tenant.tenant_id, request_id, now).ready_to_confirm
+        elif stands.state is State.VERIFYING:
             confirm(parts, tenant.tenant_id, request_id, now)
-            if not _complete(parts, tenant, request_id, now):
-                break
+            goes_on = _complete(parts, tenant, request_id, now)
         else:
             break
-    return _state(parts, tenant, request_id)
+        stands = _look(parts, tenant, request_id)
+        if not goes_on:
+            break
+    return stands.state
 
 
 def finish(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> bool:
@@ -258,14 +257,18 @@ def _reopen(session: Session, parts: Parts, row: RequestRow, now: datetime, *, w
     )
 
 
-def _is_paused(parts: Parts, tenant: Tenant, request_id: str) -> bool:
-    with parts.transactions(tenant.tenant_id, write=False) as session:
-        return "paused_at" in history.load(session, tenant.tenant_id, request_id).details
+class _Stands(NamedTuple):
+    """How a request stands between two steps."""
+
+    right: Right
+    state: State
+    is_paused: bool
 
 
-def _state(parts: Parts, tenant: Tenant, request_id: str) -> State:
+def _look(parts: Parts, tenant: Tenant, request_id: str) -> _Stands:
     with parts.transactions(tenant.tenant_id, write=False) as session:
-        return State(history.load(session, tenant.tenant_id, request_id).state)
+        row = history.load(session, tenant.tenant_id, request_id)
+        return _Stands(Right(row.right), State(row.state), "paused_at" in row.details)
 
 
 def _due(parts: Parts, tenant: Tenant, now: datetime) -> list[str]:
