@@ -38,6 +38,7 @@ from connectors.chroma_engine import Engine, engine
 from connectors.chroma_files import DATABASE, DEFAULT, DOCUMENT, Collection, Folder, Index, blank_unused
 from connectors.chroma_server import ChromaServerConnector, condition
 from connectors.errors import BadLocator, StoreUnreachable, WrongCredentials
+from connectors.own_files import files_below
 from connectors.residue import Hits, Needles
 from connectors.sqlite_file import rewrite
 from connectors.vector_store import Look, Places, Point, PointId, VectorConfig, VectorConnector, report, vector_config
@@ -141,7 +142,7 @@ class ChromaConnector(VectorConnector):
         Folder(self._path, limit).collections()
         wanted = Needles(canaries)
         areas: dict[str, Hits] = {}
-        for file in sorted(each for each in self._path.rglob("*") if each.is_file()):
+        for file in files_below("chroma", self._path):
             area = "database" if file.name.startswith(DATABASE) else "vector index"
             try:
                 with file.open("rb") as stream:

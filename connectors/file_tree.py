@@ -141,6 +141,8 @@ class FileTree:
                         below = os.open(name, _FOLDER, dir_fd=folder)
                     except FileNotFoundError:
                         continue
+                    except PermissionError:
+                        raise WrongCredentials("files", "a folder below the root may not be read") from None
                     yield from self._walk(f"{prefix}{name}/", below, deadline)
                 elif (found := place.stat()) is not None and stat.S_ISREG(found.st_mode):
                     yield prefix + name, found, place

@@ -33,6 +33,7 @@ from typing_extensions import override
 from connectors.base import Deadline, Level, ReclaimReport
 from connectors.directions import alike
 from connectors.errors import BadConfig, BadLocator, StoreUnreachable, WrongCredentials
+from connectors.own_files import files_below
 from connectors.residue import Hits, Needles
 from connectors.vector_store import Look, Places, Point, PointId, VectorConfig, VectorConnector, report, vector_config
 
@@ -349,7 +350,7 @@ class _Scan:
     def run(self) -> list[tuple[str, Hits]]:
         """Return hits by area. Raises: Timeout, StoreUnreachable."""
         areas: dict[str, Hits] = {}
-        for file in sorted(each for each in self._path.rglob("*") if each.is_file()):
+        for file in files_below("lancedb", self._path):
             parts = file.relative_to(self._path).parts
             area = _AREAS.get(parts[1] if len(parts) > 2 else "", "other files")  # noqa: PLR2004 -- table/area/file
             try:

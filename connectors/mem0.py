@@ -25,11 +25,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from typing_extensions import override
 
+from connectors.apart import done_apart
 from connectors.base import (
     MEM0_ELSEWHERE,
     MEM0_VECTORS,
@@ -69,6 +71,7 @@ from connectors.mem0_folder import (
     member_of,
     scope_of,
 )
+from connectors.own_files import files_below
 from connectors.qdrant import Points, pickled_forms, remove_collection, write_collection
 from connectors.residue import Hits, Needles, samples
 from connectors.serialized import shown
@@ -332,7 +335,7 @@ class Mem0Connector(Connector):
                 if limit.is_over():
                     given: dict[str, Answer] = dict.fromkeys(part, (Outcome.FAILED, "not reached before the deadline"))
                 else:
-                    given = self._erase_in(folder, part, wanted)
+                    given = done_apart(part, partial(self._erase_in, folder, wanted=wanted), limit)
                 answers |= {number: given[name] for number, name in names.items() if name in given}
         at = now + timedelta(seconds=limit.spent())
         return [_receipt(item, answers[number], at) for number, item in enumerate(items)]
@@ -485,7 +488,7 @@ class Mem0Connector(Connector):
         """Return the hits in every file below the folder. Raises: Timeout, StoreUnreachable."""
         wanted = Needles(canaries)
         areas: dict[str, Hits] = {}
-        for file in sorted(each for each in self._path.rglob("*") if each.is_file()):
+        for file in files_below("mem0", self._path):
             kinds = {HISTORY: "history", "storage.sqlite": "collection files"}
             area = next((said for name, said in kinds.items() if file.name.startswith(name)), "other files")
             try:

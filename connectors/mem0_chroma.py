@@ -15,7 +15,7 @@ from connectors.base import Level, Residue
 from connectors.chroma import ChromaConnector, Records, mark
 from connectors.chroma_engine import engine
 from connectors.chroma_files import DATABASE, DEFAULT
-from connectors.errors import StoreUnreachable
+from connectors.errors import StoreUnreachable, WrongCredentials
 from connectors.sql_database import Bytes
 from connectors.vector_store import VectorConfig
 
@@ -35,9 +35,11 @@ def chroma_below(path: Path) -> Path:
     """Return the one folder of Chroma in a folder or directly below it. Raises: StoreUnreachable."""
     try:
         inside = [path, *sorted(each for each in path.iterdir() if each.is_dir() and not each.is_symlink())]
+        found = [each for each in inside if (each / DATABASE).is_file()]
+    except PermissionError:
+        raise WrongCredentials("mem0", "the folder, or one in it, may not be read") from None
     except OSError:
         raise StoreUnreachable("mem0", "there is no such folder") from None
-    found = [each for each in inside if (each / DATABASE).is_file()]
     if len(found) != 1:
         raise StoreUnreachable("mem0", f"{len(found)} folders of Chroma lie in it or directly below it, not one")
     return found[0]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 from connectors.base import MEM0_ELSEWHERE
-from connectors.errors import BadLocator, StoreUnreachable
+from connectors.errors import BadLocator, StoreUnreachable, WrongCredentials
 from connectors.qdrant import Points, locked
 from connectors.sqlite_file import opened
 
@@ -82,9 +82,11 @@ class Mem0Folder:
             return
         try:
             inside = [path, *sorted(each for each in path.iterdir() if each.is_dir())]
+            self.folders = [each for each in inside if _is_qdrant(each)]
+        except PermissionError:
+            raise WrongCredentials("mem0", "the folder, or one in it, may not be read") from None
         except OSError:
             raise StoreUnreachable("mem0", "there is no such folder") from None
-        self.folders = [each for each in inside if _is_qdrant(each)]
         if not self.folders:
             why = "no folder of Qdrant's local mode lies in it or directly below it"
             raise StoreUnreachable("mem0", f"{why}; {MEM0_ELSEWHERE}")
@@ -248,6 +250,8 @@ def _escaped(value: object) -> str:
 def _is_qdrant(folder: Path) -> bool:
     try:
         described = json.loads((folder / "meta.json").read_bytes())
+    except PermissionError:
+        raise
     except (OSError, ValueError):
         return False
     return isinstance(described, dict) and "collections" in described

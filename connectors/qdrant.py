@@ -33,6 +33,7 @@ from typing_extensions import override
 
 from connectors.base import Deadline, Level, ReclaimReport
 from connectors.errors import BadConfig, BadLocator, StoreUnreachable, WrongCredentials
+from connectors.own_files import files_below
 from connectors.pickled import read_pickle, write_pickle
 from connectors.residue import Hits, Needles
 from connectors.serialized import Made
@@ -110,7 +111,7 @@ class QdrantConnector(VectorConnector):
         Points(self._path, self._own, self.owner, limit).collections()
         wanted = Needles(canaries)
         areas: dict[str, Hits] = {}
-        for file in sorted(each for each in self._path.rglob("*") if each.is_file()):
+        for file in files_below("qdrant", self._path):
             area = "collection files" if file.name.startswith(_STORAGE) else "other files"
             try:
                 with file.open("rb") as stream:

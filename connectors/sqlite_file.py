@@ -27,8 +27,11 @@ _STEPS = 10_000
 def opened(kind: str, path: Path, limit: Deadline, *, write: bool) -> Iterator[sqlite3.Connection]:
     """Open a file for reading, or for writing too. Raises: StoreUnreachable, WrongCredentials, Timeout."""
     limit.check()
-    if path.is_symlink():
-        raise StoreUnreachable(kind, "a file of it is a symbolic link, which may lead anywhere")
+    try:
+        if path.is_symlink():
+            raise StoreUnreachable(kind, "a file of it is a symbolic link, which may lead anywhere")
+    except PermissionError:
+        raise WrongCredentials(kind, "the folder of a file may not be read") from None
     try:
         address = f"file:{quote(str(path))}?mode={'rw' if write else 'ro'}"
         with closing(sqlite3.connect(address, uri=True, timeout=limit.left(), isolation_level=None)) as connection:

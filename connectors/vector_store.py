@@ -20,12 +20,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from typing_extensions import override
 
+from connectors.apart import done_apart
 from connectors.base import (
     Capabilities,
     CheckReport,
@@ -335,7 +337,8 @@ class VectorConnector(Connector):
                     if limit.is_over():
                         answers |= dict.fromkeys(part, (Outcome.FAILED, "not reached before the deadline"))
                         continue
-                    given = self._erase_in(places, collection, list(dict.fromkeys(part.values())), wanted)
+                    work = partial(self._erase_in, places, collection, wanted=wanted)
+                    given = done_apart(list(dict.fromkeys(part.values())), work, limit)
                     answers |= {number: given[identity] for number, identity in part.items()}
         self._seek(canary for item in items for canary in item.canaries)
         at = now + timedelta(seconds=limit.spent())

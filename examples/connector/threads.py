@@ -12,6 +12,7 @@ from typing_extensions import override
 from connectors.base import Deadline, Locator
 from connectors.errors import BadLocator, StoreUnreachable
 from connectors.one_by_one import OneByOne
+from connectors.own_files import files_below
 from connectors.residue import Hits, Needles
 
 
@@ -53,14 +54,14 @@ class Threads(OneByOne):
 
     @override
     def locators(self, limit: Deadline) -> Iterator[dict[str, Any]]:
-        for name in os.listdir(self._folder()):
+        for file in self._folder().iterdir():
             limit.check()
-            if name.endswith(".json"):
-                yield {"thread": name.removesuffix(".json")}
+            if file.suffix == ".json":
+                yield {"thread": file.stem}
 
     @override
     def hits(self, canaries: Sequence[bytes], limit: Deadline) -> Hits:
-        files = (file for file in self._folder().rglob("*") if file.is_file())
+        files = files_below("threads", self._folder())
         return Needles(canaries).count_chunks((file.read_bytes() for file in files), limit)
 
     @override
