@@ -6,6 +6,7 @@ Embedded and on servers. In a bucket the operator lays other bytes over a batch,
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import sqlalchemy as sa
 from botocore.config import Config
 
+from api import folder
 from ledger.batches import batch_key
 from ledger.checkpoint import parse_checkpoint, verify_note
 from ledger.merkle import verify_inclusion
@@ -23,6 +25,7 @@ from ledger.signing import verifier_from_vkey
 from muniment.errors import ApiProblem
 from tests.process.test_process_rebuild import tenant_id
 from tests.process.test_process_record import entry, post
+from tests.process.test_process_restore import command
 
 pytestmark = pytest.mark.process
 PURPOSE = "dispute;case=7"
@@ -42,7 +45,26 @@ class Operator:
 
     def put(self, first: int, data: bytes | None) -> None:
         """Have other bytes read in place of a batch, or none."""
-        key = f"{self._log_id}/{batch_key(first)}"
+        self.cover(batch_key(first), data)
+
+    def names(self, folder: str) -> list[str]:
+        """The objects of a folder of the log."""
+        found = self._services.locked.list(f"{self._log_id}/{folder}/")
+        return [str(key).removeprefix(f"{self._log_id}/") for key in found]
+
+    def uncover(self, name: str) -> None:
+        """Take away again what lies over an object."""
+        bucket, _, prefix = self._settings.objects.removeprefix("s3://").partition("/")
+        s3 = boto3.client("s3", endpoint_url=self._settings.s3_endpoint_url)
+        with contextlib.closing(s3):
+            listed = s3.list_object_versions(Bucket=bucket, Prefix=f"{prefix}/{self._log_id}/{name}")
+            laid = [*listed.get("DeleteMarkers", ()), *listed.get("Versions", ())[:-1]]
+            for one in laid:
+                s3.delete_object(Bucket=bucket, Key=one["Key"], VersionId=one["VersionId"])
+
+    def cover(self, name: str, data: bytes | None) -> None:
+        """Have other bytes read in place of an object, or none."""
+        key = f"{self._log_id}/{name}"
         if not self._settings.objects.startswith("s3://"):
             path = self._settings.data / "objects" / key
             path.unlink(missing_ok=True)
@@ -189,3 +211,32 @@ def test_a_lost_or_damaged_tile_is_made_again_from_the_batches(desk: Any, runnin
         if opened_again:
             assert hot.get(name) == good
         hot.replace(name, good)
+
+
+@pytest.mark.slow
+@pytest.mark.scenario("L23")
+def test_what_lies_over_an_object_of_a_bucket_is_hidden_and_nothing_else(
+    desk: Any, running: Any, operator: Operator
+) -> None:
+    if not running.settings.objects.startswith("s3://"):
+        pytest.skip("a folder has no versions and no delete markers")
+    post(desk, entry(), entry())
+    post(desk, entry())
+    desk.client("auditor").send("GET", "/v1/log/checkpoint")
+    folder.mark_initialised(running.settings.data)
+
+    def verified() -> tuple[int, str, set[str]]:
+        done = command(running, "verify", "--tenant", desk.tenant, "--key", desk.log_key, "--json")
+        found = json.loads(done.stdout)
+        return done.returncode, found["verdict"], {str(one["object"]).partition("/")[2] for one in found["findings"]}
+
+    assert verified() == (0, "sound", set())
+    for where in ("batch", "checkpoint", "payload"):
+        name = operator.names(where)[-1]
+        for data in (b"somebody's", None):
+            operator.cover(name, data)
+            code, verdict, objects = verified()
+            assert (code, verdict) == (1, "hidden"), (where, data)
+            assert objects == {name}
+            operator.uncover(name)
+    assert verified() == (0, "sound", set())
