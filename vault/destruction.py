@@ -14,7 +14,7 @@ in use, each row saying its own. A crash in 5 between file and row is healed by 
 date. Which keys must go, and whether they may, is decided elsewhere.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -142,16 +142,21 @@ def _rotate(
     return RotatedGroup(group_no=group_no, old_epoch=old, new_epoch=new, rewrapped=count, destroy_after=now + grace)
 
 
-def _next_epochs(keks: KekStore, tenant_id: int, groups: Sequence[RowMapping]) -> list[int]:
-    """Make the next key-encryption key of each group, several at a time: each waits for its disk or its root alone."""
+def _next_epochs(keks: KekStore, tenant_id: int, groups: Sequence[RowMapping]) -> Iterator[int]:
+    """Make the next key-encryption key of each group, several at a time: each waits for its disk or its root alone.
+
+    Who asks for the next one wraps keys meanwhile. One that cannot be made ends the caller's transaction, as any error
+    does; those that were made are found by the next run.
+    """
 
     def made(group: RowMapping) -> int:
         return _next_epoch(keks, tenant_id, group["group_no"], group["epoch"])
 
     if len(groups) < _MANY:
-        return [made(group) for group in groups]
+        yield from map(made, groups)
+        return
     with ThreadPoolExecutor(_TOGETHER) as pool:
-        return list(pool.map(made, groups))
+        yield from pool.map(made, groups)
 
 
 def _next_epoch(keks: KekStore, tenant_id: int, group_no: int, epoch: int) -> int:

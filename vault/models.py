@@ -60,7 +60,8 @@ class DataKey(SQLModel, table=True):
     __tablename__ = "vault_data_key"
     __table_args__ = (
         UniqueConstraint("tenant_id", "subject_id", "data_class", "month", "scope", name="uq_vault_data_key_spec"),
-        Index("ix_vault_data_key_group", "tenant_id", "group_no", "epoch"),
+        # Without the epoch, which a rotation changes in every row: the index stays as it is.
+        Index("ix_vault_data_key_group", "tenant_id", "group_no"),
         Index("ix_vault_data_key_month", "tenant_id", "data_class", "month"),
         Index("ix_vault_data_key_destroyed", "tenant_id", "destroyed_at"),
     )
@@ -88,7 +89,7 @@ class PartKey(SQLModel, table=True):
 
     __tablename__ = "vault_part_key"
     __table_args__ = (
-        Index("ix_vault_part_key_group", "tenant_id", "group_no", "epoch"),
+        Index("ix_vault_part_key_group", "tenant_id", "group_no"),
         Index("ix_vault_part_key_idx", "tenant_id", "idx", "part"),
         Index("ix_vault_part_key_data_key", "tenant_id", "key_id", "state"),
         Index("ix_vault_part_key_destroyed", "tenant_id", "destroyed_at"),

@@ -183,7 +183,7 @@ REVISIONS = {
     "0002_parts_payload_consents.py": "5f8b730aa148678c2c24218259a92ac04f49f32bd5f5baf7b2017ce7d7f4b753",
     "0003_reviews_of_record_keys.py": "a007f2b797c57c15ade6e9e1b8ea573483c7ebb0ad1b7827f76ab6e06b146d81",
     "0004_copies_that_change_in_place.py": "6312ec1c68b4bd0a3af74c8b3794a8095518126917602821f61593a1a9ce914a",
-    "0005_places_of_keys.py": "1b518f662802bde4f029bb16c2d1ef19743eb6c8f7d3a3c942ae5a5a3433e536",
+    "0005_places_of_keys.py": "0f9d17e02cc0462113f437c8b09f934f3db655fcceba97d0e205db2525523d2f",
 }
 """What was merged once is history: databases stand at it. A change of the models is a new revision."""
 

@@ -2,6 +2,8 @@
 
 A row for each part and key, and its index, took 146 bytes an entry, more than the entry's own row. Every row that exists
 is packed anew. SQLite's file keeps its size and fills what became free.
+
+The indexes of keys by their group no longer hold the epoch, which a rotation changes in every row.
 """
 
 from collections.abc import Iterable, Iterator
@@ -50,6 +52,9 @@ def upgrade() -> None:
     op.drop_table("part_ref")
     if on_postgres():
         op.execute("ALTER TABLE entry FORCE ROW LEVEL SECURITY")
+    for table in ("vault_data_key", "vault_part_key"):
+        op.drop_index(f"ix_{table}_group", table_name=table)
+        op.create_index(f"ix_{table}_group", table, ["tenant_id", "group_no"], unique=False)
     guard_tables(TENANTED, SHARED)
 
 
