@@ -30,7 +30,6 @@ from enum import StrEnum
 from functools import lru_cache
 
 import msgspec
-from msgspec import structs
 
 from ledger.errors import MalformedHeader
 from ledger.merkle import HASH_SIZE, leaf_hash, root
@@ -205,13 +204,28 @@ class _WireHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
 
 
 _DECODER = msgspec.json.Decoder(_WireHeader, strict=True)
-_NOWHERE = "x"
-_AT_NOWHERE = f'"obj":"{_NOWHERE}","off":0'
-_FIRST = f'"position":0,"previous":"{NO_PREVIOUS.hex()}"'
 
 
 def encode_header(header: Header) -> bytes:
     """Return the canonical bytes of a header. Raises: MalformedHeader naming the field that is wrong."""
+    position, previous = header.position, header.previous
+    if type(position) is not int or not 0 <= position <= MAX_INT:
+        _count(position, "position")
+    if type(previous) is not bytes or len(previous) != HASH_SIZE:
+        _digest(previous, "previous")
+    for part in header.parts:
+        offset = part.offset
+        if type(offset) is not int or not 0 <= offset <= MAX_INT:
+            _count(offset, "off")
+        _require_object(part.object)
+    return with_place(stem_of(header), header.parts, position, previous)
+
+
+def stem_of(header: Header) -> tuple[str, ...]:
+    """Return a header's text but for what the log sets: of each part where it lies, then position and previous hash.
+
+    Those of `header` do not matter. `with_place` makes the header's bytes of it. Raises: MalformedHeader.
+    """
     if type(header.version) is not int or header.version != VERSION:
         reason = f"version {header.version!r} is unknown, this program writes {VERSION}"
         raise MalformedHeader(reason)
@@ -221,47 +235,28 @@ def encode_header(header: Header) -> bytes:
     # None of these texts holds what JSON escapes, so the canonical form is their bytes between the keys in order. A
     # thousand headers are written at once: what they share is judged once, the rest without a call for each value.
     named, kind, received, end = _around(header.data_class, header.kind, header.recorder, header.stream)
-    position, previous, seq, count = header.position, header.previous, header.seq, header.sources_count
-    if type(position) is not int or not 0 <= position <= MAX_INT:
-        _count(position, "position")
-    if type(previous) is not bytes or len(previous) != HASH_SIZE:
-        _digest(previous, "previous")
+    seq, count = header.seq, header.sources_count
     if type(header.id) is not str or _UUID7.fullmatch(header.id) is None:
         _text(header.id, _UUID7, "id")
-    parts = []
+    text = f'{{"at":"{format_instant(header.at)}{named}{header.id}{kind}'
+    stem: list[str] = []
+    comma = ""
     for part in header.parts:
-        length, offset, digest = part.length, part.offset, part.sha256
+        length, digest = part.length, part.sha256
         if type(length) is not int or not 0 <= length <= MAX_INT:
             _count(length, "len")
-        if type(offset) is not int or not 0 <= offset <= MAX_INT:
-            _count(offset, "off")
         if type(digest) is not bytes or len(digest) != HASH_SIZE:
             _digest(digest, "sha256")
-        start, middle, last = _part_form(part.algorithm, part.object, part.role)
-        parts.append(f'{start}{length}{middle}{offset}{last}{digest.hex()}"}}')
+        start, last = _part_form(part.algorithm, part.role)
+        stem.append(f"{text}{comma}{start}{length},")
+        text, comma = f'{last}{digest.hex()}"}}', ","
     sources = "null" if header.sources_root is None else f'"{_digest(header.sources_root, "sources_root")}"'
-    data = (
-        f'{{"at":"{format_instant(header.at)}{named}{header.id}{kind}{",".join(parts)}],"position":{position},'
-        f'"previous":"{previous.hex()}","received":"{_received(header.received)}{received}'
-        f'{"null" if seq is None else _count(seq, "seq")},"sources":{_count(count, "sources")},'
-        f'"sources_root":{sources}{end}'
-    ).encode("ascii")
-    if len(data) > MAX_HEADER_BYTES:
-        reason = f"{len(data)} bytes, at most {MAX_HEADER_BYTES} are allowed"
-        raise MalformedHeader(reason)
-    return data
-
-
-def stem_of(header: Header) -> tuple[str, ...]:
-    """Return a header's text but for what the log sets: of each part where it lies, then position and previous hash.
-
-    Those of `header` do not matter. `with_place` makes the header's bytes of it. Raises: MalformedHeader.
-    """
-    nowhere = tuple([structs.replace(part, object=_NOWHERE, offset=0) for part in header.parts])
-    text = encode_header(structs.replace(header, position=0, previous=NO_PREVIOUS, parts=nowhere)).decode()
-    # No value holds a quotation mark, so these are met where they are written and nowhere else.
-    before, _, after = text.partition(_FIRST)
-    return (*before.split(_AT_NOWHERE), after)
+    stem.append(f"{text}],")
+    stem.append(
+        f',"received":"{_received(header.received)}{received}{"null" if seq is None else _count(seq, "seq")},"sources":'
+        f'{_count(count, "sources")},"sources_root":{sources}{end}'
+    )
+    return tuple(stem)
 
 
 def with_place(stem: tuple[str, ...], parts: Sequence[Part], position: int, previous: bytes) -> bytes:
@@ -269,10 +264,10 @@ def with_place(stem: tuple[str, ...], parts: Sequence[Part], position: int, prev
 
     Raises: MalformedHeader; the places are those of the log itself, and are not checked.
     """
-    pieces = [stem[0]]
-    for part, following in zip(parts, stem[1:-1], strict=True):
-        pieces.append(f'"obj":"{part.object}","off":{part.offset}{following}')
-    pieces.append(f'"position":{position},"previous":"{previous.hex()}"{stem[-1]}')
+    pieces: list[str] = []
+    for before, part in zip(stem[:-2], parts, strict=True):
+        pieces.append(f'{before}"obj":"{part.object}","off":{part.offset}')
+    pieces.append(f'{stem[-2]}"position":{position},"previous":"{previous.hex()}"{stem[-1]}')
     data = "".join(pieces).encode("ascii")
     if len(data) > MAX_HEADER_BYTES:
         reason = f"{len(data)} bytes, at most {MAX_HEADER_BYTES} are allowed"
@@ -427,16 +422,21 @@ def _around(data_class: str, kind: str, recorder: str | None, stream: str) -> tu
 
 
 @lru_cache(maxsize=4096)
-def _part_form(algorithm: str, key: str, role: str) -> tuple[str, str, str]:
-    """Return what stands around the numbers of a part, remembered: most parts of a batch share it."""
+def _part_form(algorithm: str, role: str) -> tuple[str, str]:
+    """Return what stands around the numbers and the place of a part, remembered: most parts of a batch share it."""
+    return (
+        f'{{"alg":"{_text(algorithm, _NAME, "alg")}","len":',
+        f',"role":"{_text(role, _NAME, "role")}","sha256":"',
+    )
+
+
+@lru_cache(maxsize=4096)
+def _require_object(key: str) -> None:
+    """Check the name of an object, remembered: a batch names few. Raises: MalformedHeader."""
     if len(key) > _MAX_OBJECT_KEY:
         reason = "an object key is too long"
         raise MalformedHeader(reason)
-    return (
-        f'{{"alg":"{_text(algorithm, _NAME, "alg")}","len":',
-        f',"obj":"{_text(key, _OBJECT, "obj")}","off":',
-        f',"role":"{_text(role, _NAME, "role")}","sha256":"',
-    )
+    _text(key, _OBJECT, "obj")
 
 
 def _text(value: object, form: re.Pattern[str], field: str) -> str:

@@ -26,12 +26,12 @@ from registry import classes, limited, streams, subjects
 from registry.acting import Acting
 from registry.declaration import DataClass
 from registry.entries import BODY, JSON, MalformedEntry, Parsed, ParsedPart, parse_entry, unique
-from registry.errors import MalformedSubject
+from registry.errors import MalformedSubject, UnknownClass
 from registry.identifiers import parse_subject
 from registry.keyed import NOBODY, Lookups
 from registry.models import KindRow
 from registry.reopened import former, opened_at
-from registry.sealing import ALGORITHM, Keyring, skeleton_class
+from registry.sealing import ALGORITHM, SKELETON, Keyring
 from registry.sheets import Digests, problem_of
 from registry.skeletons import packed_skeleton
 from vault.envelope import entry_of, in_entry, joint_prk
@@ -171,12 +171,14 @@ class Drafting:
         self._ring = Keyring(vault, session, acting.tenant_id)
         self._lookups = Lookups(vault, acting.tenant_id)
         self._digests = Digests(self._lookups.key)
-        self._skeleton = skeleton_class(session, acting.tenant_id)
         self._sets: dict[frozenset[int], int] = {}
         self._tenant = str(acting.tenant_id)
         self._prks: dict[tuple[tuple[int, ...], str], _Prk] = {}
         self._shapes: dict[tuple[Any, ...], EntryShape] = {}
         self._known = self._look_up(items)
+        if SKELETON not in self._known.classes:  # a starter class, which every tenant has
+            raise UnknownClass(SKELETON)
+        self._skeleton = self._known.classes[SKELETON]
         self.ready = self._take(items, self._known)
         """The entries that have all they need to be sealed."""
 
