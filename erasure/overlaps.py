@@ -1,16 +1,19 @@
-"""What somebody who plans or approves a request has to know of the same person's others: an erasure empties an export.
+"""What somebody who plans or approves a request has to know beforehand: that it takes from others, or changes nothing.
 
-Guarantees: reads only, and stops nothing. Retention waits for an open export (`retention.decide`, step 5); an erasure
-that a person asked for does not, so whoever approves it is told which of their requests it takes the answer from, and
-whoever makes the export, which erasure takes from it.
+Guarantees: reads only, and stops nothing. A correction for which no copy was found names its own request, so that an
+approval is not taken for a change that nobody made. Retention waits for an open export (`retention.decide`, step 5); an
+erasure that a person asked for does not, so whoever approves it is told which of their requests it takes the answer
+from, and whoever makes the export, which erasure takes from it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from erasure import copies
 from erasure.models import RequestRow
 from erasure.plan import instant_text
 from erasure.request import DONE, OPEN, Right, State
@@ -20,9 +23,14 @@ _ERASING = (State.APPROVED, State.EXECUTING, State.VERIFYING)
 
 
 def warnings_of(session: Session, row: RequestRow) -> list[dict[str, Any]]:
-    """One line for each other request of one of its persons that this open one takes from, or that takes from it."""
+    """One line for each other request of one of its persons that this open one takes from, or that takes from it.
+
+    A correction that was planned and has no line gets one that says so.
+    """
     if row.state not in OPEN or not row.subjects:
         return []
+    if row.right == Right.RECTIFICATION:
+        return [] if row.plan_hash is None or _has_copies(session, row) else [_correcting_nothing(row)]
     query = select(RequestRow).where(RequestRow.tenant_id == row.tenant_id)
     if row.right == Right.ERASURE:
         query = query.where(
@@ -38,6 +46,24 @@ def warnings_of(session: Session, row: RequestRow) -> list[dict[str, Any]]:
     others = session.exec(query.order_by(col(RequestRow.due_at), col(RequestRow.request_id)))
     found = [other for other in others if not people.isdisjoint(other.subjects)]
     return [_emptied(other) if row.right == Right.ERASURE else _emptying(other) for other in found]
+
+
+def _has_copies(session: Session, row: RequestRow) -> bool:
+    return session.scalars(sa.select(sa.exists().where(copies.of(row.tenant_id, row.request_id)))).one()
+
+
+def _correcting_nothing(row: RequestRow) -> dict[str, Any]:
+    return {
+        "code": "nothing_to_correct",
+        "request": row.request_id,
+        "right": row.right,
+        "state": row.state,
+        "due_at": instant_text(row.extended_until or row.due_at),
+        "detail": (
+            "no copy was found that holds what is to be corrected, so nothing will be changed in any store: compare "
+            "the names of the fields, and what is said to be wrong, with what is stored"
+        ),
+    }
 
 
 def _emptying(other: RequestRow) -> dict[str, Any]:

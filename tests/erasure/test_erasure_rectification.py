@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from api.commands.watching import plan_lines
 from connectors.errors import StoreUnreachable
 from erasure.errors import InvalidRequest
 from erasure.rectify import judge, mentions, values_for
@@ -51,6 +52,28 @@ def test_a_wrong_field_is_set_where_it_reads_as_the_person_says_and_nowhere_else
     assert world.state(request) == "completed"
     assert rows(world) == {"n1": "New Street 2", "n2": "something else"}
     assert world.copy_states(request) == {wrong: "corrected"}
+
+
+@pytest.mark.parametrize("field", ["text", "telephone"])
+def test_a_correction_for_which_no_copy_was_found_says_so_in_request_and_plan(world: World, field: str) -> None:
+    """Its empty plan went to approval and on to «completed» as if somebody had been corrected."""
+    world.note("n1", "Elsewhere 3")
+    request = world.ask(ADA, right="rectification", corrections={field: STREET["text"]})
+    assert "warnings" not in world.reader.get(world.acting(), request), "before anybody looked"
+    planned = world.plan(request)
+    plan = world.reader.plan_view(world.acting(), request)
+    assert plan["copies"] == []
+    for shown in (planned, plan, world.reader.get(world.acting(), request)):
+        assert [(one["code"], one["request"]) for one in shown["warnings"]] == [("nothing_to_correct", request)]
+    assert any("nothing will be changed in any store" in line for line in plan_lines(plan, right="rectification"))
+    assert world.approve(request)["state"] == "approved", "the desk may still have it so, and be told of it"
+
+
+def test_a_correction_with_a_copy_to_correct_warns_of_nothing(world: World) -> None:
+    world.note("n1", "Old Street 1")
+    request = world.ask(ADA, right="rectification", corrections=STREET)
+    assert "warnings" not in world.plan(request)
+    assert world.reader.plan_view(world.acting(), request)["warnings"] == []
 
 
 def test_an_owner_who_is_somebody_else_by_now_is_not_written_over(world: World) -> None:
