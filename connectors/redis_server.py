@@ -29,6 +29,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from connectors.errors import BadConfig, StoreUnreachable, WrongCredentials
+from connectors.own_files import files_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -40,6 +41,10 @@ _TIMEOUTS = (60.0, 15.0, 5.0, 1.0)
 _LOOK_SECONDS = 0.02
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _REFUSED = ("NOAUTH", "WRONGPASS")
+_UNNAMED: dict[str, None] = (
+    {"driver_info": None} if hasattr(redis, "DriverInfo") else {"lib_name": None, "lib_version": None}
+)
+"""The driver does not tell the server its version, for which it would read its package's metadata at each opening."""
 _CLUSTER = (MovedError, ClusterCrossSlotError, ClusterDownError)
 
 
@@ -103,6 +108,7 @@ class Server:
                 protocol=2,
                 max_connections=4,
                 command_packer=_Packer(),
+                **_UNNAMED,
             )
             # Replies as they were sent: what the driver makes of them differs between its versions.
             client.response_callbacks.clear()
@@ -183,7 +189,7 @@ class Server:
     @staticmethod
     def files(folder: Path) -> list[Path]:
         """Return the server's files: dumps, append-only files, and what crashed children left."""
-        return sorted(path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        return [path for path in files_below("redis", folder) if not path.is_symlink()]
 
     def scan(self, folder: Path, wanted: Needles, limit: Deadline) -> list[tuple[str, Hits]]:
         """Count canaries in each of the server's files. Raises: Timeout, WrongCredentials."""

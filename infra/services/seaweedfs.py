@@ -19,7 +19,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,6 +48,8 @@ class S3Service:
     reader_access_key: str
     reader_secret_key: str
     """Credentials that list and read everything and change nothing."""
+    restart: Callable[[], None]
+    """Ends the server with SIGKILL and starts it again on the same files and ports."""
 
 
 def binary() -> Path:
@@ -80,9 +82,25 @@ def running(folder: Path) -> Iterator[S3Service]:
     config.write_text(json.dumps(_identities((access_key, secret_key), reader)), encoding="utf-8")
     for attempt in range(START_ATTEMPTS):
         ports = free_ports()
-        process = _start(program, folder / f"data{attempt}", config, ports)
+        data = folder / f"data{attempt}"
+        data.mkdir()
+        held = [_start(program, data, config, ports)]
+
+        def restart(
+            held: "list[subprocess.Popen[bytes]]" = held, data: Path = data, ports: dict[str, int] = ports
+        ) -> None:
+            # Told to end, and not left alone: a leash without an owner takes the files away too.
+            process = held.pop()
+            process.send_signal(signal.SIGTERM)
+            process.wait(30)
+            _stop(process)
+            held.append(_start(program, data, config, ports))
+            if not _wait_ready(held[0], ports["s3"]):
+                message = "the server did not come back"
+                raise SeaweedUnavailable(message)
+
         try:
-            if _wait_ready(process, ports["s3"]):
+            if _wait_ready(held[0], ports["s3"]):
                 yield S3Service(
                     endpoint=f"http://127.0.0.1:{ports['s3']}",
                     access_key=access_key,
@@ -90,10 +108,12 @@ def running(folder: Path) -> Iterator[S3Service]:
                     filer=f"http://127.0.0.1:{ports['filer']}",
                     reader_access_key=reader[0],
                     reader_secret_key=reader[1],
+                    restart=restart,
                 )
                 return
         finally:
-            _stop(process)
+            for process in held:
+                _stop(process)
     message = f"the server did not answer within {START_ATTEMPTS} attempts"
     raise SeaweedUnavailable(message)
 
@@ -128,7 +148,6 @@ def _identities(admin: tuple[str, str], reader: tuple[str, str]) -> dict[str, ob
 
 
 def _start(program: Path, data: Path, config: Path, ports: dict[str, int]) -> "subprocess.Popen[bytes]":
-    data.mkdir()
     # Killed at once: a polite end takes up to ten seconds, and nothing here is worth waiting for.
     command = [
         sys.executable,

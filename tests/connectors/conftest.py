@@ -13,6 +13,14 @@ import psycopg
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests of the contract that one kind needs long for; the others run them as ever."""
+    for item in items:
+        if item.name in getattr(getattr(item, "cls", None), "slow", ()):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Any]:
     """A PostgreSQL of our own; its runtime folder is the test's, never the user's home.

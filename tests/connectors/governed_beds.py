@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from connectors.base import Connector, open_connector
 from muniment.errors import ThreadErased
 from muniment.integrations.langgraph import GovernedSaver, govern
 from muniment.thread_folder import ThreadFolder
-from tests.connectors.contract import oracle
+from tests.connectors.beds import oracle, shut_out
 from tests.connectors.langgraph_beds import Database, Files, ThreadBed
 
 
@@ -38,6 +39,24 @@ class Governed(ThreadBed):
         assert isinstance(self.saver, GovernedSaver)
         return self.saver._folder.path(name, end)
 
+    def whole(self, name: str) -> object:
+        try:
+            return super().whole(name)
+        except ThreadErased:
+            return None
+
+    def other_name(self, file: Path) -> Callable[[], None]:
+        """Give a file another name elsewhere: unlinking the one would leave what is under the other."""
+        other = self.keys.parent / "elsewhere"
+        os.link(file, other)
+        return other.unlink
+
+    def folder(self) -> Path:
+        return self.keys
+
+    def stranger(self) -> AbstractContextManager[str]:
+        return shut_out(self.keys, self.source())
+
     def get(self, name: str) -> str | None:
         try:
             return super().get(name)
@@ -49,6 +68,12 @@ class OneFileAThread(Governed):
     def __init__(self, folder: Path) -> None:
         self.keys = folder / "threads"
         self.url = ""
+        self.saver = govern(storage="one-file-a-thread", folder=self.keys)
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        return self.other_name(self.path(name, ".db"))
+
+    def restart(self) -> None:
         self.saver = govern(storage="one-file-a-thread", folder=self.keys)
 
     def config(self, **more: Any) -> dict[str, Any]:
@@ -81,6 +106,9 @@ class OneFileAThread(Governed):
 
 
 class Sealed(Governed):
+    def refuse(self, name: str) -> Callable[[], None]:
+        return self.other_name(self.path(name, ".key"))
+
     def config(self, **more: Any) -> dict[str, Any]:
         return {"url": self.url, "keys": str(self.keys), **more}
 
@@ -108,6 +136,9 @@ class SealedSqlite(Sealed):
         self.seal(SqliteSaver(self.files.connection), folder)
         self.inner.setup()  # type: ignore[attr-defined] # SqliteSaver has it
 
+    def restart(self) -> None:
+        self.seal(SqliteSaver(self.files.reopen()), self.keys.parent)
+
     def hits(self, canary: str) -> int:
         return self.files.found_by_oracle(canary) + oracle([self.keys], canary)
 
@@ -116,11 +147,16 @@ class SealedSqlite(Sealed):
 
 
 class SealedPostgres(Sealed):
+    serves = True
+
     def __init__(self, server: Any, folder: Path) -> None:
         self.database = Database(server)
         self.url, self.run = self.database.url, self.database.run
         self.seal(PostgresSaver(self.database.connection), folder)
         self.inner.setup()  # type: ignore[attr-defined] # PostgresSaver has it
+
+    def restart(self) -> None:
+        self.seal(PostgresSaver(self.database.reopen()), self.keys.parent)
 
     def hits(self, canary: str) -> int:
         return self.database.hits(canary.encode()) + oracle([self.keys], canary)

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import ssl
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -54,6 +55,7 @@ class Vendor:
         self.gate = threading.Event()
         self.gate.set()
         self.lock = threading.RLock()
+        self.restart: Callable[[], None] = lambda: None
 
     def put(self, collection: str, name: str, **content: Any) -> None:
         self.things.setdefault(collection, {})[name] = {"id": name, **content}
@@ -335,6 +337,24 @@ _APIS = (own, openai, anthropic, langfuse, zep, weaviate, qdrant)
 class Quiet(ThreadingHTTPServer):
     """Says nothing of clients that hang up, as some tests do."""
 
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._callers: set[socket.socket] = set()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        self._callers.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        self._callers.discard(request)
+        super().shutdown_request(request)
+
+    def hang_up(self) -> None:
+        """End every connection, as a server does that is killed."""
+        for caller in list(self._callers):
+            with suppress(OSError):
+                caller.shutdown(socket.SHUT_RDWR)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         pass
 
@@ -344,16 +364,29 @@ def running(context: ssl.SSLContext | None = None) -> Iterator[tuple[str, Vendor
     """Yield the address of a vendor and its state; with a context it speaks TLS."""
     vendor = Vendor()
     handler = type("Bound", (Handler,), {"vendor": vendor})
-    server = Quiet(("127.0.0.1", 0), handler)
-    server.daemon_threads = True
-    if context is not None:
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield f"http{'s' if context else ''}://127.0.0.1:{server.server_address[1]}", vendor
-    finally:
-        vendor.gate.set()
+    held: list[tuple[Quiet, threading.Thread]] = []
+
+    def start(port: int = 0) -> None:
+        server = Quiet(("127.0.0.1", port), handler)
+        server.daemon_threads = True
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+        thread.start()
+        held.append((server, thread))
+
+    def stop() -> int:
+        server, thread = held.pop()
         server.shutdown()
         server.server_close()
+        server.hang_up()
         thread.join(5)
+        return int(server.server_address[1])
+
+    start()
+    vendor.restart = lambda: start(stop())
+    try:
+        yield f"http{'s' if context else ''}://127.0.0.1:{held[0][0].server_address[1]}", vendor
+    finally:
+        vendor.gate.set()
+        stop()

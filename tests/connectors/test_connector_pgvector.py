@@ -3,8 +3,10 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
+import psycopg
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +16,7 @@ from connectors.errors import BadConfig, BadLocator
 from connectors.residue import Needles
 from connectors.vectors import forms, numbers_of
 from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, text_of
-from tests.connectors.langgraph_beds import Database, embed
+from tests.connectors.langgraph_beds import Database, embed, refusing
 
 pytestmark = pytest.mark.postgres
 
@@ -22,12 +24,30 @@ pytestmark = pytest.mark.postgres
 class VectorBed(Bed):
     """A table of texts with embeddings and a cosine HNSW index, as applications make them."""
 
+    serves = True
+
     def __init__(self, server: Any) -> None:
         self.database = Database(server)
         self.run = self.database.run
         self.run("CREATE EXTENSION vector")
         self.run("CREATE TABLE notes (id text PRIMARY KEY, person text, body text, embedding vector(16))")
         self.run("CREATE INDEX notes_hnsw ON notes USING hnsw (embedding vector_cosine_ops)")
+
+    def restart(self) -> None:
+        self.database.reopen()
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        return refusing(self.run, "notes", f"old.id = '{name}'")
+
+    @contextmanager
+    def stranger(self) -> Iterator[str]:
+        yield self.source(url=self.database.unknown())
+
+    def whole(self, name: str) -> object:
+        return self.run("SELECT * FROM notes WHERE id = %s", name)
+
+    def near(self, text: str) -> list[str]:
+        return self.nearest(text, 100)
 
     def put(self, name: str, text: str, owner: str) -> Mapping[str, Any]:
         vector = str(embed([text])[0])
@@ -40,10 +60,13 @@ class VectorBed(Bed):
 
     def nearest(self, text: str, count: int = 5) -> list[str]:
         """Return what the index finds; a plan without it would prove nothing."""
-        vector = str(embed([text])[0])
-        query = f"SELECT id FROM notes ORDER BY embedding <=> '{vector}' LIMIT {count}"
-        found = self.run(f"SET enable_seqscan = off; {query}")
-        return [row[0] for row in found]
+        query = f"SELECT id FROM notes ORDER BY embedding <=> '{embed([text])[0]}' LIMIT {count}"
+        with psycopg.connect(self.database.uri, autocommit=True) as connection:
+            connection.execute("SET enable_seqscan = off")
+            connection.execute("SET hnsw.ef_search = 200")
+            plan = connection.execute(f"EXPLAIN {query}".encode()).fetchall()
+            assert any("notes_hnsw" in row[0] for row in plan)
+            return [row[0] for row in connection.execute(query.encode()).fetchall()]
 
     def config(self, **more: object) -> dict[str, Any]:
         return {"url": self.database.url, **more}
@@ -74,10 +97,11 @@ class VectorBed(Bed):
         self.run("ALTER TABLE notes ENABLE ROW LEVEL SECURITY")
         return open_connector("pgvector", {"url": self.database.role(), "owner_field": "person"}, secrets=str)
 
-    def source(self) -> str:
+    def source(self, **more: object) -> str:
+        config = self.config(owner_field="person", **more)
         return (
             "from connectors.base import open_connector\n"
-            f"connector = open_connector('pgvector', {self.config(owner_field='person')!r}, secrets=str)"
+            f"connector = open_connector('pgvector', {config!r}, secrets=str)"
         )
 
     def own_delete(self, name: str) -> None:
@@ -92,7 +116,7 @@ def bed(server: Any) -> Iterator[VectorBed]:
 
 
 class TestPgvector(Contract):
-    pass
+    holds = "pgvector"
 
 
 def as_stored(text: str) -> bytes:
@@ -129,6 +153,7 @@ def test_delete_and_vacuum_leave_the_heap_and_ours_leaves_neither_heap_nor_index
     with bed.open(read_only=True) as verifier:
         finding = verifier.verify(items, Level.L2, deadline=30, reclaimed=report)[0]
     assert (finding.level, finding.present) == (Level.L2, False)
+    assert [len(each) for each in before] == [5] * len(asked)
     assert [bed.nearest(each) for each in asked] == before
 
 

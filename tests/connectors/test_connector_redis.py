@@ -5,6 +5,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,40 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[service.RedisSe
 class KeysBed(Bed):
     """A JSON string for each item."""
 
+    serves = True
+    no_search = "keys are found by their names"
+    kept = "memory:{name}"
+    """The key that has to be kept for one item to be kept."""
+
     def __init__(self, made: service.RedisService) -> None:
         self.made = made
         self.client: Any = redis.Redis.from_url(made.url, decode_responses=True)
         self.empty()
+
+    def restart(self) -> None:
+        self.client.close()
+        self.made.restart()
+        self.client = redis.Redis.from_url(self.made.url, decode_responses=True)
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        """Take the right to change one key from the user of everybody here."""
+        key = self.kept.format(name=name)
+        others = [f"~{each}" for each in self.client.scan_iter() if each != key]
+        self.client.execute_command("ACL", "SETUSER", "default", "resetkeys", f"%R~{key}", *others)
+
+        def release() -> None:
+            self.client.execute_command("ACL", "SETUSER", "default", "allkeys")
+
+        return release
+
+    @contextmanager
+    def stranger(self) -> Iterator[str]:
+        yield self.source(url=self.made.url.replace("redis://:", "redis://:hunter2"))
+
+    def whole(self, name: str) -> object:
+        key = f"memory:{name}"
+        with redis.Redis.from_url(self.made.url) as client:
+            return client.dump(key), client.pttl(key)
 
     def empty(self) -> None:
         self.client.flushall()
@@ -81,12 +112,15 @@ class KeysBed(Bed):
         ]
 
     def wrong(self) -> Connector:
-        return self.open(url=self.made.url.replace("redis://:", "redis://:x"))
+        """A user who may see other keys alone."""
+        self.client.execute_command("ACL", "SETUSER", "other", "on", ">secret", "resetkeys", "~other:*", "+@all")
+        host = self.made.url.rpartition("@")[2]
+        return self.open(url=f"redis://other:secret@{host}")
 
-    def source(self) -> str:
+    def source(self, **more: object) -> str:
         return (
             "from connectors.base import open_connector\n"
-            f"connector = open_connector('redis', {self.config()!r}, secrets=str)"
+            f"connector = open_connector('redis', {self.config(**more)!r}, secrets=str)"
         )
 
     def own_delete(self, name: str) -> None:
@@ -107,6 +141,12 @@ class HashBed(KeysBed):
 class FieldBed(KeysBed):
     """All items as fields of one hash, each a JSON value."""
 
+    all_or_nothing = "all items lie under one key, and rights are given by keys"
+    kept = "memories"
+
+    def whole(self, name: str) -> object:
+        return self.client.hget("memories", name)
+
     def put(self, name: str, text: str, owner: str) -> Mapping[str, Any]:
         self.client.hset("memories", name, json.dumps({"owner": owner, "text": text}))
         return {"key": "memories", "field": name}
@@ -121,6 +161,13 @@ class FieldBed(KeysBed):
 
 class MemberBed(KeysBed):
     """All items as members of one sorted set."""
+
+    all_or_nothing = "all items lie under one key, and rights are given by keys"
+    kept = "recent"
+
+    def whole(self, name: str) -> object:
+        member = self.member(name)
+        return member and (member, self.client.zscore("recent", member))
 
     def member(self, name: str) -> str | None:
         members = self.client.zrange("recent", 0, -1)
@@ -141,6 +188,12 @@ class MemberBed(KeysBed):
 
 class StreamBed(KeysBed):
     """All items as entries of one stream with a group that waits for some of them."""
+
+    all_or_nothing = "all items lie under one key, and rights are given by keys"
+    kept = "events"
+
+    def whole(self, name: str) -> object:
+        return self.client.xrange("events", self.ids[name], self.ids[name]) or None
 
     def __init__(self, made: service.RedisService) -> None:
         super().__init__(made)
@@ -167,22 +220,26 @@ class _OnRedis(Contract):
 
 
 class TestKeys(_OnRedis):
-    pass
+    holds = "redis, keys"
 
 
 class TestHashes(_OnRedis):
+    holds = "redis, hashes"
     kind = HashBed
 
 
 class TestFields(_OnRedis):
+    holds = "redis, fields of a hash"
     kind = FieldBed
 
 
 class TestSortedSetMembers(_OnRedis):
+    holds = "redis, members of a sorted set"
     kind = MemberBed
 
 
 class TestStreamEntries(_OnRedis):
+    holds = "redis, entries of a stream"
     kind = StreamBed
 
 

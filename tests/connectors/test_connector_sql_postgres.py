@@ -6,6 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,15 @@ from psycopg import sql
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import BadLocator, StoreUnreachable, Timeout, WrongCredentials
 from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, text_of
+from tests.connectors.langgraph_beds import refusing, restart
 
 pytestmark = pytest.mark.postgres
 
 
 class PostgresBed(Bed):
+    serves = True
+    no_search = "rows are found by their keys and by what SQL asks"
+
     def __init__(self, server: Any) -> None:
         self.server = server
         self.name = f"bed_{uuid.uuid4().hex[:12]}"
@@ -35,6 +40,22 @@ class PostgresBed(Bed):
         with psycopg.connect(self.uri, autocommit=True) as connection:
             cursor = connection.execute(statement.encode(), values or None)
             return cursor.fetchall() if cursor.description else []
+
+    def restart(self) -> None:
+        self.application.close()
+        restart(self.server)
+        self.application = psycopg.connect(self.uri, autocommit=True)
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        return refusing(self.run, "notes", f"old.id = '{name}'")
+
+    @contextmanager
+    def stranger(self) -> Iterator[str]:
+        url = self.config()["url"].replace("//postgres:@", "//nobody:hunter2@")
+        yield self.source(url=url)
+
+    def whole(self, name: str) -> object:
+        return self.run("SELECT * FROM notes WHERE id = %s", name)
 
     def put(self, name: str, text: str, owner: str) -> Mapping[str, Any]:
         self.application.execute("INSERT INTO notes (id, person, body) VALUES (%s, %s, %s)", (name, owner, text))
@@ -96,11 +117,9 @@ class PostgresBed(Bed):
         config = {"url": self.role(reads=True), "owner_field": "person"}
         return open_connector("sql", config, secrets=str)
 
-    def source(self) -> str:
-        return (
-            "from connectors.base import open_connector\n"
-            f"connector = open_connector('sql', {self.config(owner_field='person')!r}, secrets=str)"
-        )
+    def source(self, **more: object) -> str:
+        config = self.config(owner_field="person", **more)
+        return f"from connectors.base import open_connector\nconnector = open_connector('sql', {config!r}, secrets=str)"
 
     def own_delete(self, name: str) -> None:
         self.application.execute("DELETE FROM notes WHERE id = %s", (name,))
@@ -114,7 +133,7 @@ def bed(server: Any) -> Iterator[PostgresBed]:
 
 
 class TestPostgres(Contract):
-    pass
+    holds = "sql, PostgreSQL"
 
 
 def test_a_compressed_value_goes_with_its_toast_table(bed: PostgresBed) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +10,47 @@ import pytest
 
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import BadConfig, BadLocator, StoreUnreachable
+from tests.connectors.beds import shut_out
 from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, oracle, text_of
 
 
 class SqliteBed(Bed):
+    no_search = "rows are found by their keys and by what SQL asks"
+    no_folder = "a database is one file and its logs"
+
     def __init__(self, folder: Path) -> None:
         self.path = folder / "app data.db"
         self.run("PRAGMA journal_mode=WAL")
         self.run("CREATE TABLE notes (id TEXT PRIMARY KEY, person TEXT, body TEXT, n INTEGER DEFAULT 0)")
         # Another connection stays open, as an application would, so that closing ours does not clean the log for us.
-        self.application = sqlite3.connect(self.path, isolation_level=None, timeout=5)
-        self.application.execute("PRAGMA secure_delete=OFF")
-        self.application.execute("SELECT count(*) FROM notes").fetchone()
+        self.application = self._connect()
+
+    def _connect(self) -> sqlite3.Connection:
+        made = sqlite3.connect(self.path, isolation_level=None, timeout=5)
+        made.execute("PRAGMA secure_delete=OFF")
+        made.execute("SELECT count(*) FROM notes").fetchone()
+        return made
+
+    def restart(self) -> None:
+        self.application.close()
+        self.application = self._connect()
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        self.run(
+            f"CREATE TRIGGER refused BEFORE DELETE ON notes WHEN old.id = '{name}'"
+            " BEGIN SELECT RAISE(ABORT, 'kept by its owner'); END"
+        )
+
+        def release() -> None:
+            self.run("DROP TRIGGER refused")
+
+        return release
+
+    def stranger(self) -> AbstractContextManager[str]:
+        return shut_out(self.path, self.source())
+
+    def whole(self, name: str) -> object:
+        return self.run("SELECT rowid, * FROM notes WHERE id = ?", name)
 
     def run(self, statement: str, *values: object) -> list[Any]:
         with closing(sqlite3.connect(self.path, isolation_level=None, timeout=5)) as connection:
@@ -90,7 +119,7 @@ def bed(tmp_path: Path) -> Iterator[SqliteBed]:
 
 
 class TestSqlite(Contract):
-    pass
+    holds = "sql, SQLite"
 
 
 def test_a_reader_with_an_old_snapshot_keeps_the_level_at_l1(bed: SqliteBed) -> None:

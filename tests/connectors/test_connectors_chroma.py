@@ -18,6 +18,7 @@ import pytest
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.chroma_files import Index
 from connectors.errors import BadConfig, BadLocator, StoreUnreachable, Timeout
+from tests.connectors.beds import shut_out
 from tests.connectors.contract import BEN, MIA, NOW, ROOT, Bed, Contract, captured, erase, fill, oracle, text_of
 from tests.connectors.vector_beds import DIMENSIONS, near, raw, vector_of
 from tests.lazily import Lazily
@@ -56,7 +57,7 @@ def locked(file: Path) -> Callable[[], None]:
 
 class ChromaBed(Bed):
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self.folder = folder / "vectors"
+        self.path = folder / "vectors"
         self.running: Any = None
         with self.client() as client:
             client.create_collection("notes", metadata=settings or None, embedding_function=None)
@@ -65,7 +66,7 @@ class ChromaBed(Bed):
     def client(self) -> Iterator[Any]:
         """The application's client; it has the files open until `release`."""
         if self.running is None:
-            self.running = chromadb.PersistentClient(self.folder, settings=config.Settings(anonymized_telemetry=False))
+            self.running = chromadb.PersistentClient(self.path, settings=config.Settings(anonymized_telemetry=False))
         yield self.running
 
     def release(self) -> None:
@@ -75,7 +76,7 @@ class ChromaBed(Bed):
             self.running = None
             # The engine closes its files a moment later, in threads of its own.
             end = time.monotonic() + 10
-            while is_open_here(self.folder / DATABASE):
+            while is_open_here(self.path / DATABASE):
                 assert time.monotonic() < end
                 time.sleep(0.005)
 
@@ -108,30 +109,62 @@ class ChromaBed(Bed):
         rows = zip(found["ids"], found["documents"], found["metadatas"], found["embeddings"], strict=True)
         return {name: (text, metadata, list(map(float, vector))) for name, text, metadata, vector in rows}
 
-    def near(self, text: str, count: int = 5) -> list[str]:
+    def whole(self, name: str) -> object:
+        with self.notes() as notes:
+            found = notes.get(ids=[name], include=["documents", "metadatas", "embeddings"])
+        vectors = [list(map(float, vector)) for vector in found["embeddings"]]
+        return (found["documents"], found["metadatas"], vectors) if found["ids"] else None
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        """Let the queue, which every write goes through, take no deletion of this record."""
+        self.release()
+        self.run(
+            f"CREATE TRIGGER refused BEFORE INSERT ON embeddings_queue WHEN new.id = '{name}' AND new.operation = 3"
+            " BEGIN SELECT RAISE(ABORT, 'kept by its owner'); END"
+        )
+
+        def release() -> None:
+            self.release()
+            self.run("DROP TRIGGER refused")
+
+        return release
+
+    def folder(self) -> Path:
+        return self.path
+
+    def restart(self) -> None:
+        self.release()
+
+    @contextmanager
+    def stranger(self) -> Iterator[str]:
+        self.release()
+        with shut_out(self.path, self.source()) as source:
+            yield source
+
+    def near(self, text: str, count: int = 100) -> list[str]:
         with self.notes() as notes:
             found: list[str] = notes.query(query_embeddings=[vector_of(text)], n_results=count)["ids"][0]
         return found
 
     def open(self, *, read_only: bool = False, owner: bool = True) -> Connector:
         self.release()
-        config = {"path": str(self.folder)} | ({"owner_field": "user_id"} if owner else {})
+        config = {"path": str(self.path)} | ({"owner_field": "user_id"} if owner else {})
         return open_connector("chroma", config, secrets=str, read_only=read_only)
 
     def hits(self, canary: str) -> int:
         self.release()
-        return oracle([self.folder], canary)
+        return oracle([self.path], canary)
 
     def raw_hits(self, needle: bytes, pattern: str = "*") -> int:
-        return sum(file.read_bytes().count(needle) for file in self.folder.rglob(pattern) if file.is_file())
+        return sum(file.read_bytes().count(needle) for file in self.path.rglob(pattern) if file.is_file())
 
     def run(self, statement: str, *values: object) -> list[Any]:
-        with closing(sqlite3.connect(self.folder / DATABASE, isolation_level=None, timeout=5)) as connection:
+        with closing(sqlite3.connect(self.path / DATABASE, isolation_level=None, timeout=5)) as connection:
             return connection.execute(statement, values).fetchall()
 
     def block(self) -> Callable[[], None]:
         self.release()
-        return locked(self.folder / DATABASE)
+        return locked(self.path / DATABASE)
 
     def hostile(self) -> list[Mapping[str, Any]]:
         return [
@@ -146,10 +179,10 @@ class ChromaBed(Bed):
         ]
 
     def wrong(self) -> Connector:
-        return open_connector("chroma", {"path": str(self.folder.parent), "owner_field": "user_id"}, secrets=str)
+        return open_connector("chroma", {"path": str(self.path.parent), "owner_field": "user_id"}, secrets=str)
 
     def source(self) -> str:
-        config = {"path": str(self.folder), "owner_field": "user_id"}
+        config = {"path": str(self.path), "owner_field": "user_id"}
         return (
             f"from connectors.base import open_connector\nconnector = open_connector('chroma', {config!r}, secrets=str)"
         )
@@ -167,7 +200,7 @@ def bed(tmp_path: Path) -> Iterator[ChromaBed]:
 
 
 class TestChroma(Contract):
-    pass
+    holds = "chroma, folder"
 
 
 def wiped(bed: ChromaBed, items: Sequence[Item]) -> list[tuple[Level | None, bool | None]]:
@@ -185,7 +218,7 @@ def wiped(bed: ChromaBed, items: Sequence[Item]) -> list[tuple[Level | None, boo
 def test_a_small_collection_keeps_the_record_in_its_queue_and_ours_takes_it(bed: ChromaBed) -> None:
     bed.put_all({f"ben-{n}": text_of(f"ben-{n}") for n in range(40)}, BEN)
     items = bed.put_all({f"mia-{n}": f"{text_of(f'mia-{n}')} qzx" for n in range(3)}, "mia")
-    before, nearest = bed.all(), bed.near(text_of("ben-7"))
+    before, nearest = bed.all(), bed.near(text_of("ben-7"), 5)
     with bed.open() as connector:
         items = captured(connector, items)
     for item in items:
@@ -212,7 +245,7 @@ def test_a_small_collection_keeps_the_record_in_its_queue_and_ours_takes_it(bed:
         name: row[:2] for name, row in before.items() if name.startswith("ben")
     }
     assert all(near(after[name][2], before[name][2]) for name in after)
-    assert bed.near(text_of("ben-7")) == nearest
+    assert bed.near(text_of("ben-7"), 5) == nearest
     assert nearest[0] == "ben-7"
     assert all(name.startswith("ben") for name in bed.near(f"{text_of('mia-1')} qzx", 40))
     with bed.notes() as notes:
@@ -222,7 +255,7 @@ def test_a_small_collection_keeps_the_record_in_its_queue_and_ours_takes_it(bed:
 def vacuumed(bed: ChromaBed) -> None:
     bed.release()
     program = str(Path(sys.executable).with_name("chroma"))
-    done = subprocess.run([program, "vacuum", "--path", str(bed.folder), "--force"], capture_output=True, check=False)
+    done = subprocess.run([program, "vacuum", "--path", str(bed.path), "--force"], capture_output=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
@@ -241,7 +274,7 @@ def test_a_vacuum_leaves_the_vectors_in_the_index_file_and_ours_takes_them(tmp_p
         bed.put_all({f"ben-{n}": text_of(f"ben-{n}") for n in range(start, start + 10)}, BEN)
     vacuumed(bed)
     assert bed.hits(text_of("mia-1")) == 0
-    (index,) = [Index.of(folder) for folder in bed.folder.iterdir() if folder.is_dir()]
+    (index,) = [Index.of(folder) for folder in bed.path.iterdir() if folder.is_dir()]
     assert "mia-1" not in index.ids
     assert index.unnamed == 3
     if space == "cosine":
@@ -252,22 +285,22 @@ def test_a_vacuum_leaves_the_vectors_in_the_index_file_and_ours_takes_them(tmp_p
         assert {residue.where for residue in found} == {"vector index"}
         seen = verifier.verify(items, Level.L2, deadline=30)
     assert {(f.level, f.present) for f in seen} == {(Level.L1, True)}
-    before, nearest = bed.all(), bed.near(text_of("ben-7"))
+    before, nearest = bed.all(), bed.near(text_of("ben-7"), 5)
     assert wiped(bed, items) == [(Level.L2, False)] * 3
     with bed.open(read_only=True) as verifier:
         assert verifier.residue([canary for item in items for canary in item.canaries], deadline=30) == []
     after = bed.all()
     assert {name: row[:2] for name, row in after.items()} == {name: row[:2] for name, row in before.items()}
     assert all(near(after[name][2], before[name][2]) for name in after)
-    assert bed.near(text_of("ben-7")) == nearest
-    assert len([folder for folder in bed.folder.iterdir() if folder.is_dir()]) == 1
+    assert bed.near(text_of("ben-7"), 5) == nearest
+    assert len([folder for folder in bed.path.iterdir() if folder.is_dir()]) == 1
 
 
 def test_room_of_the_new_index_that_is_not_used_yet_is_blank(bed: ChromaBed) -> None:
     # The engine writes its whole buffer; what it never filled is old memory of the process, with vectors in it.
     items, _ = fill(bed, 4)
     assert wiped(bed, items) == [(Level.L2, False)] * 4
-    (folder,) = [each for each in bed.folder.iterdir() if each.is_dir()]
+    (folder,) = [each for each in bed.path.iterdir() if each.is_dir()]
     count, size = struct.unpack_from("<2Q", (folder / "header.bin").read_bytes(), 20)
     data = (folder / "data_level0.bin").read_bytes()
     assert len(data) > count * size
@@ -286,7 +319,7 @@ def test_another_collections_index_that_holds_the_vector_in_unused_room_is_copie
         " WHERE c.name = 'other'"
     )[0]
     # As the engine leaves it where one process writes both: its buffer goes to the file with what was there before.
-    with (bed.folder / segment / "data_level0.bin").open("r+b") as stream:
+    with (bed.path / segment / "data_level0.bin").open("r+b") as stream:
         stream.seek(-100, 2)
         stream.write(struct.pack(f"<{DIMENSIONS}f", *vector_of(text_of("mia-0"))))
     with bed.open() as connector:
@@ -331,7 +364,7 @@ def test_a_handle_of_another_process_fails_after_the_reclaim_and_brings_nothing_
     items, _ = fill(bed, 2)
     bed.release()
     application = subprocess.Popen(
-        [sys.executable, "-c", APPLICATION, str(bed.folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", APPLICATION, str(bed.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert application.stdout is not None
     assert application.stdout.readline() == "4\n"
@@ -500,7 +533,7 @@ def test_the_engine_runs_in_a_process_of_its_own_and_ends_with_the_call(bed: Chr
     bed.release()
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.stdout.splitlines() == ["erased", "L2", "[]"], done.stderr
-    assert subprocess.run(["pgrep", "-f", f"chroma_engine.py {bed.folder}"], check=False).returncode == 1
+    assert subprocess.run(["pgrep", "-f", f"chroma_engine.py {bed.path}"], check=False).returncode == 1
 
 
 def test_a_lock_taken_in_the_middle_of_a_copy_ends_it_at_the_deadline(
@@ -513,7 +546,7 @@ def test_a_lock_taken_in_the_middle_of_a_copy_ends_it_at_the_deadline(
     released: list[Callable[[], None]] = []
 
     def meanwhile(*given: Any) -> None:
-        released.append(locked(bed.folder / DATABASE))
+        released.append(locked(bed.path / DATABASE))
         add(*given)
 
     with bed.open() as connector:
@@ -534,7 +567,7 @@ def test_looking_changes_no_file(bed: ChromaBed) -> None:
     items, _ = fill(bed, 2)
 
     def state() -> dict[str, tuple[int, str]]:
-        files = [file for file in bed.folder.rglob("*") if file.is_file()]
+        files = [file for file in bed.path.rglob("*") if file.is_file()]
         return {str(file): (file.stat().st_mtime_ns, hashlib.sha256(file.read_bytes()).hexdigest()) for file in files}
 
     before = state()
@@ -564,7 +597,7 @@ def test_names_inside_a_folder_lead_nowhere_else(bed: ChromaBed, tmp_path: Path)
     with bed.open() as connector, pytest.raises(StoreUnreachable, match="folder's name"):
         erase(connector, items)
     (tmp_path / "linked").mkdir()
-    (tmp_path / "linked" / DATABASE).symlink_to(bed.folder / DATABASE)
+    (tmp_path / "linked" / DATABASE).symlink_to(bed.path / DATABASE)
     with (
         open_connector("chroma", {"path": str(tmp_path / "linked")}, secrets=str) as connector,
         pytest.raises(StoreUnreachable, match="symbolic link"),
@@ -592,7 +625,7 @@ def test_bad_settings_and_missing_folders_are_named_errors(tmp_path: Path) -> No
 
 def test_a_copy_of_the_folder_is_another_store(bed: ChromaBed, tmp_path: Path) -> None:
     items, _ = fill(bed, 1)
-    shutil.copytree(bed.folder, tmp_path / "copy")
+    shutil.copytree(bed.path, tmp_path / "copy")
     assert wiped(bed, items) == [(Level.L2, False)]
     with open_connector("chroma", {"path": str(tmp_path / "copy")}, secrets=str, read_only=True) as other:
         assert other.verify(items, Level.L1, deadline=10)[0].present is True

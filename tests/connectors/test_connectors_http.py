@@ -6,6 +6,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -29,12 +30,29 @@ from connectors.errors import (
 )
 from connectors.http_client import HttpClient
 from connectors.http_recipe import load, shipped
-from tests.connectors.contract import BEN, MIA, NOW, ROOT, Bed, Contract, captured, erase, fill, text_of
+from tests.connectors.contract import BEN, MIA, NOW, ROOT, Bed, Contract, captured, erase, fill
 from tests.connectors.http_vendor import KEY, OWN, Vendor, running
 
 
 class VendorBed(Bed):
     """Notes of two people behind the test's own recipe."""
+
+    serves = True
+    no_search = "things are found by their ids"
+
+    def restart(self) -> None:
+        self.vendor.restart()
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        self.vendor.faults["note", name] = "error"
+        return self.vendor.faults.clear
+
+    @contextmanager
+    def stranger(self) -> Iterator[str]:
+        yield self.source(secret="sk-hunter2")
+
+    def whole(self, name: str) -> object:
+        return self.vendor.things.get("note", {}).get(name)
 
     def __init__(self, url: str, vendor: Vendor) -> None:
         self.url, self.vendor = url, vendor
@@ -79,14 +97,17 @@ class VendorBed(Bed):
         self.vendor.mode = "foreign"
         return self.open()
 
-    def source(self) -> str:
+    def source(self, **more: object) -> str:
+        config = self.config(owner_field="meta.person", **more)
         return (
-            "from connectors.base import open_connector\n"
-            f"connector = open_connector('http', {self.config(owner_field='meta.person')!r}, secrets=str)"
+            f"from connectors.base import open_connector\nconnector = open_connector('http', {config!r}, secrets=str)"
         )
 
     def own_delete(self, name: str) -> None:
         del self.vendor.things["note"][name]
+
+    def hit_bytes_remain_after_own_delete(self) -> bool:
+        return False  # nobody sees what a vendor's files hold
 
 
 @pytest.fixture
@@ -97,41 +118,9 @@ def bed(monkeypatch: pytest.MonkeyPatch) -> Iterator[VendorBed]:
 
 
 class TestContract(Contract):
-    """The shared contract, where a vendor that shows nothing below its API can keep it: nothing above L1."""
+    """The shared contract; a vendor shows nothing below its API, so nothing above L1 is claimed."""
 
-    def test_the_stores_own_delete_leaves_bytes_and_ours_does_not(self, bed: Bed) -> None:
-        mine, others = fill(bed)
-        with bed.open() as connector:
-            items = captured(connector, mine)
-            assert all(item.canaries for item in items)
-            erase(connector, items)
-            report = connector.reclaim(Level.L2, now=NOW, deadline=30)
-        assert (report.level, report.residual_until) == (Level.L1, "unknown")
-        with bed.open(read_only=True) as verifier:
-            findings = verifier.verify(items, Level.L2, deadline=30, reclaimed=report)
-        assert {(f.level, f.present) for f in findings} == {(Level.L1, None)}
-        assert all(f.could_not_check for f in findings)
-        assert [bed.get(item.copy_id) for item in others] == [text_of(item.copy_id) for item in others]
-
-    def test_killed_between_batches_it_starts_again_and_ends_the_same(self, bed: Bed) -> None:
-        mine, others = fill(bed)
-        with bed.open() as connector:
-            items = captured(connector, mine)
-        with bed.open() as connector:
-            erase(connector, items[:3])
-        with bed.open() as connector:  # as after a crash: nothing is remembered but what was captured
-            receipts = erase(connector, items)
-        assert [r.outcome for r in receipts] == [Outcome.ALREADY_ABSENT] * 3 + [Outcome.ERASED] * 4
-        assert [bed.get(item.copy_id) for item in others] == [text_of(item.copy_id) for item in others]
-
-    def test_check_erases_its_own_canary_and_says_the_level(self, bed: Bed) -> None:
-        fill(bed, 1)
-        with bed.open() as connector:
-            report = connector.check(now=NOW, deadline=30)
-        assert report.findings == ()
-        assert (report.reachable, report.can_erase, report.owner_check) == (True, True, "enforced")
-        assert report.level_reached is Level.L1
-        assert bed.hits("muniment canary") == 0
+    holds = "http"
 
 
 def item(kind: str, copy_id: str = "1", canaries: tuple[bytes, ...] = (), **locator: str) -> Item:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import BadConfig, BadLocator, ModeNotBuilt, StoreUnreachable
+from tests.connectors.beds import shut_out
 from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, oracle, text_of
 from tests.connectors.vector_beds import DIMENSIONS, raw, vector_of
 from tests.lazily import Lazily
@@ -28,9 +30,11 @@ SCHEMA = pa.schema(
 
 
 class LanceBed(Bed):
+    all_or_nothing = "one new version of the table takes the whole batch out"
+
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "vectors"
-        self.database = lancedb.connect(self.folder)
+        self.path = folder / "vectors"
+        self.database = lancedb.connect(self.path)
         self.table = self.database.create_table("notes", schema=SCHEMA)
 
     def put(self, name: str, text: str, owner: str) -> Mapping[str, Any]:
@@ -60,16 +64,36 @@ class LanceBed(Bed):
         found = self.rows(f"id = '{name}'")
         return found[0]["text"] if found else None
 
+    def whole(self, name: str) -> object:
+        return self.rows(f"id = '{name}'") or None
+
+    def near(self, text: str) -> list[str]:
+        found = self.database.open_table("notes").search(vector_of(text)).limit(100).to_list()
+        return [str(row["id"]) for row in found]
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        return self.block()
+
+    def folder(self) -> Path:
+        return self.path
+
+    def restart(self) -> None:
+        self.database = lancedb.connect(self.path)
+        self.table = self.database.open_table("notes")
+
+    def stranger(self) -> AbstractContextManager[str]:
+        return shut_out(self.path, self.source())
+
     def open(self, *, read_only: bool = False, owner: bool = True) -> Connector:
-        config = {"path": str(self.folder)} | ({"owner_field": "user_id"} if owner else {})
+        config = {"path": str(self.path)} | ({"owner_field": "user_id"} if owner else {})
         return open_connector("lancedb", config, secrets=str, read_only=read_only)
 
     def hits(self, canary: str) -> int:
-        return oracle([self.folder], canary)
+        return oracle([self.path], canary)
 
     def block(self) -> Callable[[], None]:
         # No deletion can be written where its folder should be; the manifests cannot be written either.
-        versions = self.folder / "notes.lance" / "_transactions"
+        versions = self.path / "notes.lance" / "_transactions"
         aside = versions.rename(versions.with_name("aside"))
         versions.write_text("no folder")
 
@@ -94,10 +118,10 @@ class LanceBed(Bed):
         ]
 
     def wrong(self) -> Connector:
-        return open_connector("lancedb", {"path": str(self.folder.parent), "owner_field": "user_id"}, secrets=str)
+        return open_connector("lancedb", {"path": str(self.path.parent), "owner_field": "user_id"}, secrets=str)
 
     def source(self) -> str:
-        config = {"path": str(self.folder), "owner_field": "user_id"}
+        config = {"path": str(self.path), "owner_field": "user_id"}
         return (
             "from connectors.base import open_connector\n"
             f"connector = open_connector('lancedb', {config!r}, secrets=str)"
@@ -109,7 +133,7 @@ class LanceBed(Bed):
     def decoded(self, column: str) -> list[Any]:
         """What every data file still holds, marked as deleted or not, whatever version it belongs to."""
         found: list[Any] = []
-        for file in (self.folder / "notes.lance" / "data").glob("*.lance"):
+        for file in (self.path / "notes.lance" / "data").glob("*.lance"):
             found += lance_file.LanceFileReader(str(file)).read_all().to_table().column(column).to_pylist()
         return found
 
@@ -120,7 +144,7 @@ def bed(tmp_path: Path) -> LanceBed:
 
 
 class TestLance(Contract):
-    pass
+    holds = "lancedb, folder"
 
 
 def wiped(bed: LanceBed, items: list[Item]) -> list[tuple[Level | None, bool | None]]:
@@ -146,7 +170,7 @@ def test_deleting_and_optimizing_leaves_a_tenth_and_ours_takes_it(bed: LanceBed)
     assert len(table.list_versions()) == 1
     assert {text_of(f"no. {n:02}") for n in range(3)} <= set(bed.decoded("text"))
     assert bed.hits(text_of("no. 01")) > 0
-    assert any(raw(text_of("no. 01")) in file.read_bytes() for file in bed.folder.rglob("*.lance") if file.is_file())
+    assert any(raw(text_of("no. 01")) in file.read_bytes() for file in bed.path.rglob("*.lance") if file.is_file())
     with bed.open(read_only=True) as verifier:
         found = verifier.residue([canary for item in items for canary in item.canaries], deadline=30)
         assert {residue.where for residue in found} == {"data files"}
@@ -194,7 +218,7 @@ def indexed(bed: LanceBed) -> list[Item]:
 
 def words(bed: LanceBed) -> int:
     """How many words the full-text index knows; its automaton keeps them in no readable form."""
-    (file,) = (bed.folder / "notes.lance" / "_indices").rglob("part_0_tokens.lance")
+    (file,) = (bed.path / "notes.lance" / "_indices").rglob("part_0_tokens.lance")
     counted: int = lance_file.LanceFileReader(str(file)).read_all().to_table().column("_token_next_id")[0].as_py()
     return counted
 
@@ -207,7 +231,7 @@ def test_indexes_forget_ids_words_and_vectors_and_find_the_same_neighbours(bed: 
     assert before[0] == "ben-007"
     assert "mia-000" not in before
     known = words(bed)
-    assert b"mia-000" in b"".join(f.read_bytes() for f in (bed.folder / "notes.lance" / "_indices").rglob("page_*"))
+    assert b"mia-000" in b"".join(f.read_bytes() for f in (bed.path / "notes.lance" / "_indices").rglob("page_*"))
     with bed.open() as connector:
         mine = captured(connector, items[:1])
     bed.own_delete("mia-000")
@@ -215,7 +239,7 @@ def test_indexes_forget_ids_words_and_vectors_and_find_the_same_neighbours(bed: 
     assert wiped(bed, mine) == [(Level.L2, False)]
     # The number 0 of the text occurs in no other, and neither does its made-up word.
     assert words(bed) == known - 2
-    everything = b"".join(file.read_bytes() for file in bed.folder.rglob("*") if file.is_file())
+    everything = b"".join(file.read_bytes() for file in bed.path.rglob("*") if file.is_file())
     assert b"mia-000" not in everything
     table = bed.database.open_table("notes")
     assert [row["id"] for row in table.search(probe).limit(6).to_list()] == [
@@ -232,7 +256,7 @@ def test_indexes_forget_ids_words_and_vectors_and_find_the_same_neighbours(bed: 
 def test_vectors_at_length_one_are_found_in_an_index_and_leave_it(bed: LanceBed, kind: str) -> None:
     texts = {f"{'mia' if n < 1 else 'ben'}-{n:03}": text_of(f"no. {n:03}") for n in range(300)}
     items = bed.put_all(texts)[:1]
-    table = lance.dataset(str(bed.folder / "notes.lance"))
+    table = lance.dataset(str(bed.path / "notes.lance"))
     pieces: dict[str, Any] = {"num_sub_vectors": 8} if kind == "IVF_PQ" else {}
     table.create_index("vector", kind, metric="cosine", num_partitions=1, **pieces)
     with bed.open() as connector:
@@ -240,7 +264,7 @@ def test_vectors_at_length_one_are_found_in_an_index_and_leave_it(bed: LanceBed,
     bed.own_delete("mia-000")
 
     def indexed_rows() -> list[int]:
-        files = (bed.folder / "notes.lance" / "_indices").rglob("auxiliary.idx")
+        files = (bed.path / "notes.lance" / "_indices").rglob("auxiliary.idx")
         return [lance_file.LanceFileReader(str(file)).read_all().to_table().num_rows for file in files]
 
     assert indexed_rows() == [300]
@@ -256,7 +280,7 @@ def test_vectors_at_length_one_are_found_in_an_index_and_leave_it(bed: LanceBed,
 
 def test_an_index_of_a_type_that_was_not_tried_keeps_the_level_at_l1(bed: LanceBed) -> None:
     items = bed.put_all({f"mia-{n}": text_of(f"mia-{n}") for n in range(5)})
-    lance.dataset(str(bed.folder / "notes.lance")).create_scalar_index("id", "ZONEMAP")
+    lance.dataset(str(bed.path / "notes.lance")).create_scalar_index("id", "ZONEMAP")
     with bed.open() as connector:
         erase(connector, items[:1])
         report = connector.reclaim(Level.L2, now=NOW, deadline=30)
@@ -289,7 +313,7 @@ def test_a_version_from_before_the_erasure_can_be_read_after_the_stores_own_dele
 @pytest.mark.scenario("A20")
 def test_a_tag_on_an_earlier_version_is_reported_like_a_hold(bed: LanceBed) -> None:
     items = bed.put_all({f"mia-{n}": text_of(f"mia-{n}") for n in range(5)})
-    lance.dataset(str(bed.folder / "notes.lance")).tags.create("of-mia", 2)
+    lance.dataset(str(bed.path / "notes.lance")).tags.create("of-mia", 2)
     with bed.open() as connector:
         items = captured(connector, items)
         erase(connector, items[:1])
@@ -299,13 +323,13 @@ def test_a_tag_on_an_earlier_version_is_reported_like_a_hold(bed: LanceBed) -> N
         assert "of-mia" not in report.detail
         seen = connector.verify(items[:1], Level.L2, deadline=30, reclaimed=report)[0]
         assert (seen.level, seen.present) == (Level.L1, True)
-        lance.dataset(str(bed.folder / "notes.lance")).tags.delete("of-mia")
+        lance.dataset(str(bed.path / "notes.lance")).tags.delete("of-mia")
     assert wiped(bed, items[:1]) == [(Level.L2, False)]
 
 
 def test_a_file_of_an_unfinished_write_is_left_to_its_writer_and_reported(bed: LanceBed) -> None:
     items = bed.put_all({f"mia-{n}": text_of(f"mia-{n}") for n in range(5)})
-    table = bed.folder / "notes.lance"
+    table = bed.path / "notes.lance"
     (source,) = (table / "data").glob("*.lance")
     under_way = table / "data" / f"{'0' * 24}aa02abc4dcb8f5bd8893c96020.lance"
     under_way.write_bytes(source.read_bytes())
@@ -322,7 +346,7 @@ def test_a_file_of_an_unfinished_write_is_left_to_its_writer_and_reported(bed: L
 
 def test_a_file_of_a_write_that_broke_off_long_ago_is_removed(bed: LanceBed) -> None:
     items = bed.put_all({f"mia-{n}": text_of(f"mia-{n}") for n in range(5)})
-    table = bed.folder / "notes.lance"
+    table = bed.path / "notes.lance"
     (source,) = (table / "data").glob("*.lance")
     broken = table / "data" / f"{'0' * 24}aa02abc4dcb8f5bd8893c96020.lance"
     broken.write_bytes(source.read_bytes())
@@ -336,7 +360,7 @@ def test_a_file_of_a_write_that_broke_off_long_ago_is_removed(bed: LanceBed) -> 
 
 def test_a_writer_that_comes_in_between_loses_nothing(bed: LanceBed) -> None:
     items = bed.put_all({f"mia-{n}": text_of(f"mia-{n}") for n in range(5)})
-    held = lance.dataset(str(bed.folder / "notes.lance"))
+    held = lance.dataset(str(bed.path / "notes.lance"))
     with bed.open() as connector:
         items = captured(connector, items)
         erase(connector, items)
@@ -381,7 +405,7 @@ def test_owners_inside_a_struct_are_reached_by_dots(bed: LanceBed) -> None:
         for name, owner in (("a", "mia"), ("b", "ben"))
     ]
     bed.database.create_table("chunks", rows)
-    config = {"path": str(bed.folder), "owner_field": "metadata.user_id"}
+    config = {"path": str(bed.path), "owner_field": "metadata.user_id"}
     items = [Item(copy_id=name, locator={"collection": "chunks", "id": name}) for name in ("a", "b")]
     with open_connector("lancedb", config, secrets=str) as connector:
         found = list(connector.discover(Selector(identifiers=(MIA,)), deadline=10))
@@ -418,8 +442,8 @@ def test_owned_rows_without_an_id_stop_a_search_for_everything_of_a_person(bed: 
 def test_a_table_behind_a_symbolic_link_is_not_driven(bed: LanceBed, tmp_path: Path) -> None:
     fill(bed, 1)
     bed.database.create_table("others", [{"id": "x", "user_id": "ben", "vector": vector_of("x")}])
-    (bed.folder / "notes.lance").rename(tmp_path / "elsewhere.lance")
-    (bed.folder / "notes.lance").symlink_to(tmp_path / "elsewhere.lance")
+    (bed.path / "notes.lance").rename(tmp_path / "elsewhere.lance")
+    (bed.path / "notes.lance").symlink_to(tmp_path / "elsewhere.lance")
     item = Item(copy_id="c", locator={"collection": "notes", "id": "mia-0"})
     with bed.open() as connector:
         assert erase(connector, [item])[0].outcome is Outcome.FAILED
@@ -442,7 +466,7 @@ def test_looking_changes_no_file(bed: LanceBed) -> None:
     items, _ = fill(bed, 2)
 
     def state() -> dict[str, tuple[int, bytes]]:
-        files = [file for file in bed.folder.rglob("*") if file.is_file()]
+        files = [file for file in bed.path.rglob("*") if file.is_file()]
         return {str(file): (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
 
     before = state()

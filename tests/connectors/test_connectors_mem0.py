@@ -22,7 +22,7 @@ def bed(tmp_path: Path) -> Iterator[Mem0Bed]:
 
 
 class TestMem0(Contract):
-    pass
+    holds = "mem0, folder"
 
 
 def items_of(*names: str) -> list[Item]:
@@ -113,7 +113,7 @@ def test_an_entity_that_others_need_loses_its_link_and_stays(bed: Mem0Bed) -> No
 def test_turns_of_a_scope_that_several_people_share_are_left_and_said(bed: Mem0Bed) -> None:
     bed.remember("mia-0", text_of("mia-0"), turn="mia told the agent a secret", agent_id="a1", person="mia")
     bed.remember("ben-0", text_of("ben-0"), turn="ben told the agent another", agent_id="a1", person="ben")
-    config = {"path": str(bed.folder), "owner_field": "person"}
+    config = {"path": str(bed.path), "owner_field": "person"}
     bed.release()
     with open_connector("mem0", config, secrets=str) as connector:
         items = captured(connector, items_of("mia-0"))
@@ -132,7 +132,7 @@ def test_turns_of_a_scope_that_several_people_share_are_left_and_said(bed: Mem0B
 def test_turns_of_a_scope_of_one_person_go_by_their_memories_or_by_name(bed: Mem0Bed) -> None:
     bed.remember("mia-0", text_of("mia-0"), turn="said to the agent", agent_id="a1", person="mia")
     bed.remember("mia-1", text_of("mia-1"), turn="said in a run", user_id="lu=cia", run_id="r=1&2%")
-    config = {"path": str(bed.folder), "owner_field": "person"}
+    config = {"path": str(bed.path), "owner_field": "person"}
     bed.release()
     with open_connector("mem0", config, secrets=str) as connector:
         assert erase(connector, items_of("mia-0"))[0].outcome is Outcome.ERASED
@@ -214,7 +214,7 @@ def test_looking_changes_no_file(bed: Mem0Bed) -> None:
     bed.release()
 
     def state() -> dict[str, tuple[int, bytes]]:
-        files = [file for file in bed.folder.rglob("*") if file.is_file()]
+        files = [file for file in bed.path.rglob("*") if file.is_file()]
         return {str(file): (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
 
     before = state()

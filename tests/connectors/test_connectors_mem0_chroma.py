@@ -24,7 +24,7 @@ class _Vectors(ChromaBed):
     """mem0's client of Chroma: a collection of memories and one of entities."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.path = folder
         self.running = None
         with self.client() as client:
             for name in ("mem0", "mem0_entities"):
@@ -38,9 +38,9 @@ class _Vectors(ChromaBed):
 
 class Mem0OverChroma(Mem0Bed):
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "mem0"
-        self.folder.mkdir()
-        self.vectors = _Vectors(self.folder / "chroma")
+        self.path = folder / "mem0"
+        self.path.mkdir()
+        self.vectors = _Vectors(self.path / "chroma")
         self.run(HISTORY)
         self.run(MESSAGES)
 
@@ -60,8 +60,18 @@ class Mem0OverChroma(Mem0Bed):
             found = records.get(ids=[uid(name)])["metadatas"]
         return str(found[0]["data"]) if found else None
 
+    def vectors_of(self, name: str) -> object:
+        with self.vectors.of("mem0") as records:
+            found = records.get(ids=[uid(name)], include=["metadatas", "embeddings"])
+        return (found["metadatas"], [list(map(float, each)) for each in found["embeddings"]]) if found["ids"] else None
+
+    def nearest(self, text: str) -> list[str]:
+        with self.vectors.of("mem0") as records:
+            found: list[str] = records.query(query_embeddings=[vector_of(text)], n_results=100)["ids"][0]
+        return found
+
     def config(self, **more: object) -> dict[str, Any]:
-        return {"path": str(self.folder), "vector_store": "chroma", **more}
+        return {"path": str(self.path), "vector_store": "chroma", **more}
 
     def open(self, *, read_only: bool = False, owner: bool = True) -> Connector:
         self.release()
@@ -70,7 +80,7 @@ class Mem0OverChroma(Mem0Bed):
 
     def wrong(self) -> Connector:
         self.release()
-        return open_connector("mem0", self.config(path=str(self.folder.parent), owner_field="user_id"), secrets=str)
+        return open_connector("mem0", self.config(path=str(self.path.parent), owner_field="user_id"), secrets=str)
 
     def source(self) -> str:
         self.release()
@@ -94,7 +104,7 @@ def bed(tmp_path: Path) -> Iterator[Mem0OverChroma]:
 
 
 class TestMem0OverChroma(Contract):
-    pass
+    holds = "mem0, folder with Chroma"
 
 
 def test_all_four_places_go_and_an_entity_of_two_keeps_its_other_link(bed: Mem0OverChroma) -> None:
@@ -138,7 +148,7 @@ def test_a_vector_that_only_an_index_holds_is_found(bed: Mem0OverChroma) -> None
         items = captured(connector, [Item(copy_id="c", locator={"memory_id": uid("mia-0")})])
         erase(connector, items)
         found = connector.residue(items[0].canaries, deadline=30)
-    assert oracle([bed.folder], text_of("mia-0")) > 0
+    assert oracle([bed.path], text_of("mia-0")) > 0
     assert "vector index" in {each.where for each in found}
 
 
@@ -146,12 +156,12 @@ def test_a_folder_with_no_chroma_or_two_is_no_absence(bed: Mem0OverChroma, tmp_p
     bed.remember("mia-0", text_of("mia-0"), user_id="mia")
     item = Item(copy_id="c", locator={"memory_id": uid("mia-0")})
     bed.release()
-    (bed.folder / "second").mkdir()
-    (bed.folder / "second" / "chroma.sqlite3").touch()
+    (bed.path / "second").mkdir()
+    (bed.path / "second" / "chroma.sqlite3").touch()
     with bed.open() as connector, pytest.raises(StoreUnreachable, match="2 folders of Chroma"):
         erase(connector, [item])
-    (bed.folder / "second" / "chroma.sqlite3").unlink()
-    (bed.folder / "chroma").rename(tmp_path / "away")
+    (bed.path / "second" / "chroma.sqlite3").unlink()
+    (bed.path / "chroma").rename(tmp_path / "away")
     with bed.open() as connector, pytest.raises(StoreUnreachable, match="0 folders of Chroma"):
         erase(connector, [item])
     with pytest.raises(ModeNotBuilt):
@@ -164,7 +174,7 @@ def test_a_scan_hands_out_memories_and_not_records_of_chroma(bed: Mem0OverChroma
     bed.link("an entity", ["mia-0"], user_id="mia")
     bed.release()
     given: list[tuple[str, Any]] = []
-    found = scan(str(bed.folder), now=datetime.now(UTC), deadline=60, sink=lambda place, item: given.append(
+    found = scan(str(bed.path), now=datetime.now(UTC), deadline=60, sink=lambda place, item: given.append(
         (place.what, dict(item.locator))
     ))  # fmt: skip
     places = {place.what: place for place in found.places}
@@ -174,6 +184,6 @@ def test_a_scan_hands_out_memories_and_not_records_of_chroma(bed: Mem0OverChroma
     )
     for place in places.values():
         assert (place.kind, reach_of(place).level) == ("mem0", "L2")
-        assert place.config == {"path": str(bed.folder), "vector_store": "chroma"}
+        assert place.config == {"path": str(bed.path), "vector_store": "chroma"}
     with open_connector("mem0", places["mem0-chroma"].store_config(), secrets=str, read_only=True) as connector:
         assert len(list(connector.discover(Selector(identifiers=(MIA,)), deadline=10))) == 1

@@ -240,5 +240,5 @@ def test_the_bed_of_the_other_tests_is_written_alike(folder: Path, tmp_path: Pat
         client.close()
         return shown
 
-    assert tables(folder) == tables(bed.folder)
-    assert points(folder) == points(bed.folder)
+    assert tables(folder) == tables(bed.path)
+    assert points(folder) == points(bed.path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,14 @@ class Tables:
 
 
 class TablesBed(Mem0Bed):
+    serves = True
+
     def __init__(self, folder: Path, server: Any) -> None:
         self.database = Database(server)
         self.database.run("CREATE EXTENSION vector")
         self.tables = Tables(self.database)
-        self.folder = folder / "mem0"
-        self.folder.mkdir()
+        self.path = folder / "mem0"
+        self.path.mkdir()
         self.running = None
         self.run(HISTORY)
         self.run(MESSAGES)
@@ -61,24 +64,38 @@ class TablesBed(Mem0Bed):
         found = self.tables.run("SELECT payload->>'data' FROM mem0 WHERE id = %s", uid(name))
         return found[0][0] if found else None
 
+    def vectors_of(self, name: str) -> object:
+        return self.tables.run("SELECT * FROM mem0 WHERE id = %s", uid(name)) or None
+
+    def nearest(self, text: str) -> list[str]:
+        query = f"SELECT id::text FROM mem0 ORDER BY vector <=> '{list(vector_of(text))}' LIMIT 100"
+        return [row[0] for row in self.tables.run(query)]
+
+    def restart(self) -> None:
+        self.database.reopen()
+
+    @contextmanager
+    def stranger(self) -> Iterator[str]:
+        yield self.source(url=self.database.unknown())
+
     def config(self, **more: object) -> dict[str, Any]:
-        return {"path": str(self.folder), "vector_store": "pgvector", "url": self.database.url, **more}
+        return {"path": str(self.path), "vector_store": "pgvector", "url": self.database.url, **more}
 
     def open(self, *, read_only: bool = False, owner: bool = True, **more: object) -> Connector:
         config = self.config(**({"owner_field": "user_id"} if owner else {}), **more)
         return open_connector("mem0", config, secrets=str, read_only=read_only)
 
     def hits(self, canary: str) -> int:
-        return oracle([self.folder], canary) + self.database.hits(canary.encode())
+        return oracle([self.path], canary) + self.database.hits(canary.encode())
 
     def wrong(self) -> Connector:
         self.tables.run("ALTER TABLE mem0 ENABLE ROW LEVEL SECURITY")
         return open_connector("mem0", {**self.config(owner_field="user_id"), "url": self.database.role()}, secrets=str)
 
-    def source(self) -> str:
+    def source(self, **more: object) -> str:
+        config = {**self.config(owner_field="user_id"), **more}
         return (
-            "from connectors.base import open_connector\n"
-            f"connector = open_connector('mem0', {self.config(owner_field='user_id')!r}, secrets=str)"
+            f"from connectors.base import open_connector\nconnector = open_connector('mem0', {config!r}, secrets=str)"
         )
 
     def own_delete(self, name: str) -> None:
@@ -95,7 +112,7 @@ def bed(tmp_path: Path, server: Any) -> Iterator[TablesBed]:
 
 
 class TestMem0Tables(Contract):
-    pass
+    holds = "mem0, folder and PostgreSQL"
 
 
 def items_of(*names: str) -> list[Item]:

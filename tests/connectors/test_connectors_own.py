@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import pytest
 from connectors.base import Connector, Item, Outcome, Selector
 from connectors.errors import BadConfig
 from examples.connector.threads import Threads
+from tests.connectors.beds import shut_out
 from tests.connectors.contract import BEN, MIA, ROOT, Bed, Contract, erase, oracle
 
 
 class ThreadsBed(Bed):
+    no_search = "a folder has no search of its own"
+
     def __init__(self, folder: Path) -> None:
         self.root = folder / "threads"
         self.root.mkdir()
@@ -27,10 +31,36 @@ class ThreadsBed(Bed):
 
     def get(self, name: str) -> str | None:
         file = self.root / f"{name}.json"
+        file = self.root / "aside" if file.is_dir() else file
         return str(json.loads(file.read_text())["text"]) if file.exists() else None
 
     def open(self, *, read_only: bool = False, owner: bool = True) -> Connector:
         return Threads(self.root, read_only=read_only)
+
+    def whole(self, name: str) -> object:
+        file = self.root / f"{name}.json"
+        return file.read_bytes(), file.stat().st_mtime_ns
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        """Put a folder in the file's place, with the file in it: no unlink takes that away."""
+        file, aside = self.root / f"{name}.json", self.root / "aside"
+        file.rename(aside)
+        file.mkdir()
+
+        def release() -> None:
+            file.rmdir()
+            aside.rename(file)
+
+        return release
+
+    def folder(self) -> Path:
+        return self.root
+
+    def restart(self) -> None:
+        """Nothing of a folder is open between calls."""
+
+    def stranger(self) -> AbstractContextManager[str]:
+        return shut_out(self.root, self.source())
 
     def hits(self, canary: str) -> int:
         return oracle([self.root], canary)
@@ -69,7 +99,7 @@ def bed(tmp_path: Path) -> ThreadsBed:
 
 
 class TestThreads(Contract):
-    pass
+    holds = "the example of the documentation"
 
 
 def test_a_connector_of_your_own_is_written_in_eighty_lines() -> None:

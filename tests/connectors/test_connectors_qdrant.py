@@ -16,6 +16,7 @@ import pytest
 
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import BadConfig, ModeNotBuilt, StoreUnreachable
+from tests.connectors.beds import shut_out
 from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, oracle, text_of
 from tests.connectors.vector_beds import DIMENSIONS, near, vector_of
 from tests.lazily import Lazily
@@ -37,7 +38,7 @@ def doubles(text: str) -> bytes:
 
 class QdrantBed(Bed):
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "vectors"
+        self.path = folder / "vectors"
         self.running: QdrantClient | None = None
         with self.client() as client:
             client.create_collection(
@@ -49,13 +50,13 @@ class QdrantBed(Bed):
 
     @property
     def file(self) -> Path:
-        return self.folder / "collection" / "notes" / "storage.sqlite"
+        return self.path / "collection" / "notes" / "storage.sqlite"
 
     @contextmanager
     def client(self) -> Iterator[QdrantClient]:
         """The application's client; it has the folder for itself until `release`."""
         if self.running is None:
-            self.running = qdrant.QdrantClient(path=str(self.folder))
+            self.running = qdrant.QdrantClient(path=str(self.path))
         yield self.running
 
     def release(self) -> None:
@@ -74,23 +75,61 @@ class QdrantBed(Bed):
             found = client.retrieve("notes", [uid(name)])
         return (found[0].payload or {})["text"] if found else None
 
-    def near(self, text: str) -> list[tuple[Any, float]]:
+    def whole(self, name: str) -> object:
+        with self.client() as client:
+            found = client.retrieve("notes", [uid(name)], with_payload=True, with_vectors=True)
+        return found[0].model_dump() if found else None
+
+    def refuse(self, name: str) -> Callable[[], None]:
+        self.release()
+        key = uid(name).encode()
+        with closing(sqlite3.connect(self.file, isolation_level=None)) as connection:
+            rows = [row for row, blob in connection.execute("SELECT rowid, point FROM points") if key in blob]
+            connection.execute(
+                f"CREATE TRIGGER refused BEFORE DELETE ON points WHEN old.rowid = {rows[0]}"
+                " BEGIN SELECT RAISE(ABORT, 'kept by its owner'); END"
+            )
+
+        def release() -> None:
+            self.release()
+            with closing(sqlite3.connect(self.file, isolation_level=None)) as connection:
+                connection.execute("DROP TRIGGER refused")
+
+        return release
+
+    def folder(self) -> Path:
+        return self.path
+
+    def restart(self) -> None:
+        self.release()
+
+    @contextmanager
+    def stranger(self) -> Iterator[str]:
+        self.release()
+        with shut_out(self.path, self.source()) as source:
+            yield source
+
+    def near(self, text: str) -> list[str]:
+        names = {uid(f"{who}-{number}"): f"{who}-{number}" for who in ("mia", "ben") for number in range(50)}
+        return [names[str(identity)] for identity, _ in self.scored(text)]
+
+    def scored(self, text: str) -> list[tuple[Any, float]]:
         with self.client() as client:
             found = client.query_points("notes", query=vector_of(text), limit=50).points
         return [(point.id, point.score) for point in found]
 
     def open(self, *, read_only: bool = False, owner: bool = True) -> Connector:
         self.release()
-        config = {"path": str(self.folder)} | ({"owner_field": "user_id"} if owner else {})
+        config = {"path": str(self.path)} | ({"owner_field": "user_id"} if owner else {})
         return open_connector("qdrant", config, secrets=str, read_only=read_only)
 
     def hits(self, canary: str) -> int:
         self.release()
-        return oracle([self.folder], canary)
+        return oracle([self.path], canary)
 
     def block(self) -> Callable[[], None]:
         self.release()
-        held: QdrantClient = qdrant.QdrantClient(path=str(self.folder))
+        held: QdrantClient = qdrant.QdrantClient(path=str(self.path))
         return held.close
 
     def hostile(self) -> list[Mapping[str, Any]]:
@@ -107,10 +146,10 @@ class QdrantBed(Bed):
         ]
 
     def wrong(self) -> Connector:
-        return open_connector("qdrant", {"path": str(self.folder.parent), "owner_field": "user_id"}, secrets=str)
+        return open_connector("qdrant", {"path": str(self.path.parent), "owner_field": "user_id"}, secrets=str)
 
     def source(self) -> str:
-        config = {"path": str(self.folder), "owner_field": "user_id"}
+        config = {"path": str(self.path), "owner_field": "user_id"}
         return (
             f"from connectors.base import open_connector\nconnector = open_connector('qdrant', {config!r}, secrets=str)"
         )
@@ -131,7 +170,7 @@ def bed(tmp_path: Path) -> Iterator[QdrantBed]:
 
 
 class TestQdrant(Contract):
-    pass
+    holds = "qdrant, folder"
 
 
 def wiped(bed: QdrantBed, items: list[Item]) -> list[tuple[Level | None, bool | None]]:
@@ -153,7 +192,7 @@ def test_free_pages_keep_text_and_vector_until_ours_rewrites_the_file(bed: Qdran
     with bed.open() as connector:
         items = captured(connector, mine)
     gone, texts = {uid(name) for name in names}, [text_of(name).encode() for name in names]
-    neighbours = [each for each in bed.near(text_of("ben-3-mia-1")) if each[0] not in gone]
+    neighbours = [each for each in bed.scored(text_of("ben-3-mia-1")) if each[0] not in gone]
     bed.release()
     # What Qdrant's delete does in a process whose SQLite does not overwrite what it frees.
     with closing(sqlite3.connect(bed.file, isolation_level=None)) as connection:
@@ -177,7 +216,7 @@ def test_free_pages_keep_text_and_vector_until_ours_rewrites_the_file(bed: Qdran
     assert [bed.hits(text_of(name)) for name in names] == [0] * len(names)
     assert not any(doubles(text_of(name)) in bed.file.read_bytes() for name in names)
     # Scores are compared whole: nothing of the neighbours moved.
-    assert bed.near(text_of("ben-3-mia-1")) == neighbours
+    assert bed.scored(text_of("ben-3-mia-1")) == neighbours
     assert neighbours[0][0] == uid("ben-3-mia-1")
 
 
@@ -268,9 +307,9 @@ def test_nothing_a_pickle_says_is_run(bed: QdrantBed, tmp_path: Path) -> None:
 def test_a_collection_outside_the_folder_is_refused(bed: QdrantBed, tmp_path: Path) -> None:
     fill(bed, 1)
     shutil.copytree(bed.file.parent, tmp_path / "elsewhere")
-    described = json.loads((bed.folder / "meta.json").read_text())
+    described = json.loads((bed.path / "meta.json").read_text())
     described["collections"]["../../elsewhere"] = described["collections"]["notes"]
-    (bed.folder / "meta.json").write_text(json.dumps(described))
+    (bed.path / "meta.json").write_text(json.dumps(described))
     item = Item(copy_id="c", locator={"collection": "../../elsewhere", "id": uid("mia-0")})
     with bed.open() as connector, pytest.raises(StoreUnreachable, match="outside the folder"):
         erase(connector, [item])
@@ -281,7 +320,7 @@ def test_owners_inside_members_are_reached_by_dots(bed: QdrantBed) -> None:
         for number, owner in enumerate(("mia", "ben"), start=1):
             payload = {"page_content": f"text {number}", "metadata": {"user_id": owner}}
             client.upsert("notes", [models.PointStruct(id=number, vector=vector_of(owner), payload=payload)])
-    config = {"path": str(bed.folder), "owner_field": "metadata.user_id"}
+    config = {"path": str(bed.path), "owner_field": "metadata.user_id"}
     items = [Item(copy_id=str(number), locator={"collection": "notes", "id": number}) for number in (1, 2)]
     bed.release()
     with open_connector("qdrant", config, secrets=str) as connector:
@@ -297,7 +336,7 @@ def test_looking_changes_no_file(bed: QdrantBed) -> None:
     items, _ = fill(bed, 2)
 
     def state() -> dict[str, tuple[int, bytes]]:
-        files = [file for file in bed.folder.rglob("*") if file.is_file()]
+        files = [file for file in bed.path.rglob("*") if file.is_file()]
         return {str(file): (file.stat().st_mtime_ns, file.read_bytes()) for file in files}
 
     before = state()
@@ -323,7 +362,7 @@ def test_a_collection_that_is_gone_meanwhile_was_not_rewritten(bed: QdrantBed) -
 def test_check_leaves_no_folder_behind(bed: QdrantBed) -> None:
     with bed.open() as connector:
         assert connector.check(now=NOW, deadline=30).findings == ()
-    assert [folder.name for folder in (bed.folder / "collection").iterdir()] == ["notes"]
+    assert [folder.name for folder in (bed.path / "collection").iterdir()] == ["notes"]
 
 
 def test_a_server_is_refused_by_name_and_so_are_bad_settings(tmp_path: Path) -> None:
