@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from api.demo.applicants import Applicant, applicants
+from api.demo.leftovers import PREFIX, removed_from, unfinished
 from api.demo.screen import ROLE, Screen
 from api.demo.serving import Served, served
 from connectors.base import Deadline
@@ -333,8 +334,18 @@ def recruiting() -> Path:
 
 def run(keep: Path | None, say: Callable[[str], None]) -> int:
     """Tell the story in a temporary folder, or in `keep`; returns the exit code."""
-    folder = keep or Path(tempfile.mkdtemp(prefix="muniment-demo-"))
-    folder.mkdir(parents=True, exist_ok=True)
+    if keep is not None:
+        keep.mkdir(parents=True, exist_ok=True)
+        return _tell_in(keep, say)
+    temporary = Path(tempfile.gettempdir())
+    if count := removed_from(temporary):
+        say(f"Removed what {count} demonstration{'s' * (count > 1)} left here that ended in the middle.")
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=temporary))
+    with unfinished(folder):
+        return _tell_in(folder, say)
+
+
+def _tell_in(folder: Path, say: Callable[[str], None]) -> int:
     say(f"Everything happens in {folder}; nothing leaves this machine.")
     try:
         Story(folder.resolve(), say).tell()
