@@ -21,6 +21,7 @@ from erasure.fences import lift_fence
 from erasure.intake import Intake, parse
 from erasure.models import CopyRow, RequestRow, RequestSubject
 from erasure.parts import Parts
+from erasure.persons import name_people
 from erasure.plan import instant_text
 from erasure.request import (
     CONTENDING,
@@ -48,7 +49,6 @@ from registry.identifiers import parse_subject
 from registry.ids import new_id, random_hex
 from registry.keyed import Lookups
 from registry.models import Tenant as TenantRow
-from registry.people import expand
 from retention.calendar import deadlines, paused_due_at
 
 _ERASING = {
@@ -162,7 +162,7 @@ class Desk:
             known = subjects.find(
                 session, self._parts.vault, acting, [parse_subject(texts[place]) for place in verified]
             )
-            row.subjects = sorted(expand(session, acting.tenant_id, known.values()))
+            name_people(session, row, known.values())
             row.identity_by = sorted({*row.identity_by, acting.principal})
             row.plan_hash = None
             row.state = state

@@ -32,6 +32,7 @@ from erasure.fences import is_limited
 from erasure.keeping import Keeping, list_kept, sealed_still, staying, uncovered
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
+from erasure.persons import leave_out_strangers
 from erasure.plan import IDENTITY, redecide
 from erasure.request import BROKEN, GONE, WAITING, CopyState, Move, State, move
 from erasure.work import (
@@ -109,6 +110,7 @@ class _Execution:
                     self._note(session, work.row, "executing")
                 if work.row.state != State.EXECUTING:
                     return False
+                leave_out_strangers(session, work.row)
             # A copy at which every worker dies is given up like one that its store refuses each time.
             why = "a worker ended while it was being erased"
             left = copies.read(session, _Tried, copies.of(self._tenant_id, self._owner, CopyState.RUNNING))

@@ -40,6 +40,7 @@ from erasure.handout import contents_of, json_bytes, request_view
 from erasure.models import CopyRow, RequestRow
 from erasure.packages import STORE
 from erasure.parts import Parts, Tenant
+from erasure.persons import leave_out_strangers
 from erasure.plan import IDENTITY, Plan, instant_text
 from erasure.request import CopyState, State
 from erasure.selector import select_subjects, streams_within
@@ -58,6 +59,7 @@ from retention.parts import part_ref
 from vault.models import DataKey, KeyState
 
 KEPT = timedelta(days=30)
+_MAY_GO_OUT = (CopyState.PENDING, CopyState.EXPORTED, CopyState.AWAITING_HUMAN)
 READ_CHUNK = 200
 STREAM_BYTES = 256 * 1024
 _UNREACHED = (ConnectorError, RegistryError, OSError)
@@ -176,6 +178,7 @@ class _Making:
         """Step 1; whether nothing waits for a human."""
         with self._parts.transactions(self._tenant.tenant_id) as session:
             row = history.load(session, self._tenant.tenant_id, self._id, lock=True)
+            told_apart = leave_out_strangers(session, row)
             given = select_subjects(
                 session,
                 row.tenant_id,
@@ -188,6 +191,8 @@ class _Making:
         with self._parts.transactions(self._tenant.tenant_id) as session:
             copies = history.copies_of(session, self._tenant.tenant_id, self._id)
             self._ask_about(session, copies, fresh)
+            if told_apart:
+                _withhold_of_others(session, copies, fresh)
             more = addendum([history.plan_copy_of(copy) for copy in copies], fresh).added
             if more:
                 history.put_copies(session, self._tenant.tenant_id, self._id, more, {})
@@ -501,6 +506,16 @@ class _Making:
         }
         result = artifacts.register(session, self._parts.vault, acting, [item], self._now)[0]
         return str(result["id"])
+
+
+def _withhold_of_others(session: Session, copies: Sequence[CopyRow], fresh: Plan) -> None:
+    """Leave out what was planned of somebody who is told apart from the person by now."""
+    mine = {(line.kind, line.ref) for line in fresh.copies}
+    for copy in copies:
+        if (copy.kind, copy.ref) not in mine and copy.state in _MAY_GO_OUT:
+            copy.state, copy.detail = CopyState.WITHHELD, "of somebody who is told apart from the person by now"
+            session.add(copy)
+    session.flush()
 
 
 def _entry_line(

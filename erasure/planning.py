@@ -37,6 +37,7 @@ from erasure.fences import fence_body, lift_fence, set_fence
 from erasure.models import RequestRow
 from erasure.overlaps import warnings_of
 from erasure.parts import Parts
+from erasure.persons import people_of
 from erasure.plan import Plan, PlanCopy, build, instant_text
 from erasure.request import BEFORE_APPROVAL, FINAL, CopyState, Facts, Move, Right, State, move
 from erasure.sealed import RequestSeal
@@ -48,7 +49,6 @@ from registry.acting import Acting
 from registry.errors import RegistryError
 from registry.keyed import hold_writer
 from registry.merging import check_unambiguous
-from registry.people import expand
 
 _SYSTEM = "system"
 
@@ -156,8 +156,7 @@ class Planner:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             state = move(State(row.state), Move.APPROVE, self._approval(session, row, acting, plan_hash, now))
             check_unambiguous(session, acting.tenant_id, row.subjects)
-            if expand(session, acting.tenant_id, row.subjects) != frozenset(row.subjects):
-                raise IllegalMove(row.state, Move.APPROVE, "people were merged since; plan again")
+            check_people(session, row)
             set_fence(session, row, now)
             with bulk.without_collector():
                 added, strange = self._look_again(session, row, now)
@@ -210,6 +209,8 @@ class Planner:
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             state = move(State(row.state), Move.APPROVE, self._approval(session, row, acting, plan_hash, now))
+            check_unambiguous(session, acting.tenant_id, row.subjects)
+            check_people(session, row)
             facts = {"approved_entry": entry_id}
             self._take_effect(session, row, state=state, acting=acting, facts=facts, told={}, now=now)
             return history.view_of(session, row)
@@ -221,7 +222,7 @@ class Planner:
             if row.state == State.VERIFIED and self._desk.find_duplicate(session, row, acting, now):
                 return None
             check_unambiguous(session, acting.tenant_id, row.subjects)
-            people = expand(session, acting.tenant_id, row.subjects)
+            people = people_of(session, row)
             row.subjects = sorted(people)
             session.add(row)
             given = select_subjects(session, acting.tenant_id, people, owner=request_id, claim=claim_of(row), now=now)
@@ -342,6 +343,12 @@ class Planner:
     def _desk_view(self, acting: Acting, request_id: str) -> dict[str, Any]:
         with self._parts.transactions(acting.tenant_id, write=False) as session:
             return history.view_of(session, history.load(session, acting.tenant_id, request_id))
+
+
+def check_people(session: Session, row: RequestRow) -> None:
+    """Refuse to approve a plan about others than those who are the person by now. Raises: IllegalMove."""
+    if people_of(session, row) != frozenset(row.subjects):
+        raise IllegalMove(row.state, Move.APPROVE, "people were merged or told apart since; plan again")
 
 
 def _warned(session: Session, row: RequestRow) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from sqlmodel import col, select
 
 from api.lineage_feed import Feed, FileSink, SinkFailed
 from erasure.errors import IllegalMove
+from erasure.worker import advance
 from ledger.entry import Kind
 from ledger.models import EntryRow, OutboxRow
 from registry import artifacts, cones, lineage_out, merging, origins
@@ -81,6 +83,66 @@ def test_people_merged_between_plan_and_approval_need_a_new_plan(world: Any) -> 
     assert second in world.copy_states(request)
     with pytest.raises(Conflict, match="erasure"):
         merge(world, ADA, BOB) if world.note("3", "Bob", owner=BOB) else None
+
+
+def split(world: Any, text: str) -> None:
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        merging.split(
+            session, world.services.vault, world.acting("ann"), [parse_subject(text)], reason="no", now=world.now
+        )
+
+
+def test_whoever_is_told_apart_before_the_approval_is_in_no_plan_any_more(world: Any) -> None:
+    # The plan was approved as it was, and planned anew it held them still.
+    world.note("1", "Ada")
+    others = world.note("2", "Bob", owner=BOB)
+    merge(world, ADA, BOB)
+    request, copy = world.ask(ADA), world.ask(ADA, right="access")
+    for one in (request, copy):
+        world.plan(one)
+        assert others in world.copy_states(one)
+    split(world, BOB)
+    for one in (request, copy):
+        with pytest.raises(IllegalMove, match="told apart"):
+            world.approve(one)
+        world.plan(one)
+        assert others not in world.copy_states(one)
+        world.approve(one)
+    world.work()
+    assert (world.state(request), world.state(copy)) == ("completed", "completed")
+    with sqlite3.connect(world.database_file) as db:
+        assert db.execute("SELECT id FROM note").fetchall() == [("2",)]
+
+
+def test_whoever_is_told_apart_after_the_approval_is_left_out(world: Any) -> None:
+    world.classes({"mail": {}})
+    own = world.note("1", "Ada")
+    others = world.note("2", "Bob", owner=BOB)
+    merge(world, ADA, BOB)
+    limited = world.ask(ADA, scope={"data_classes": ["note"]})
+    copy = world.ask(ADA, right="access")
+    for one in (limited, copy):
+        world.plan(one)
+        world.approve(one)
+    split(world, BOB)
+    advance(world.parts, world.tenant, copy, world.now)
+    assert (world.copy_states(copy)[own], world.copy_states(copy)[others]) == ("exported", "withheld")
+    world.work()
+    assert world.state(limited) == "completed_with_retained"
+    assert world.copy_states(limited)[others] == "retained"
+    with sqlite3.connect(world.database_file) as db:
+        assert db.execute("SELECT id FROM note").fetchall() == [("2",)]
+
+
+def test_who_was_merged_stays_in_a_request_that_is_opened_again(world: Any) -> None:
+    world.note("1", "Ada")
+    world.note("2", "Ada too", owner=PHONE)
+    merge(world, ADA, PHONE)
+    request = world.erase(ADA)
+    late = world.note("3", "a late word", owner=PHONE)
+    world.work()
+    assert world.state(request) == "completed"
+    assert world.copy_states(request)[late] == "erased_physical"
 
 
 def test_nothing_is_planned_while_a_name_may_be_two_peoples(world: Any) -> None:
