@@ -91,6 +91,26 @@ def test_what_a_kind_cannot_have_stands_in_its_documentation(classes: dict[str, 
     assert {why for why in reasons if why not in table} == set()
 
 
+def test_each_kinds_page_says_what_goes_what_stays_to_which_level_what_it_locks_and_how_long() -> None:
+    page = (ROOT / "docs" / "connectors.md").read_text("utf-8")
+    levels = {
+        row[0].partition("`")[0]: row[1:]
+        for row in re.findall(
+            r"^\| `(\w+`[^|]*)\|([^|]+)\|([^|]+)\|([^|]+)\|", page.partition("\n## ")[0], re.MULTILINE
+        )
+    }
+    assert set(levels) == set(KINDS)
+    for kind, said in levels.items():
+        assert all(re.search(r"L[0-3]|nothing to do|\bno\b|stated", each) for each in said), kind
+    pages = re.findall(r"^## `(\w+)`([^\n]*)\n(.*?)(?=^## )", page, re.MULTILINE | re.DOTALL)
+    assert {kind for kind, _, _ in pages} == set(KINDS)
+    for kind, way, text in pages:
+        bold = " ".join(re.findall(r"\*\*([^*]+)\*\*", text)).lower()
+        missing = [word for word in ("deletes", "leaves", "locks", "how long") if word not in bold]
+        assert missing == [], (kind, way)
+        assert re.search(r"\*\*How long\*\*:? [^*]*?(\d s|as the kind behind)", text), (kind, way)
+
+
 def test_no_connector_lists_files_by_a_pattern_that_passes_over_what_may_not_be_read() -> None:
     found = [
         file.name
