@@ -6,6 +6,8 @@ approval; what others would lose by them does. Not here: what becomes of them (`
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -39,6 +41,7 @@ class Approved(NamedTuple):
     copy_no: int
     kind: str
     ref: str
+    artifact_id: int | None
     data_class: str
     store: str
     rule: str
@@ -46,31 +49,59 @@ class Approved(NamedTuple):
     collateral: Mapping[str, int] | None
 
 
+_Shape = tuple[str, str, str, str]
+
+
+class _Seen:
+    """Lines that were approved, each taken in once: what they are like, which they are, and what was shown of them."""
+
+    def __init__(self, lines: Iterable[Approved | PlanCopy]) -> None:
+        self.last = 0
+        self.shapes: set[_Shape] = set()
+        self._artifacts = array("q")
+        self._others: set[tuple[str, str]] = set()
+        self._shown: dict[tuple[str, str], Mapping[str, int] | None] = {}
+        for line in lines:
+            self.last = max(self.last, line.copy_no)
+            self.shapes.add(_shape(line))
+            if line.artifact_id is None:
+                self._others.add((line.kind, line.ref))
+            else:
+                self._artifacts.append(line.artifact_id)
+            if line.collateral is not None:
+                self._shown[line.kind, line.ref] = was_shown(line.action, line.collateral)
+        self._artifacts = array("q", sorted(self._artifacts))
+
+    def has(self, line: PlanCopy) -> bool:
+        """Whether a line is among them."""
+        if line.artifact_id is None:
+            return (line.kind, line.ref) in self._others
+        place = bisect_left(self._artifacts, line.artifact_id)
+        return place < len(self._artifacts) and self._artifacts[place] == line.artifact_id
+
+    def shown(self, line: PlanCopy) -> Mapping[str, int] | None:
+        """What others lose by a line, as it was shown."""
+        return self._shown.get((line.kind, line.ref))
+
+
+def _shape(line: Approved | PlanCopy) -> _Shape:
+    return line.data_class, line.store, line.rule, line.action
+
+
 def addendum(approved: Iterable[Approved | PlanCopy], fresh: Plan) -> Addendum:
     """The lines that an approved plan lacks. Additions of a class, store and rule already in it need no new approval.
 
     What others would lose has to be shown before it is approved, so that needs one. Source: DESIGN §7.
     """
-    lines = list(approved)
-    known = {(line.kind, line.ref): line for line in lines}
-    shapes = {(line.data_class, line.store, line.rule, line.action) for line in lines}
-    added = [line for line in fresh.copies if (line.kind, line.ref) not in known]
-    strange = sorted(
-        {
-            f"{line.data_class} in {line.store} by {line.rule}: {line.action}"
-            for line in added
-            if (line.data_class, line.store, line.rule, line.action) not in shapes and line.action != "keep"
-        }
-        | {
-            f"{line.data_class} in {line.store}: about others too, which was not shown"
-            for line in fresh.copies
-            if line.action in DESTRUCTIVE and exceeds(line.collateral, _shown_of(known.get((line.kind, line.ref))))
-        }
-    )
-    first = max((line.copy_no for line in lines), default=0) + 1
-    numbered = tuple(replace(line, copy_no=first + place) for place, line in enumerate(added))
-    return Addendum(added=numbered, needs_approval=tuple(strange))
-
-
-def _shown_of(line: Approved | PlanCopy | None) -> Mapping[str, int] | None:
-    return None if line is None else was_shown(line.action, line.collateral)
+    seen = _Seen(approved)
+    added: list[PlanCopy] = []
+    strange: set[str] = set()
+    for line in fresh.copies:
+        if not seen.has(line):
+            added.append(line)
+            if _shape(line) not in seen.shapes and line.action != "keep":
+                strange.add(f"{line.data_class} in {line.store} by {line.rule}: {line.action}")
+        if line.action in DESTRUCTIVE and exceeds(line.collateral, seen.shown(line)):
+            strange.add(f"{line.data_class} in {line.store}: about others too, which was not shown")
+    numbered = tuple(replace(line, copy_no=seen.last + place) for place, line in enumerate(added, start=1))
+    return Addendum(added=numbered, needs_approval=tuple(sorted(strange)))

@@ -8,10 +8,12 @@ Called outside transactions, since stores may be slow.
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from connectors.base import Connector, Level
@@ -22,6 +24,8 @@ from registry.models import StoreRow
 
 CAPTURE_CHUNK = 10_000
 """Items a connector is asked for at once: it tells canaries of one item from those that others share."""
+_PLACES = 1_000
+"""Items whose places are read at once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,49 +61,66 @@ def names_of(parts: Parts, tenant_id: int, subject_nos: Iterable[int]) -> Names:
 
 def places_of(parts: Parts, tenant_id: int, wanted: Sequence[Wanted]) -> dict[str, Mapping[str, Any]]:
     """Where each copy lies, by its public id; copies whose place is unknown are left out."""
-    with parts.transactions(tenant_id, write=False) as session:
-        items = artifacts.by_numbers(session, tenant_id, [copy.artifact_id for copy in wanted])
-        details = artifacts.open_details(session, parts.vault, tenant_id, list(items.values()))
-    return {copy.ref: details[copy.artifact_id].locator for copy in wanted if copy.artifact_id in details}
+    found: dict[str, Mapping[str, Any]] = {}
+    for start in range(0, len(wanted), _PLACES):
+        some = wanted[start : start + _PLACES]
+        # A session holds every row that it read until it ends.
+        with parts.transactions(tenant_id, write=False) as session:
+            items = artifacts.by_numbers(session, tenant_id, [copy.artifact_id for copy in some])
+            details = artifacts.open_details(session, parts.vault, tenant_id, list(items.values()))
+        found |= {copy.ref: details[copy.artifact_id].locator for copy in some if copy.artifact_id in details}
+    return found
 
 
 def capture(parts: Parts, tenant_id: int, wanted: Sequence[Wanted]) -> dict[str, Capture]:
     """The capture of each copy by its public id; copies whose place is unknown are left out."""
-    found: dict[str, Capture] = {}
-    for some in capture_in_pieces(parts, tenant_id, wanted):
-        found |= some
-    return found
+    return {wanted[place].ref: one for some in capture_in_pieces(parts, tenant_id, wanted) for place, one in some}
 
 
-def capture_in_pieces(parts: Parts, tenant_id: int, wanted: Sequence[Wanted]) -> Iterator[dict[str, Capture]]:
-    """`capture`, as many copies at a time as one store is asked for at once."""
+def capture_in_pieces(
+    parts: Parts, tenant_id: int, wanted: Sequence[Wanted]
+) -> Iterator[Iterator[tuple[int, Capture]]]:
+    """`capture` by place in `wanted`, as many copies at a time as one store is asked for at once."""
     with parts.transactions(tenant_id, write=False) as session:
         rows = stores.in_force(session, tenant_id)
-    groups: dict[tuple[str, bool], list[Wanted]] = defaultdict(list)
-    for copy in wanted:
-        groups[copy.store, copy.goes].append(copy)
-    for (name, _), members in sorted(groups.items()):
+    groups: dict[tuple[str, bool], array[int]] = defaultdict(partial(array, "I"))
+    built: set[tuple[str, bool]] = set()
+    for place, copy in enumerate(wanted):
+        groups[copy.store, copy.goes].append(place)
+        if copy.built:
+            built.add((copy.store, copy.goes))
+    for (name, goes), members in sorted(groups.items()):
         with ExitStack() as stack:
-            connector = _opened(parts, stack, rows.get(name), members)
-            for start in range(0, len(members), CAPTURE_CHUNK):
-                chunk = members[start : start + CAPTURE_CHUNK]
+            connector = _opened(parts, stack, rows.get(name)) if (name, goes) in built else None
+            seeks_from = Level.L1 if connector is None else connector.capabilities().seeks_from
+            is_read = connector is not None and any(_is_sought(wanted[place], seeks_from) for place in members)
+            size = CAPTURE_CHUNK if is_read else _PLACES
+            for start in range(0, len(members), size):
+                numbers = members[start : start + size]
+                chunk = [wanted[place] for place in numbers]
                 places = places_of(parts, tenant_id, chunk)
                 found = {ref: Capture(place) for ref, place in places.items()}
                 if connector is not None:
                     here = [copy for copy in chunk if copy.built and copy.ref in places]
-                    seeks_from = connector.capabilities().seeks_from
-                    aside = {copy.ref for copy in here if copy.level < seeks_from and not copy.compared}
+                    aside = {copy.ref for copy in here if not _is_sought(copy, seeks_from)}
                     found |= {ref: replace(found[ref], captured=True) for ref in aside}
                     here = [copy for copy in here if copy.ref not in aside]
                     held = _canaries(parts, connector, here, places)
                     # What was not read now is read before the erase; a store that stays silent cannot be erased either.
                     connector = None if held is None else connector
                     found |= held or {}
-                yield found
+                yield (
+                    (place, found[copy.ref]) for place, copy in zip(numbers, chunk, strict=True) if copy.ref in found
+                )
 
 
-def _opened(parts: Parts, stack: ExitStack, store: StoreRow | None, copies: Sequence[Wanted]) -> Connector | None:
-    if store is None or not any(copy.built for copy in copies):
+def _is_sought(copy: Wanted, seeks_from: Level) -> bool:
+    """Whether something looks later for what a copy held."""
+    return copy.level >= seeks_from or copy.compared
+
+
+def _opened(parts: Parts, stack: ExitStack, store: StoreRow | None) -> Connector | None:
+    if store is None:
         return None
     try:
         connector = parts.connect(store, True)

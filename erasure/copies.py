@@ -8,7 +8,7 @@ here decides anything.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -128,12 +128,16 @@ def write(session: Session, tenant_id: int, owner: str, changes: Mapping[int, Ma
 
 
 def put_copies(
-    session: Session, tenant_id: int, owner: str, copies: Iterable[PlanCopy], sealed: Mapping[str, bytes]
+    session: Session,
+    tenant_id: int,
+    owner: str,
+    copies: Iterable[PlanCopy],
+    sealed: Mapping[str, bytes] | Callable[[PlanCopy], bytes | None],
 ) -> None:
-    """Insert lines of a plan; `sealed` are the captures by public id."""
+    """Insert lines of a plan; `sealed` are the captures by public id, or give that of a line."""
     rows: list[dict[str, Any]] = []
     for copy in copies:
-        rows.append(_row(tenant_id, owner, copy, sealed.get(copy.ref)))
+        rows.append(_row(tenant_id, owner, copy, sealed(copy) if callable(sealed) else sealed.get(copy.ref)))
         if len(rows) == CHUNK:
             session.connection().execute(sa.insert(CopyRow), rows)
             rows = []

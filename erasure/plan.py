@@ -9,12 +9,15 @@ approves, and whether a decision still holds when the delete is dispatched (`era
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from datetime import datetime
+from typing import NamedTuple
 
-from erasure.facts import ArtifactFact, KeyFact, PartFact, PlanInput, SourceFact
+from erasure.facts import AS_COLUMNS, ArtifactFact, ArtifactFacts, KeyFact, PartFact, PlanInput, SourceFact
+from erasure.lineage import Lineage, depths_of
+from erasure.lines import Lines, PlanCopy, instant_text, line_of
 from erasure.request import CopyState
 from ledger import canonical
 from retention.decide import (
@@ -29,6 +32,7 @@ from retention.decide import (
     decide,
 )
 
+__all__ = ["PlanCopy", "depths_of", "instant_text", "line_of"]
 SCHEMA = "muniment-plan/v1"
 VAULT = "vault"
 """The store of keys, as plans and certificates name it."""
@@ -50,35 +54,11 @@ _STATES = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanCopy:
-    """One line. `ref` is its opaque public id; `state` is where execution starts from."""
-
-    copy_no: int
-    kind: str
-    ref: str
-    artifact_id: int | None = None
-    key_id: str | None = None
-    entry_idx: int | None = None
-    data_class: str
-    store: str
-    action: str
-    rule: str
-    because: tuple[Because, ...]
-    until: datetime | None
-    path: tuple[str, ...]
-    collateral: Mapping[str, int] | None
-    depth: int
-    required: str
-    state: str
-    detail: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The frozen plan: lines, registered stores that cannot be examined, and what others would lose."""
 
     owner: str
-    copies: tuple[PlanCopy, ...]
+    copies: Sequence[PlanCopy]
     not_covered: tuple[Mapping[str, str], ...]
     coverage: tuple[Mapping[str, str], ...]
     collateral: Mapping[str, int] = field(default_factory=dict)
@@ -110,39 +90,14 @@ class Plan:
         return digest.hexdigest()
 
 
-def line_of(copy: PlanCopy) -> dict[str, Any]:
-    """A line as the contract shows it. Source: API §6."""
-    return {
-        "copy": copy.copy_no,
-        copy.kind: copy.ref,
-        "data_class": copy.data_class,
-        "store": copy.store,
-        "action": copy.action,
-        "rule": copy.rule,
-        "because": [reason._asdict() for reason in copy.because],
-        "until": None if copy.until is None else instant_text(copy.until),
-        "path": list(copy.path),
-        "collateral": None if copy.collateral is None else dict(copy.collateral),
-        "required": copy.required,
-    }
-
-
-def instant_text(at: datetime) -> str:
-    """UTC with microseconds and `Z`. Source: API §0."""
-    return at.astimezone(UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
-
-
 def build(given: PlanInput) -> Plan:
     """The plan that follows from the values; a sweep's plan leaves out what simply stays."""
-    return framed(given, [line for line, item in _lines(given) if _belongs(line, item, given)])
+    return framed(given, (line for line, item in _lines(given) if _belongs(line, item, given)))
 
 
 def framed(given: PlanInput, lines: Iterable[PlanCopy]) -> Plan:
     """Lines in their order and numbered, with what was and was not examined."""
-    ordered = sorted(
-        lines, key=lambda line: (line.data_class == IDENTITY, line.kind == "key", -line.depth, line.store, line.ref)
-    )
-    copies = tuple(replace(line, copy_no=number) for number, line in enumerate(ordered, start=1))
+    copies = in_order(lines)
     return Plan(
         owner=given.owner,
         copies=copies,
@@ -152,39 +107,24 @@ def framed(given: PlanInput, lines: Iterable[PlanCopy]) -> Plan:
     )
 
 
+def in_order(lines: Iterable[PlanCopy], *, most: int = AS_COLUMNS) -> Sequence[PlanCopy]:
+    """Lines in the order of a plan and numbered from one; of more than `most` as columns."""
+    more = iter(lines)
+    first = list(itertools.islice(more, most + 1))
+    if len(first) > most:
+        return Lines(itertools.chain(first, more), _rank)
+    ordered = sorted(first, key=lambda line: (_rank(line), line.ref))
+    return tuple(replace(line, copy_no=number) for number, line in enumerate(ordered, start=1))
+
+
+def _rank(line: PlanCopy) -> tuple[bool, bool, int, str]:
+    """Leaves before what they were made from, keys behind copies, and last what opens a person's names."""
+    return line.data_class == IDENTITY, line.kind == "key", -line.depth, line.store
+
+
 def redecide(given: PlanInput) -> dict[str, PlanCopy]:
     """Each item's line as it would be planned now, by public id; asked again in the transaction that dispatches."""
     return {line.ref: line for line, _ in _lines(given)}
-
-
-def depths_of(artifacts: Sequence[ArtifactFact]) -> dict[int, int]:
-    """How many derivations lie between each artifact and its farthest root among these; cycles share the depth reached.
-
-    Linear in artifacts and edges.
-    """
-    known = {fact.artifact_id for fact in artifacts}
-    parents = {
-        fact.artifact_id: [source.ref for source in fact.sources if source.kind == "a" and source.ref in known]
-        for fact in artifacts
-    }
-    children: dict[int, list[int]] = {}
-    waiting = {}
-    for child, sources in parents.items():
-        waiting[child] = len(sources)
-        for source in sources:
-            children.setdefault(source, []).append(child)
-    depths = {ref: 0 for ref, count in waiting.items() if not count}
-    ready = list(depths)
-    while ready:
-        ref = ready.pop()
-        for child in children.get(ref, ()):
-            depths[child] = max(depths.get(child, 0), depths[ref] + 1)
-            waiting[child] -= 1
-            if not waiting[child]:
-                ready.append(child)
-    # What is in a cycle, or below one, has no order of its own: it goes first, as the deepest.
-    deepest = max(depths.values(), default=0) + 1
-    return {ref: depths[ref] if not waiting[ref] else deepest for ref in parents}
 
 
 class _Decided(NamedTuple):
@@ -194,20 +134,32 @@ class _Decided(NamedTuple):
     depth: int
 
 
-def _decided(given: PlanInput) -> Iterator[_Decided]:
+def _decided(given: PlanInput, lineage: Lineage | None = None) -> Iterator[_Decided]:
     """The decision about each artifact, roots first: a derived item knows which of its sources the plan ends."""
-    depths = depths_of(given.artifacts)
+    lineage = lineage or Lineage(given.artifacts)
     ending: set[int] = set()
-    for fact in sorted(given.artifacts, key=lambda fact: (depths[fact.artifact_id], fact.artifact_id)):
+    for fact in _roots_first(given.artifacts, lineage.depths):
         item = fact.item
         if fact.sources:
             ends = (SourceEnd(one.status, one.ends_at, _ends_in_plan(one, ending)) for one in fact.sources)
             item = replace(item, sources=tuple(ends))
         known = given.classes.get(item.data_class)
         decision = _decide(item, None if known is None else known.rules, given)
-        if decision.action in DESTRUCTIVE:
+        if decision.action in DESTRUCTIVE and fact.artifact_id in lineage.places:
             ending.add(fact.artifact_id)
-        yield _Decided(fact, item, decision, depths[fact.artifact_id])
+        yield _Decided(fact, item, decision, lineage.depths.get(fact.artifact_id, 0))
+
+
+def _roots_first(artifacts: Sequence[ArtifactFact], depths: Mapping[int, int]) -> Iterator[ArtifactFact]:
+    """The artifacts by their depths. Whoever is deep is derived, so that all others need no place in a list."""
+    deep = []
+    for place, fact in enumerate(artifacts):
+        if depth := depths.get(fact.artifact_id, 0):
+            deep.append((depth, fact.artifact_id, place))
+        else:
+            yield fact
+    for _, _, place in sorted(deep):
+        yield artifacts[place]
 
 
 def going_plainly(given: PlanInput) -> frozenset[str]:
@@ -222,25 +174,54 @@ def going_plainly(given: PlanInput) -> frozenset[str]:
     )
 
 
-def _lines(given: PlanInput) -> list[tuple[PlanCopy, Item]]:
+def _lines(given: PlanInput) -> Iterator[tuple[PlanCopy, Item]]:
     """Artifacts, then keys and the parts under them, then what opens a person's names."""
-    names = {fact.artifact_id: fact for fact in given.artifacts}
-    lines = [
-        (_artifact_line(one.fact, one.decision, given, path=_path(one.fact, names), depth=one.depth), one.item)
-        for one in _decided(given)
-    ]
+    lineage, staying = Lineage(given.artifacts), _Staying()
+    for one in _decided(given, lineage):
+        path = _path(one.fact, given.artifacts, lineage.places)
+        line = _artifact_line(one.fact, one.decision, given, path=path, depth=one.depth)
+        if line.state == CopyState.RETAINED and _belongs(line, one.item, given):
+            staying.add(line)
+        yield line, one.item
+    more: list[tuple[PlanCopy, Item]] = []
     parts = {part.ref: (part_line(part, _part_decision(part, given), given), part.item) for part in given.kept}
     for key in given.keys:
         if key.item.data_class == IDENTITY:
             continue
-        decision, staying = decide_key(key, given)
-        lines.append((_key_line(key, decision, staying, given), key.item))
-        for part, found in staying:
+        decision, kept = decide_key(key, given)
+        more.append((_key_line(key, decision, kept, given), key.item))
+        for part, found in kept:
             parts.setdefault(part.ref, (part_line(part, found, given), part.item))
-    lines += parts.values()
-    kept = [line for line, item in lines if line.state == CopyState.RETAINED and _belongs(line, item, given)]
+    more += parts.values()
+    for line, item in more:
+        if line.state == CopyState.RETAINED and _belongs(line, item, given):
+            staying.add(line)
     identity = [key for key in given.keys if key.item.data_class == IDENTITY]
-    return lines + [(_identity_line(key, given, kept), key.item) for key in identity]
+    yield from more
+    yield from ((_identity_line(key, given, staying), key.item) for key in identity)
+
+
+class _Staying:
+    """What there is to say of the lines that stay."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.rule: str | None = None
+        self.until: datetime | None = None
+        self._first: tuple[bool, int, int, int] | None = None
+        self._has_no_end = False
+
+    def add(self, line: PlanCopy) -> None:
+        """Count one more line. The rule is that of the first artifact, roots first; the last date tells when all go."""
+        self.count += 1
+        place = line.artifact_id is None, line.depth, line.artifact_id or 0, self.count
+        if self._first is None or place < self._first:
+            self._first, self.rule = place, line.rule
+        self._has_no_end = self._has_no_end or line.until is None
+        if self._has_no_end or line.until is None:
+            self.until = None
+        else:
+            self.until = line.until if self.until is None else max(self.until, line.until)
 
 
 def _belongs(line: PlanCopy, item: Item, given: PlanInput) -> bool:
@@ -295,7 +276,7 @@ def _decide(item: Item, rules: Rules | None, given: PlanInput) -> Decision:
     return decide(item, rules, given.holds, given.restrictions, claims, given.now)
 
 
-def _path(fact: ArtifactFact, names: Mapping[int, ArtifactFact]) -> tuple[str, ...]:
+def _path(fact: ArtifactFact, artifacts: Sequence[ArtifactFact], places: Mapping[int, int]) -> tuple[str, ...]:
     """Opaque ids from a root to the item's direct source, along first sources; cut at `MAX_PATH`."""
     path: list[str] = []
     seen = {fact.artifact_id}
@@ -306,7 +287,8 @@ def _path(fact: ArtifactFact, names: Mapping[int, ArtifactFact]) -> tuple[str, .
             break
         seen.add(source.ref)
         path.append(source.name)
-        current = names.get(source.ref) if source.kind == "a" else None
+        place = places.get(source.ref) if source.kind == "a" else None
+        current = None if place is None else artifacts[place]
     return tuple(reversed(path))
 
 
@@ -388,16 +370,14 @@ def _key_line(
     return _key_copy(key, decision, "; ".join(told) or None, given)
 
 
-def _identity_line(key: KeyFact, given: PlanInput, kept: Sequence[PlanCopy]) -> PlanCopy:
+def _identity_line(key: KeyFact, given: PlanInput, staying: _Staying) -> PlanCopy:
     decision = _decide(key.item, IDENTITY_RULES, given)
     detail = None
-    if decision.action in DESTRUCTIVE and kept:
+    if decision.action in DESTRUCTIVE and staying.count:
         # What stays must be found again when its ground ends, and only the identity key opens where it lies.
-        dated = [line.until for line in kept]
-        until = None if None in dated else max(at for at in dated if at is not None)
-        reason = Because(decision.rule, "keep", f"needed by {len(kept)} retained copies")
-        decision = Decision("keep", kept[0].rule, until, (reason,))  # type: ignore[arg-type]  # a rule by its origin
-        detail = f"needed by {len(kept)} retained copies"
+        detail = f"needed by {staying.count} retained copies"
+        reason = Because(decision.rule, "keep", detail)
+        decision = Decision("keep", staying.rule, staying.until, (reason,))  # type: ignore[arg-type]  # a rule by its origin
     return _key_copy(key, decision, detail, given)
 
 
@@ -430,7 +410,9 @@ def _not_covered(given: PlanInput) -> tuple[Mapping[str, str], ...]:
         for store in given.stores.values()
         if store.not_covered is not None
     ]
-    unknown = {fact.store for fact in given.artifacts} - given.stores.keys()
+    facts = given.artifacts
+    named = facts.stores() if isinstance(facts, ArtifactFacts) else {fact.store for fact in facts}
+    unknown = named - given.stores.keys()
     found += [{"store": name, "kind": "unknown", "why": "the store is not registered any more"} for name in unknown]
     return tuple(sorted(found, key=lambda line: line["store"]))
 
@@ -465,7 +447,8 @@ def _collateral(copies: Sequence[PlanCopy], given: PlanInput) -> dict[str, int]:
     touched = [copy for copy in copies if copy.collateral is not None and copy.action not in _STAYING]
     if not touched:
         return {}
-    artifacts = {fact.artifact_id: fact.item.subjects for fact in given.artifacts}
+    shared = {copy.artifact_id for copy in touched}
+    artifacts = {fact.artifact_id: fact.item.subjects for fact in given.artifacts if fact.artifact_id in shared}
     keys = {key.key_id: frozenset[int]().union(*(part.item.subjects for part in key.parts)) for key in given.keys}
     parts = {part.ref: part.item.subjects for part in (*given.kept, *(one for key in given.keys for one in key.parts))}
     people: set[int] = set()

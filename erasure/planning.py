@@ -20,10 +20,12 @@ said of an earlier fence is in the record before the next one.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple, overload
 
 from sqlmodel import Session
 
@@ -42,6 +44,7 @@ from erasure.plan import Plan, PlanCopy, build, instant_text
 from erasure.request import BEFORE_APPROVAL, FINAL, CopyState, Facts, Move, Right, State, move
 from erasure.sealed import RequestSeal
 from erasure.selector import select_subjects
+from erasure.spool import Spool
 from erasure.standing import claim_of
 from ledger.entry import Kind
 from registry import bulk, subjects
@@ -60,6 +63,14 @@ class _Selected:
     nobody: bool
 
 
+class _Planned(NamedTuple):
+    plan: Plan
+    sealed: Spool
+    names: captures.Names
+    verified: list[int]
+    restricts: bool
+
+
 class Planner:
     """The two verbs between a verified request and its execution."""
 
@@ -76,41 +87,46 @@ class Planner:
         if selected.nobody:
             return self._end_without_match(acting, request_id, selected.given, now)
         verified, people = selected.row.subjects, selected.given.subjects
-        if selected.row.right == Right.ERASURE:
-            with bulk.without_collector():
-                plan = build(selected.given)
-            restricts = False
-            del selected  # as large as the plan
-            sealed = self._capture(acting.tenant_id, request_id, plan)
-        else:
-            # What destroys nothing finds its places again when it is carried out.
-            plan, sealed = answer_plans.plan_of(self._parts, selected.row, selected.given, now), {}
-            restricts = selected.row.right == Right.OBJECTION
+        restricts = selected.row.right == Right.OBJECTION
+        with Spool() as sealed:
+            if selected.row.right == Right.ERASURE:
+                with bulk.without_collector():
+                    plan = build(selected.given)
+                del selected  # as large as the plan
+                self._capture(acting.tenant_id, request_id, plan, sealed)
+            else:
+                # What destroys nothing finds its places again when it is carried out.
+                plan = answer_plans.plan_of(self._parts, selected.row, selected.given, now)
+            names = captures.names_of(self._parts, acting.tenant_id, people)
+            return self._freeze(acting, request_id, _Planned(plan, sealed, names, verified, restricts), now)
+
+    def _freeze(self, acting: Acting, request_id: str, planned: _Planned, now: datetime) -> dict[str, Any]:
+        """Step 3: the hash into the record, then all of the plan into the tables. Raises: IllegalMove."""
+        plan = planned.plan
         plan_hash = plan.hash
-        names = captures.names_of(self._parts, acting.tenant_id, people)
         states: dict[str, int] = {}
         for copy in plan.copies:
             states[copy.state] = states.get(copy.state, 0) + 1
         body = {"request": request_id, "plan_hash": plan_hash, "copies": len(plan.copies), "states": states}
         entry_id = self._parts.record.event(acting.tenant_id, Kind.REQUEST_PLANNED, body, now)
-        if restricts:
+        if planned.restricts:
             # Until it is decided whose reasons weigh more (GDPR Art. 18(1)(d)).
             with self._parts.transactions(acting.tenant_id, write=False) as session:
                 told = restrict.body_of(session, history.load(session, acting.tenant_id, request_id))
             self._parts.record.event(acting.tenant_id, Kind.RESTRICTION_SET, told, now)
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
-            if row.subjects != verified:
+            if row.subjects != planned.verified:
                 raise IllegalMove(row.state, Move.PLAN, "an identifier was verified meanwhile")
             state = move(State(row.state), Move.PLAN, facts_of(row, acting.principal, now))
-            if self._was_overtaken(session, row, acting, restricts=restricts, now=now):
+            if self._was_overtaken(session, row, acting, restricts=planned.restricts, now=now):
                 return history.view_of(session, row)
             row.state = state
-            self._store(session, row, plan, sealed, names)
+            self._store(session, row, plan, planned.sealed, planned.names)
             row.plan_hash = plan_hash
             row.details = {**row.details, "planned_entry": entry_id}
             session.add(row)
-            if restricts:
+            if planned.restricts:
                 restrict.begin(session, row)
             detail = {"state": row.state, "plan_hash": plan_hash, "copies": len(plan.copies)}
             history.add_event(
@@ -250,23 +266,22 @@ class Planner:
             self._parts.record.announce(session, row.tenant_id, Kind.RESTRICTION_LIFTED, body, now)
         return True
 
-    def _capture(self, tenant_id: int, request_id: str, plan: Plan) -> dict[str, bytes]:
-        """What later steps need of each copy, sealed as soon as it is read."""
-        sealed: dict[str, bytes] = {}
-        for found in captures.capture_in_pieces(self._parts, tenant_id, wanted_of(plan.copies)):
+    def _capture(self, tenant_id: int, request_id: str, plan: Plan, spool: Spool) -> None:
+        """Read what later steps need of each copy, sealed as soon as it is read."""
+        wanted = wanted_of(plan.copies)
+        for found in captures.capture_in_pieces(self._parts, tenant_id, wanted):
             with bulk.without_collector(), self._parts.transactions(tenant_id) as session:
                 seal = request_seal(session, self._parts, history.load(session, tenant_id, request_id))
-                sealed.update({ref: seal.seal_capture(capture, ref) for ref, capture in found.items()})
-        return sealed
+                for place, capture in found:
+                    copy = wanted.copy(place)
+                    spool.put(copy.copy_no, seal.seal_capture(capture, copy.ref))
 
-    def _store(
-        self, session: Session, row: RequestRow, plan: Plan, sealed: Mapping[str, bytes], names: captures.Names
-    ) -> None:
+    def _store(self, session: Session, row: RequestRow, plan: Plan, spool: Spool, names: captures.Names) -> None:
         seal = request_seal(session, self._parts, row)
         said = seal.open("said", row.sealed)
         row.sealed = seal.seal("said", {**said, "names": list(names.identifiers)})
         history.drop_copies(session, row.tenant_id, row.request_id)
-        history.put_copies(session, row.tenant_id, row.request_id, plan.copies, sealed)
+        history.put_copies(session, row.tenant_id, row.request_id, plan.copies, lambda copy: spool.get(copy.copy_no))
         row.details = {
             **row.details,
             "plan": {
@@ -290,8 +305,8 @@ class Planner:
                 now=now,
             )
         )
-        approved = copies.read(session, Approved, copies.of(row.tenant_id, row.request_id))
-        more = addendum(approved, fresh)
+        pages = copies.pages(session, Approved, copies.of(row.tenant_id, row.request_id))
+        more = addendum(chain.from_iterable(pages), fresh)
         if more.needs_approval or not more.added:
             return (), more.needs_approval
         # Their captures are made when they are erased: no store is asked inside a transaction.
@@ -356,22 +371,45 @@ def _warned(session: Session, row: RequestRow) -> dict[str, Any]:
     return {"warned_of": told} if told else {}
 
 
-def wanted_of(lines: Sequence[PlanCopy]) -> list[Wanted]:
-    """The artifacts of a plan whose places are to be captured."""
-    compared = any(copy.action == "regenerate" for copy in lines)
-    return [
-        Wanted(
+class _Wants(Sequence[Wanted]):
+    """The artifacts of a plan whose places are to be captured, made when they are looked at."""
+
+    def __init__(self, lines: Sequence[PlanCopy]) -> None:
+        self._lines = lines
+        self._places = array("I", (place for place, copy in enumerate(lines) if copy.artifact_id is not None))
+        self._compared = any(copy.action == "regenerate" for copy in lines)
+
+    def copy(self, place: int) -> PlanCopy:
+        """The line behind one of them."""
+        return self._lines[self._places[place]]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, place: int) -> Wanted: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[Wanted]: ...
+
+    def __getitem__(self, place: int | slice) -> Wanted | list[Wanted]:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        copy = self.copy(place)
+        return Wanted(
             ref=copy.ref,
-            artifact_id=copy.artifact_id,
+            artifact_id=copy.artifact_id or 0,
             store=copy.store,
             built=copy.state != "not_covered",
             goes=copy.state == CopyState.PENDING,
             level=copies.level_of(copy.required),
-            compared=compared,
+            compared=self._compared,
         )
-        for copy in lines
-        if copy.artifact_id is not None
-    ]
+
+
+def wanted_of(lines: Sequence[PlanCopy]) -> _Wants:
+    """The artifacts of a plan whose places are to be captured."""
+    return _Wants(lines)
 
 
 def request_seal(session: Session, parts: Parts, row: RequestRow) -> RequestSeal:
