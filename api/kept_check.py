@@ -60,7 +60,7 @@ def known_certificates(sessions: Sessions, tenant_id: int) -> list[KnownCertific
     """Returns what the database has of a tenant's certificates."""
     with sessions(tenant_id) as session:
         rows = session.exec(select(CertificateRow).where(CertificateRow.tenant_id == tenant_id))
-        return [KnownCertificate(name=name_of(row), is_stored=row.stored_at is not None) for row in rows]
+        return [KnownCertificate(name=name_of(row, row.body), is_stored=row.stored_at is not None) for row in rows]
 
 
 def check_kept(

@@ -13,10 +13,15 @@ The whole file is RFC 8785; the signature is over `muniment-certificate/v1\n` an
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
+import tempfile
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from types import TracebackType
+from typing import IO, Any, Protocol
 
 from erasure.errors import NotVerified
 from erasure.request import GONE
@@ -24,6 +29,9 @@ from ledger import canonical
 
 SCHEMA = "muniment-certificate/v1"
 PREFIX = b"muniment-certificate/v1\n"
+_BEFORE = b'{"certificate":'
+"""What stands before the certificate in its file; shorter than what stands before it in what is signed."""
+_PIECE = 1 << 20
 _COMMITMENT = b"muniment-subject-commitment/v1\n"
 
 PROVEN = (
@@ -155,11 +163,14 @@ def commitment(salt: bytes, identifier: str) -> str:
     return hashlib.sha256(_COMMITMENT + salt + identifier.encode()).hexdigest()
 
 
-class Lines:
-    """The copies of a certificate, taken in page by page and kept in canonical form alone."""
+class Lines(AbstractContextManager["Lines"]):
+    """The copies of a certificate, taken in page by page and kept in canonical form alone, many of them in a file.
+
+    The file has no name and ends with them; what is in it is what the certificate says.
+    """
 
     def __init__(self) -> None:
-        self._pieces: list[bytes] = []
+        self._file = _temporary()
         self._evidence: dict[str, None] = {}
         self._unverified: list[int] = []
 
@@ -170,17 +181,30 @@ class Lines:
                 self._unverified.append(int(line["copy"]))
             self._evidence.update(dict.fromkeys(line["evidence"]))
         if lines:
-            self._pieces.append(canonical.dumps(list(lines))[1:-1])
+            comma = b"," if self._file.tell() else b""
+            self._file.write(comma + canonical.dumps(list(lines))[1:-1])
 
-    def canonical(self) -> bytes:
-        """The list in canonical form. Raises: NotVerified where a copy counts as gone that nobody saw gone."""
+    def write_to(self, file: IO[bytes]) -> None:
+        """Write the list in canonical form. Raises: NotVerified where a copy counts as gone that nobody saw gone."""
         if self._unverified:
             raise NotVerified(self._unverified)
-        return b"[" + b",".join(self._pieces) + b"]"
+        self._file.seek(0)
+        file.write(b"[")
+        shutil.copyfileobj(self._file, file, _PIECE)
+        file.write(b"]")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
 
     def evidence_ids(self, *others: str | None) -> list[str]:
         """Every event that a certificate leans on, once, in a stable order."""
         return list(dict.fromkeys([*(entry for entry in others if entry), *self._evidence]))
+
+
+def _temporary() -> IO[bytes]:
+    return tempfile.SpooledTemporaryFile(max_size=_PIECE)
 
 
 def build(facts: Mapping[str, Any], evidence: LogEvidence, *, version: str) -> dict[str, Any]:
@@ -202,23 +226,35 @@ def build(facts: Mapping[str, Any], evidence: LogEvidence, *, version: str) -> d
 def sign(certificate: Mapping[str, Any], signer: Signing, lines: Lines | None = None) -> bytes:
     """The file: certificate and signature, canonical. `lines` are its copies where it holds none.
 
-    Raises: NotVerified.
+    In memory it is only once at a time: what is signed, then the file. Raises: NotVerified.
     """
-    pieces = [PREFIX, b"{"]
-    for name in sorted(certificate if lines is None else [*certificate, "copies"]):
-        pieces += [canonical.dumps(name), b":"]
-        pieces.append(
-            lines.canonical() if lines is not None and name == "copies" else canonical.dumps(certificate[name])
-        )
-        pieces.append(b",")
-    pieces[-1] = b"}"
-    message = b"".join(pieces)
-    pieces.clear()  # as large as the message
-    signature = signer.sign(message)
-    key = f"{signer.name}+{signer.key_id.hex()}"
-    beside = canonical.dumps({"key": key, "ed25519": _base64(signature)})
-    # The canonical form of the file holds that of the certificate as it was signed.
-    return b"".join([b'{"certificate":', memoryview(message)[len(PREFIX) :], b',"signature":', beside, b"}"])
+    with _temporary() as file:
+        file.write(PREFIX)
+        separator = b"{"
+        for name in sorted(certificate if lines is None else [*certificate, "copies"]):
+            file.write(separator + canonical.dumps(name) + b":")
+            if lines is not None and name == "copies":
+                lines.write_to(file)
+            else:
+                file.write(canonical.dumps(certificate[name]))
+            separator = b","
+        file.write(b"}")
+        signature = signer.sign(_read(file, 0))
+        key = f"{signer.name}+{signer.key_id.hex()}"
+        beside = canonical.dumps({"key": key, "ed25519": _base64(signature)})
+        file.write(b',"signature":' + beside + b"}")
+        # The canonical form of the file holds that of the certificate as it was signed.
+        start = len(PREFIX) - len(_BEFORE)
+        file.seek(start)
+        file.write(_BEFORE)
+        return _read(file, start)
+
+
+def _read(file: IO[bytes], start: int) -> bytes:
+    """All of a file from a place on, which then stands at its end."""
+    size = file.seek(0, os.SEEK_END) - start
+    file.seek(start)
+    return file.read(size)
 
 
 def mark_of(path: Sequence[str], certificate: Mapping[str, Any]) -> str:

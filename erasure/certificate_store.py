@@ -15,8 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
+from typing import NamedTuple
 
-from sqlmodel import col, select
+import sqlalchemy as sa
+from sqlmodel import Session, col
 
 from erasure.errors import ErasureError
 from erasure.models import CertificateRow, RequestRow
@@ -40,9 +42,40 @@ class CertificateDiffers(ErasureError):
         self.number = number
 
 
-def name_of(row: CertificateRow) -> str:
+class CertificateKey(NamedTuple):
+    """Which certificate of a tenant, without what it says."""
+
+    tenant_id: int
+    request_id: str
+    version: str
+    number: int
+
+
+_KEY = tuple(col(getattr(CertificateRow, name)) for name in CertificateKey._fields)
+
+
+def newest_certificate(
+    session: Session, tenant_id: int, request_id: str, version: str | None = None
+) -> CertificateKey | None:
+    """The newest certificate of a request, or the newest of a version.
+
+    By its number alone: to sort certificates a database takes all of each in hand, and one may have 60 megabytes.
+    """
+    mine = sa.and_(col(CertificateRow.tenant_id) == tenant_id, col(CertificateRow.request_id) == request_id)
+    query = sa.select(*_KEY).where(mine if version is None else sa.and_(mine, col(CertificateRow.version) == version))
+    found = session.execute(query.order_by(col(CertificateRow.number).desc()).limit(1)).first()
+    return None if found is None else CertificateKey._make(found)
+
+
+def body_of(session: Session, key: CertificateKey) -> bytes:
+    """The certificate as it was signed."""
+    same = (column == value for column, value in zip(_KEY, key, strict=True))
+    return bytes(session.execute(sa.select(col(CertificateRow.body)).where(*same)).scalar_one())
+
+
+def name_of(key: CertificateKey | CertificateRow, body: bytes) -> str:
     """The name of a certificate's object below the log's prefix."""
-    return f"{PREFIX}{row.request_id}/{row.number:04d}-{row.version}-{sha256(row.body).hexdigest()[:16]}.json"
+    return f"{PREFIX}{key.request_id}/{key.number:04d}-{key.version}-{sha256(body).hexdigest()[:16]}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,18 +98,25 @@ class CertificateStore:
         """Write what is not stored yet; returns how many. Raises: CertificateDiffers, and what the store raises."""
         due = (col(CertificateRow.tenant_id) == tenant_id) & col(CertificateRow.stored_at).is_(None)
         with self.transactions(tenant_id, write=False) as session:
-            rows = list(session.exec(select(CertificateRow).where(due).order_by(col(CertificateRow.issued_at))))
+            rows = session.execute(sa.select(*_KEY).where(due).order_by(col(CertificateRow.issued_at))).all()
         for row in rows:
-            key = f"{log_id}/{name_of(row)}"
-            with suppress(ObjectExists):  # after a crash, or by another process: the bytes decide
-                self.locked.put(key, row.body, lock_until=self.lock_end(now))
-            if self.locked.get(key) != row.body:
-                raise CertificateDiffers(row.request_id, row.number)
+            key = CertificateKey._make(row)
+            self._store(key, log_id, now)
             with self.transactions(tenant_id) as session:
-                stored = session.get_one(CertificateRow, (tenant_id, row.request_id, row.version, row.number))
-                stored.stored_at = now
-                session.add(stored)
+                stored = sa.update(CertificateRow).where(*(one == value for one, value in zip(_KEY, key, strict=True)))
+                session.connection().execute(stored.values(stored_at=now))
         return len(rows)
+
+    def _store(self, key: CertificateKey, log_id: str, now: datetime) -> None:
+        """Write one and read it back; of a large one no two are in memory."""
+        with self.transactions(key.tenant_id, write=False) as session:
+            body = body_of(session, key)
+        name, digest = f"{log_id}/{name_of(key, body)}", sha256(body).digest()
+        with suppress(ObjectExists):  # after a crash, or by another process: the bytes decide
+            self.locked.put(name, body, lock_until=self.lock_end(now))
+        del body
+        if sha256(self.locked.get(name)).digest() != digest:
+            raise CertificateDiffers(key.request_id, key.number)
 
     def restore(self, tenant_id: int, log_id: str, now: datetime) -> Restored:
         """Bring back the certificates of requests that the tables know; names those of other requests.

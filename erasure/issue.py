@@ -8,7 +8,6 @@ salts, whose openings lie sealed with the request and go into the letter alone.
 from __future__ import annotations
 
 import hashlib
-import json
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,12 +15,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
+import msgspec
 import sqlalchemy as sa
-from sqlmodel import Session, col, select
+from sqlmodel import Session, col
 
 from erasure import certificate, copies, history
 from erasure.certificate import Lines, LogEvidence, Proof
-from erasure.certificate_store import CertificateDiffers
+from erasure.certificate_store import CertificateDiffers, body_of, newest_certificate
 from erasure.confirm import INDEPENDENCE
 from erasure.copies import Outline
 from erasure.footprint import ENDED
@@ -47,10 +47,9 @@ _SALT_BYTES = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
-    """What a certificate will say, with what has to be unchanged when it is written."""
+    """What a certificate will say beside its copies, with what has to be unchanged when it is written."""
 
     facts: dict[str, Any]
-    lines: Lines
     entries: list[str]
     number: int
     stand: str
@@ -124,23 +123,42 @@ class _Standing(NamedTuple):
     verified_at: datetime | None
 
 
-def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, version: str, state: State) -> bytes | None:
-    """The signed certificate, kept together with the request's state; None when that or a copy changed meanwhile.
+def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, version: str, state: State) -> str | None:
+    """Sign a certificate, keep it together with the request's state, and return the SHA-256 of the file.
 
-    Raises: NotVerified, and what the log raises.
+    None when the state or a copy changed meanwhile. Raises: NotVerified, and what the log raises.
     """
     parts.record.ship_outbox(tenant.tenant_id, now)
     with parts.transactions(tenant.tenant_id) as session:
         row = history.load(session, tenant.tenant_id, request_id, lock=True)
         _commit_to_names(session, parts, row)
-    with parts.transactions(tenant.tenant_id, write=False) as session:
-        row = history.load(session, tenant.tenant_id, request_id)
-        # A certificate is younger than everything it says.
-        now = parts.instant(now, _last_seen(session, row))
-        draft = _draft(session, parts, tenant, row, now=now, state=state)
-    evidence = parts.record.evidence(tenant.tenant_id, draft.entries, now)
-    shown = LogEvidence(
-        checkpoint=evidence.checkpoint,
+    with Lines() as lines:
+        with parts.transactions(tenant.tenant_id, write=False) as session:
+            row = history.load(session, tenant.tenant_id, request_id)
+            # A certificate is younger than everything it says.
+            now = parts.instant(now, _last_seen(session, row))
+            draft = _draft(session, parts, tenant, row, lines, now=now, state=state)
+        evidence = _evidence(parts, tenant, draft.entries, now)
+        said = certificate.build(draft.facts, evidence, version=version)
+        body = certificate.sign(said, parts.signer(tenant.log_id), lines)
+    with parts.transactions(tenant.tenant_id) as session:
+        row = history.load(session, tenant.tenant_id, request_id, lock=True)
+        if _stand(session, row) != draft.stand:
+            return None
+        sha256 = _keep(session, parts, row, body, now=now, version=version, state=state, number=draft.number)
+    del body  # as large as all copies; the store reads its own
+    if parts.certificates is not None:
+        # It is issued already: a store that is away must not undo that, and the next pass writes it.
+        with suppress(LedgerError, CertificateDiffers):
+            parts.certificates.store_due(tenant.tenant_id, tenant.log_id, now)
+    return sha256
+
+
+def _evidence(parts: Parts, tenant: Tenant, entries: Sequence[str], now: datetime) -> LogEvidence:
+    """What the log proves of the events that a certificate leans on."""
+    found = parts.record.evidence(tenant.tenant_id, list(entries), now)
+    return LogEvidence(
+        checkpoint=found.checkpoint,
         key=parts.record.log_vkey(tenant.tenant_id),
         proofs=tuple(
             Proof(
@@ -151,21 +169,9 @@ def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, versi
                 part=one.part,
                 part_key=one.part_key,
             )
-            for one in evidence.entries
+            for one in found.entries
         ),
     )
-    said = certificate.build(draft.facts, shown, version=version)
-    body = certificate.sign(said, parts.signer(tenant.log_id), draft.lines)
-    with parts.transactions(tenant.tenant_id) as session:
-        row = history.load(session, tenant.tenant_id, request_id, lock=True)
-        if _stand(session, row) != draft.stand:
-            return None
-        _keep(session, parts, row, body, now=now, version=version, state=state, number=draft.number)
-    if parts.certificates is not None:
-        # It is issued already: a store that is away must not undo that, and the next pass writes it.
-        with suppress(LedgerError, CertificateDiffers):
-            parts.certificates.store_due(tenant.tenant_id, tenant.log_id, now)
-    return body
 
 
 def _last_seen(session: Session, row: RequestRow) -> datetime | None:
@@ -196,9 +202,10 @@ def _commit_to_names(session: Session, parts: Parts, row: RequestRow) -> None:
     session.add(row)
 
 
-def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, now: datetime, state: State) -> Draft:
-    stand = _stand(session, row)
-    lines, rows = Lines(), _Summary()
+def _draft(
+    session: Session, parts: Parts, tenant: Tenant, row: RequestRow, lines: Lines, *, now: datetime, state: State
+) -> Draft:
+    stand, rows = _stand(session, row), _Summary()
     for page in copies.pages(session, _Stated, copies.of(row.tenant_id, row.request_id)):
         lines.add([_line(copy) for copy in page])
         rows.add(page)
@@ -210,7 +217,7 @@ def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, n
     )
     details = row.details
     facts = {
-        "supersedes": None if earlier is None else hashlib.sha256(earlier.body).hexdigest(),
+        "supersedes": None if earlier is None else earlier.sha256,
         "tenant": tenant.name,
         "controller": _controller(session, row.tenant_id),
         "request": row.request_id,
@@ -254,7 +261,7 @@ def _draft(session: Session, parts: Parts, tenant: Tenant, row: RequestRow, *, n
         *details.get("addenda", []),
     )
     number = 1 if earlier is None else earlier.number + 1
-    return Draft(facts=facts, lines=lines, entries=entries, number=number, stand=stand)
+    return Draft(facts=facts, entries=entries, number=number, stand=stand)
 
 
 def _keep(
@@ -267,7 +274,7 @@ def _keep(
     version: str,
     state: State,
     number: int,
-) -> None:
+) -> str:
     session.add(
         CertificateRow(
             tenant_id=row.tenant_id,
@@ -300,6 +307,7 @@ def _keep(
         detail={"state": state.value},
         entry_id=entry_id,
     )
+    return sha256
 
 
 def state_of(session: Session, row: RequestRow) -> State | None:
@@ -312,19 +320,34 @@ def state_of(session: Session, row: RequestRow) -> State | None:
     return found.state
 
 
-def _newest(session: Session, row: RequestRow) -> CertificateRow | None:
-    return session.exec(
-        select(CertificateRow)
-        .where(CertificateRow.tenant_id == row.tenant_id, CertificateRow.request_id == row.request_id)
-        .order_by(col(CertificateRow.number).desc())
-        .limit(1)
-    ).first()
+class _Earlier(NamedTuple):
+    """What a certificate takes from the one before it."""
+
+    number: int
+    sha256: str
+    commitments: list[str]
 
 
-def _commitments(session: Session, parts: Parts, row: RequestRow, earlier: CertificateRow | None) -> list[str]:
+class _Said(msgspec.Struct):
+    subject_commitments: list[str]
+
+
+class _Signed(msgspec.Struct):
+    certificate: _Said
+
+
+def _newest(session: Session, row: RequestRow) -> _Earlier | None:
+    found = newest_certificate(session, row.tenant_id, row.request_id)
+    if found is None:
+        return None
+    body = body_of(session, found)
+    said = msgspec.json.decode(body, type=_Signed).certificate
+    return _Earlier(found.number, hashlib.sha256(body).hexdigest(), said.subject_commitments)
+
+
+def _commitments(session: Session, parts: Parts, row: RequestRow, earlier: _Earlier | None) -> list[str]:
     if ENDED in row.details and earlier is not None:
-        known: list[str] = json.loads(earlier.body)["certificate"]["subject_commitments"]
-        return known
+        return earlier.commitments
     return [
         certificate.commitment(bytes.fromhex(line["salt"]), line["subject"]) for line in opening_of(session, parts, row)
     ]

@@ -6,27 +6,28 @@ request and kept nowhere. Once the request's data are destroyed there is no lett
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
 
-from sqlmodel import Session, col, select
+from sqlmodel import Session
 
 from erasure import history
 from erasure.certificate import scope_of
+from erasure.certificate_store import body_of, newest_certificate
 from erasure.errors import InvalidRequest, LetterNotReady, RequestDataGone
 from erasure.export import EARLIER_EXPORT, NOT_PORTABLE
 from erasure.footprint import ENDED
 from erasure.handout import ERASING, EXPIRED, package_lines
-from erasure.models import CertificateRow, RequestRow
+from erasure.models import RequestRow
 from erasure.parts import Parts
 from erasure.planning import request_seal
 from erasure.recipients import CONCERNED, recipients_of
 from erasure.rendering.blocks import local_day
 from erasure.rendering.letter import KINDS, LetterFacts, letter_of
+from erasure.rendering.opened import document_of
 from erasure.rendering.wording import LANGUAGES
 from erasure.request import DONE, FINAL, CopyState, State
 from ledger.entry import Kind
@@ -104,7 +105,7 @@ def _facts(session: Session, parts: Parts, row: RequestRow, *, kind: str, lang: 
     has_export = kind == "answer" and row.right in ("access", "portability")
     lines = package_lines(session, parts, row) if has_export else []
     report = _newest(session, row) if kind == "answer" else None
-    certificate = None if report is None else json.loads(report)["certificate"]
+    certificate = None if report is None else document_of(report)["certificate"]
     reasons = [one["text"] for one in said.get("notes", []) if one["name"] == "extend"]
     return LetterFacts(
         kind=kind,
@@ -159,10 +160,5 @@ def _final_due(row: RequestRow) -> date | None:
 
 
 def _newest(session: Session, row: RequestRow) -> bytes | None:
-    found = session.exec(
-        select(CertificateRow)
-        .where(CertificateRow.tenant_id == row.tenant_id, CertificateRow.request_id == row.request_id)
-        .order_by(col(CertificateRow.number).desc())
-        .limit(1)
-    ).first()
-    return None if found is None else found.body
+    found = newest_certificate(session, row.tenant_id, row.request_id)
+    return None if found is None else body_of(session, found)

@@ -11,9 +11,10 @@ from typing import Any
 from sqlmodel import col, select
 
 from erasure import history
+from erasure.certificate_store import body_of, newest_certificate
 from erasure.copies import CHUNK
 from erasure.errors import IllegalMove, ReportNotReady, StalePlan, UnknownRequest
-from erasure.models import CertificateRow, CopyRow, RequestRow, RequestSubject
+from erasure.models import CopyRow, RequestRow, RequestSubject
 from erasure.overlaps import warnings_of
 from erasure.parts import Parts
 from erasure.request import Right
@@ -113,17 +114,12 @@ class Reader:
         """
         if version not in (None, "interim", "final"):
             raise UnknownRequest("certificate version", str(version))
-        query = select(CertificateRow).where(
-            CertificateRow.tenant_id == acting.tenant_id, CertificateRow.request_id == request_id
-        )
-        if version is not None:
-            query = query.where(CertificateRow.version == version)
         with self._parts.transactions(acting.tenant_id, write=False) as session:
             row = history.load(session, acting.tenant_id, request_id)
             if row.right != Right.ERASURE:
                 raise IllegalMove(row.state, "show a certificate of erasure", f"it asks for {row.right}")
-            found = session.exec(query.order_by(col(CertificateRow.number).desc()).limit(1)).first()
+            found = newest_certificate(session, acting.tenant_id, request_id, version)
             if found is not None:
-                return found.body
+                return body_of(session, found)
             wanted = version or "interim"
             raise ReportNotReady(wanted, row.final_due_at if wanted == "final" else None, f"the request is {row.state}")

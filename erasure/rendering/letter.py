@@ -7,6 +7,7 @@ Source: GDPR Art. 12(3), 12(4), 18(3), 77, 79; 11 CCR 7021, 7022.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
@@ -15,8 +16,11 @@ from typing import Any
 from erasure.certificate import commitment
 from erasure.rendering.blocks import Block, code, day_text, fields, items, section, text, until_text
 from erasure.rendering.blocks import field as line
+from erasure.rendering.opened import numbered
 from erasure.rendering.wording import WORDS
-from erasure.request import BROKEN, GONE
+from erasure.request import BROKEN, GONE, CopyState
+
+_ABSENT = CopyState.ALREADY_ABSENT
 
 KINDS = ("acknowledgement", "extension", "refusal", "no_match", "restriction_lifting", "answer", "recipients")
 LEFT_OUT = ("others", "not_portable", "withheld", "earlier", "erasing", "expired", "absent", "failed")
@@ -205,20 +209,25 @@ def _handed_over(facts: LetterFacts, words: Mapping[str, str]) -> str:
 
 def _counted(copies: Sequence[Mapping[str, Any]], words: Mapping[str, str]) -> str:
     """What became of the copies, each counted once: one that was not there any more is none that we erased."""
-    absent = sum(copy["state"] == "already_absent" for copy in copies)
-    gone = [copy for copy in copies if copy["state"] in GONE and copy["state"] != "already_absent"]
-    kept = sum(copy["state"] == "retained" for copy in copies)
-    failed = sum(copy["state"] in BROKEN for copy in copies)
-    others = sum(bool(copy["collateral"]) for copy in gone)
+    states: Counter[str] = Counter()
+    stores: set[str] = set()
+    others = 0
+    for copy in copies:
+        states[copy["state"]] += 1
+        stores.add(copy["store"])
+        others += bool(copy["collateral"]) and copy["state"] in GONE - {_ABSENT}
+    gone = sum(states[state] for state in GONE - {_ABSENT})
+    failed = sum(states[state] for state in BROKEN)
     said = [
         words["ans_found"].format(
             copies=_number(words, "copies", len(copies)),
-            systems=_number(words, "systems", len({copy["store"] for copy in copies})),
+            systems=_number(words, "systems", len(stores)),
         )
     ]
     if gone:
-        said.append(_number(words, "ans_all_gone" if len(gone) == len(copies) else "ans_gone", len(gone)))
-    for name, count in (("absent", absent), ("kept", kept), ("failed", failed), ("others", others)):
+        said.append(_number(words, "ans_all_gone" if gone == len(copies) else "ans_gone", gone))
+    counts = (("absent", states[_ABSENT]), ("kept", states["retained"]), ("failed", failed), ("others", others))
+    for name, count in counts:
         if count:
             said.append(_number(words, f"ans_{name}", count))
     return " ".join(said)
@@ -237,17 +246,17 @@ def _more(facts: LetterFacts, words: Mapping[str, str]) -> list[dict[str, Any]]:
         left = _left_out(facts, words)
         return [section(words["head_left"], items(*left))] if left else []
     parts = []
-    by_number = {copy["copy"]: copy for copy in certificate["copies"]}
+    by_number = numbered(certificate["copies"], certificate["retained"])
     stays = sorted({_stays(by_number[one["copy"]], one, facts, words) for one in certificate["retained"]})
     if stays:
         parts.append(section(words["head_stays"], items(*stays), text(words["stays_restricted"])))
-    broken = [copy for copy in certificate["copies"] if copy["state"] in BROKEN]
     failed = sorted(
         {
             words["failed_line"].format(
                 what=_what(copy["data_class"], facts, words), store=_system(copy["store"], words)
             )
-            for copy in broken
+            for copy in certificate["copies"]
+            if copy["state"] in BROKEN
         }
     )
     if failed:

@@ -26,6 +26,7 @@ import jinja2
 
 from erasure.errors import PaperNotSet
 from erasure.rendering.blocks import section, text
+from erasure.rendering.opened import document_of
 from erasure.rendering.sheet import sheet_of
 
 FORM = 3
@@ -38,6 +39,8 @@ _AT_ONCE = threading.BoundedSemaphore(2)
 _LONGEST_WORD = 24
 _BREAK = "\u200b"
 """Becomes a place to break in `layout.typ`, and no character on the paper: copied keys and ids stay what they are."""
+_INSIDE = "\N{NULL}the signed file\N{NULL}"
+"""Stands at the end of a page for the file, until the page is whole: the file is not copied by the template."""
 _TEMPLATES = Path(__file__).with_name("templates")
 _PRESS = Path(__file__).with_name("press.py")
 _PRINTABLE = (
@@ -56,15 +59,17 @@ def form() -> str:
 def certificate_html(report: bytes) -> bytes:
     """A signed certificate as one page of HTML with the signed file inside."""
     model = {**sheet_of(report), "form": form()}
+    # From the end: a text of the certificate may say what it likes.
+    before, _, after = _html("certificate.html", model, _INSIDE).rpartition(_INSIDE.encode())
     # `<` in a script element would end it; the escapes mean the same to every JSON reader.
-    inside = report.decode().replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    return _html("certificate.html", model, inside)
+    inside = report.replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026")
+    return b"".join((before, inside, after))
 
 
 def certificate_pdf(report: bytes) -> bytes:
     """A signed certificate as PDF/A-3 with the signed file attached. Raises: PaperNotSet."""
     model = sheet_of(report, most=MOST_ROWS, elsewhere="for paper")
-    issued = datetime.fromisoformat(json.loads(report)["certificate"]["issued_at"])
+    issued = datetime.fromisoformat(document_of(report)["certificate"]["issued_at"])
     model["sections"] = [*model["sections"][:-3], _signatures(), *map(_bounded, model["sections"][-3:])]
     model["attachment"] = {"name": ATTACHED, "description": f"The signed certificate. Set by {form()}"}
     return _pdf("certificate", model, report.decode(), issued)

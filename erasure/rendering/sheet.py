@@ -34,6 +34,7 @@ from erasure.rendering.blocks import (
     text,
     until_text,
 )
+from erasure.rendering.opened import document_of, numbered
 from erasure.request import BROKEN, GONE
 
 MOST_LISTED = 20_000
@@ -47,7 +48,7 @@ def sheet_of(report: bytes, *, most: int = MOST_LISTED, elsewhere: str = "on a p
 
     Copies are listed up to `most` of them; beyond, it says that they are too many `elsewhere` and stand in the file.
     """
-    document = json.loads(report)
+    document = document_of(report)
     certificate = document["certificate"]
     copies = certificate["copies"]
     unlisted = text(f"Of more than {most:,} copies the rows are too many {elsewhere}. The signed file inside has each.")
@@ -176,15 +177,25 @@ def _times(certificate: Mapping[str, Any]) -> Block:
 
 
 def _done(copies: Sequence[Mapping[str, Any]]) -> list[Block]:
-    groups: dict[tuple[str, str, str, str], list[Mapping[str, Any]]] = {}
+    groups: Counter[tuple[str, str, str, str]] = Counter()
+    ways: dict[tuple[str, str, str, str], tuple[set[str], set[str]]] = {}
     for copy in copies:
         if copy["state"] != "retained":
-            groups.setdefault((copy["store"], copy["data_class"], copy["state"], _reached(copy)), []).append(copy)
+            group = copy["store"], copy["data_class"], copy["state"], _reached(copy)
+            groups[group] += 1
+            for name, found in zip(("method", "verified_how"), ways.setdefault(group, (set(), set())), strict=True):
+                found.update([str(copy[name])] if copy[name] else [])
     rows = [
-        [store, data_class, str(len(some)), _outcome(state), reached, _ways(some, "method"),
-         _ways(some, "verified_how")]
-        for (store, data_class, state, reached), some in sorted(groups.items())
-    ]  # fmt: skip
+        [
+            store,
+            data_class,
+            str(count),
+            _outcome(state),
+            reached,
+            *map(_listed, ways[store, data_class, state, reached]),
+        ]
+        for (store, data_class, state, reached), count in sorted(groups.items())
+    ]
     columns = [
         column("Store", 14, STATED),
         column("Class of data", 16, STATED),
@@ -240,12 +251,12 @@ def _reached(copy: Mapping[str, Any]) -> str:
     return str(shown) if shown == required else f"{shown}, required {required}"
 
 
-def _ways(copies: Sequence[Mapping[str, Any]], name: str) -> str:
-    return "; ".join(sorted({str(copy[name]) for copy in copies if copy[name]})) or "–"
+def _listed(ways: set[str]) -> str:
+    return "; ".join(sorted(ways)) or "–"
 
 
 def _stays(certificate: Mapping[str, Any]) -> list[Block]:
-    by_number = {copy["copy"]: copy for copy in certificate["copies"]}
+    by_number = numbered(certificate["copies"], [*certificate["retained"], *certificate["exceptions"]])
     rows = [
         [str(line["copy"]), by_number[line["copy"]]["data_class"], by_number[line["copy"]]["store"],
          words.RULES.get(line["rule"], line["rule"]), "; ".join(line["ground"]) or "–",

@@ -233,14 +233,13 @@ class Unasked:
 def test_it_is_never_built_from_anything_but_verification_records() -> None:
     line = {"copy": 1, "state": "erased_physical", "verified_at": None, "evidence": []}
     said = build({}, LogEvidence(checkpoint="", key="", proofs=()), version="interim")
-    lines = Lines()
-    lines.add([line])
-    with pytest.raises(NotVerified):
-        sign(said, Unasked(), lines)
-    seen = Lines()
-    seen.add([{**line, "verified_at": "2026-01-01T00:00:00.000000Z"}])
-    with pytest.raises(Asked):
-        sign(said, Unasked(), seen)
+    with Lines() as lines, Lines() as seen:
+        lines.add([line])
+        with pytest.raises(NotVerified):
+            sign(said, Unasked(), lines)
+        seen.add([{**line, "verified_at": "2026-01-01T00:00:00.000000Z"}])
+        with pytest.raises(Asked):
+            sign(said, Unasked(), seen)
 
 
 def test_the_check_needs_no_database_and_no_network() -> None:
