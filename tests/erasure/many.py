@@ -1,0 +1,143 @@
+"""A person with very many copies, each phase of whose erasure is a process of its own: what it takes, or dies of.
+
+Run by `test_erasure_many.py`: `python -m tests.erasure.many BASE PHASE [KILL]`. A phase prints its processor seconds
+and the most memory it held beyond what the process had with everything loaded; with KILL it ends itself (SIGKILL) in
+place of the commit of that number.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.settings import load
+from erasure.parts import Tenant
+from erasure.rendering import paper
+from erasure.report_check import check
+from erasure.worker import run_due
+from registry import artifacts
+from tests.erasure.conftest import World
+from tests.erasure.crashing import break_commit
+
+ADA = "email:ada@example.org"
+CHUNK = 1_000
+DERIVED = 10
+"""One copy of so many was made from the one before it."""
+
+
+def make(base: Path, count: int) -> None:
+    """A service, a store with rows of the person, and a verified request."""
+    world = World(base)
+    world.classes({"note": {"erasure": {"on_request": "erase", "required": "L1"}}})
+    with closing(sqlite3.connect(world.database_file)) as db:
+        rows = ((f"k{number}", ADA, f"remark {number} of somebody who leaves") for number in range(count))
+        db.executemany("INSERT INTO note VALUES (?, ?, ?)", rows)
+        db.commit()
+    for start in range(0, count, CHUNK):
+        items = [_item(number) for number in range(start, min(start + CHUNK, count))]
+        with world.parts.transactions(world.tenant.tenant_id) as session:
+            results = artifacts.register(session, world.services.vault, world.acting("writer"), items, world.now)
+        assert not [result for result in results if result["status"] == "rejected"], results[0]
+    _keep(world, world.ask())
+    world.close()
+
+
+def _item(number: int) -> dict[str, Any]:
+    item: dict[str, Any] = {"id": f"art_k{number}", "data_class": "note", "store": "db", "subjects": [ADA]}
+    item["locator"] = {"table": "note", "key": {"id": f"k{number}"}}
+    if number % DERIVED == DERIVED - 1:
+        item["sources"] = [f"art_k{number - 1}"]
+    return item
+
+
+def _keep(world: World, request: str) -> None:
+    said = {
+        "request": request, "now": world.now.isoformat(), "id": world.tenant.tenant_id, "name": world.tenant.name,
+        "log": world.tenant.log_id, "log_key": world.log_key, "certificate_key": world.certificate_key,
+    }  # fmt: skip
+    (world.base / "many.json").write_text(json.dumps(said))
+
+
+def reopened(base: Path) -> tuple[World, str]:
+    """The world that lies in a folder, and its request."""
+    said = json.loads((base / "many.json").read_text())
+    world = World.__new__(World)
+    world.base, world.now = base, datetime.fromisoformat(said["now"])
+    world.database_file = base / "stores" / "app.db"
+    world.memory, world.faults = {}, {}
+    world.tenant = Tenant(tenant_id=said["id"], name=said["name"], log_id=said["log"])
+    world.log_key, world.certificate_key = said["log_key"], said["certificate_key"]
+    world._settings = load(base / "data", allow_targets=f"file:{base}/stores/**,sqlite:{base}/stores/**")
+    world.start_again()
+    return world, said["request"]
+
+
+def _approve(world: World, request: str) -> None:
+    plan_hash = world.reader.get(world.acting(), request)["plan_hash"]
+    world.planner.approve(world.acting("carol"), request, plan_hash, world.now)
+
+
+def _work(world: World, request: str) -> None:
+    for _ in range(4):
+        run_due(world.parts, world.tenant, world.now)
+        world.now += timedelta(minutes=1)
+        if world.state(request) == "completed":
+            break
+    _keep(world, request)
+
+
+def _check(world: World, request: str) -> None:
+    """The certificate holds, and nothing of the person is in the store."""
+    body = world.reader.certificate(world.acting(), request)
+    assert check(body, world.certificate_key, world.log_key)
+    with closing(sqlite3.connect(world.database_file)) as db:
+        assert db.execute("SELECT count(*) FROM note").fetchone() == (0,)
+
+
+PHASES: dict[str, Callable[[World, str], object]] = {
+    "plan": lambda world, request: world.plan(request),
+    "plan_view": lambda world, request: world.reader.plan_view(world.acting(), request),
+    "approve": _approve,
+    "work": _work,
+    "show": lambda world, request: world.reader.certificate(world.acting(), request),
+    "page": lambda world, request: paper.certificate_html(world.reader.certificate(world.acting(), request)),
+    "check": _check,
+}
+
+
+def _memory(what: str) -> int:
+    """A figure of this process's memory, in bytes. Source: proc(5), /proc/pid/status."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{what}:")) * 1024
+
+
+def run(base: Path, phase: str, kill: int | None) -> None:
+    """A phase, and what it took."""
+    world, request = reopened(base)
+    with pytest.MonkeyPatch.context() as patch:
+        if kill is not None:
+            break_commit(patch, kill, after=False, end=lambda: os.kill(os.getpid(), signal.SIGKILL))
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
+        before, started = _memory("VmRSS"), time.process_time()
+        PHASES[phase](world, request)
+        spent = time.process_time() - started
+    sys.stdout.write(json.dumps({"seconds": spent, "peak": _memory("VmHWM") - before, "state": world.state(request)}))
+    world.close()
+
+
+if __name__ == "__main__":
+    if sys.argv[2] == "make":
+        make(Path(sys.argv[1]), int(sys.argv[3]))
+    else:
+        run(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]) if len(sys.argv) > 3 else None)

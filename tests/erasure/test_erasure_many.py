@@ -1,0 +1,66 @@
+"""One person with 10,000 and with 100,000 copies: linear time, little memory for each, and work that survives a kill.
+
+Each phase is a process of its own, so that its memory is what the system says and a kill is one (`many.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+CACHES = 40 << 20
+"""What a small request leaves free of SQLite's pages and Python's own reserves, and a large one fills."""
+BYTES_A_COPY = {"plan": 400, "plan_view": 2_200, "approve": 400, "work": 2_000, "show": 1_400, "page": 2_400}
+"""What a phase may hold more for each more copy. A plan keeps columns. A certificate has 600 bytes of a copy, and is in
+memory whole as often as signature and database take it: three times where it is written, twice where it is read.
+"""
+KILLS = {"plan": (4,), "approve": (2,), "work": (2, 4, 7)}
+"""The commits in whose place a phase is killed, one after the other."""
+
+
+def phase(base: Path, *given: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tests.erasure.many", str(base), *map(str, given)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def done(base: Path, *given: object) -> Any:
+    ended = phase(base, *given)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout or "{}")
+
+
+@pytest.mark.scenario("D8")
+def test_each_phase_takes_linear_time_and_little_memory_for_each_copy(tmp_path: Path, full_length: bool) -> None:
+    few, many = (10_000, 100_000) if full_length else (100, 300)
+    took: dict[str, list[Any]] = {name: [] for name in BYTES_A_COPY}
+    for count in (few, many):
+        done(tmp_path / str(count), "make", count)
+        for name, told in took.items():
+            told.append(done(tmp_path / str(count), name))
+        assert took["work"][-1]["state"] == "completed"
+        done(tmp_path / str(count), "check")
+    for name, (small, large) in took.items():
+        assert large["seconds"] <= 12 * small["seconds"] + 0.5, (name, small, large)
+        assert large["peak"] - small["peak"] <= CACHES + BYTES_A_COPY[name] * (many - few), (name, small, large)
+
+
+@pytest.mark.scenario("D8")
+@pytest.mark.scenario("D2")
+def test_each_phase_goes_on_after_its_process_was_killed(tmp_path: Path, full_length: bool) -> None:
+    base = tmp_path / "killed"
+    done(base, "make", 100_000 if full_length else 300)
+    told: Any = None
+    for name, commits in KILLS.items():
+        for number in commits:
+            assert phase(base, name, number).returncode == -signal.SIGKILL
+        told = done(base, name)
+    assert told["state"] == "completed"
+    done(base, "check")
