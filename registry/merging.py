@@ -18,6 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from registry import restricted
 from registry.acting import Acting
 from registry.errors import AmbiguousSubject, Conflict, SamePrincipalDecides, UnknownMerge, UnknownSubject
 from registry.identifiers import Identifier
@@ -149,6 +150,7 @@ def split(
         raise Conflict("nobody else was merged with these names")
     for part in (named, people - named):
         _write(session, acting.tenant_id, part, min(part) if len(part) > 1 else None)
+    restricted.mark(session, acting.tenant_id, sorted(people))
     row = MergeRow(
         tenant_id=acting.tenant_id,
         merge_id=f"mrg_{random_hex()}",
@@ -190,10 +192,12 @@ def list_merges(
 
 def replay(session: Session, tenant_id: int, people: Iterable[int], apart: Iterable[int]) -> None:
     """Make a person, or two of them, as an event of the record says it was decided: for a rebuild. Idempotent."""
-    one = frozenset(people) - frozenset(apart)
-    for part in (one, frozenset(apart)):
+    people, apart = frozenset(people), frozenset(apart)
+    for part in (people - apart, apart):
         if part:
             _write(session, tenant_id, part, min(part) if len(part) > 1 else None)
+    session.flush()  # marking reads anew what is loaded
+    restricted.mark(session, tenant_id, sorted({*people, *apart}))
 
 
 def check_unambiguous(session: Session, tenant_id: int, subject_nos: Iterable[int]) -> None:
@@ -268,6 +272,7 @@ def _join(
     people = expand(session, row.tenant_id, row.subjects)
     _check_live(session, row.tenant_id, people)
     _write(session, row.tenant_id, people, min(people))
+    restricted.mark(session, row.tenant_id, sorted(people))
     row.people = sorted(people)
     row.state, row.decided_by, row.decided_at = DONE, acting.principal, now
     if comment:

@@ -19,6 +19,7 @@ from ledger.models import EntryRow
 from registry.keyed import chunks
 from registry.limited import scopes_of
 from registry.models import RestrictionRow, Subject
+from registry.people import groups
 from registry.sets import members
 
 EXEMPT_PURPOSES = frozenset({"consent", "dispute", "legal_claims", "protection", "public_interest"})
@@ -30,7 +31,8 @@ def closed_entries(session: Session, tenant_id: int, rows: Sequence[EntryRow], p
     if purpose in EXEMPT_PURPOSES or not rows:
         return {}
     people = members(session, tenant_id, {row.set_id for row in rows})
-    everyone = frozenset[int]().union(*people.values())
+    one_person = groups(session, tenant_id, frozenset[int]().union(*people.values()))
+    everyone = frozenset[int]().union(*one_person.values())
     found: dict[int, list[RestrictionRow]] = {}
     for chunk in chunks(sorted(everyone)):
         query = select(RestrictionRow).where(
@@ -45,7 +47,8 @@ def closed_entries(session: Session, tenant_id: int, rows: Sequence[EntryRow], p
     scopes = scopes_of(session, tenant_id, {row.stream_no for row in rows})
     closed: dict[int, str] = {}
     for row in rows:
-        for number in sorted(people.get(row.set_id, frozenset()) & found.keys()):
+        named = people.get(row.set_id, frozenset())
+        for number in sorted(frozenset[int]().union(*(one_person[one] for one in named)) & found.keys()):
             for one in found[number]:
                 if _covers(one, row, scopes.get(row.stream_no, frozenset())):
                     closed[row.idx] = one.request_id
@@ -97,18 +100,21 @@ def lifted_again(session: Session, tenant_id: int, body: Mapping[str, Any], at: 
 
 
 def mark(session: Session, tenant_id: int, subject_nos: Sequence[int]) -> None:
-    """Keep on each person which request restricts them: any one in force, so that readers need one look."""
-    for subject_no in sorted(set(subject_nos)):
+    """Keep on each person which request restricts them: any one in force, so that readers need one look.
+
+    Under whichever name it was asked for: called where a restriction begins or ends, and where people are merged.
+    """
+    for group in sorted({tuple(sorted(group)) for group in groups(session, tenant_id, subject_nos).values()}):
         name = session.scalar(
             sa.select(sa.func.min(col(RestrictionRow.request_id))).where(
                 col(RestrictionRow.tenant_id) == tenant_id,
-                col(RestrictionRow.subject_no) == subject_no,
+                col(RestrictionRow.subject_no).in_(group),
                 col(RestrictionRow.ended_at).is_(None),
             )
         )
         session.connection().execute(
             sa.update(Subject)
-            .where(col(Subject.tenant_id) == tenant_id, col(Subject.subject_no) == subject_no)
+            .where(col(Subject.tenant_id) == tenant_id, col(Subject.subject_no).in_(group))
             .values(restricted_by=name)
         )
     session.expire_all()

@@ -15,7 +15,9 @@ from ledger.entry import Kind
 from registry import restricted as restricted_rows
 from registry import subjects
 from registry.identifiers import parse_subject
+from registry.merging import propose_merge, split
 from registry.models import Subject
+from registry.record import entry_row
 from retention.decide import Restriction
 from tests.erasure.conftest import ADA, BOB, World
 
@@ -222,3 +224,30 @@ def test_a_restored_database_is_told_of_its_restrictions_again_by_the_record(wor
     with world.parts.transactions(world.tenant.tenant_id) as session:
         assert restricted_rows.lifted_again(session, world.tenant.tenant_id, {"request": request}, world.now) == 1
     assert in_force(world) == ()
+
+
+def test_a_restriction_holds_under_names_that_were_merged_since_and_not_under_those_told_apart(
+    world: World,
+) -> None:
+    # Sweeps kept it, and everybody went on reading and using what lay under the other name.
+    phone = "phone:+441234567"
+    world.note("n1", "text")
+    spoken = world.say_as("said on the telephone", subjects=(phone,), stream="call_1")
+    request = restricted(world)
+    names = [parse_subject(one) for one in (ADA, phone)]
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        for principal in ("ann", "carol"):
+            propose_merge(session, world.services.vault, world.acting(principal), names, reason="one", now=world.now)
+    assert (marked(world), marked(world, phone)) == (request, request)
+
+    def closed() -> list[str]:
+        with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
+            row = entry_row(session, world.tenant.tenant_id, spoken)
+            assert row is not None
+            return list(restricted_rows.closed_entries(session, world.tenant.tenant_id, [row], "support").values())
+
+    assert closed() == [request]
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        split(session, world.services.vault, world.acting(), names[1:], reason="not hers", now=world.now)
+    assert (marked(world), marked(world, phone)) == (request, None)
+    assert closed() == []
