@@ -323,9 +323,19 @@ class Services:
             # Who lost it meanwhile is not the one who leads, and applies what is missing when it is again.
             with suppress(NotLeader):
                 self.heal_first()
+        self.finish_holds()
         if "scheduler" in roles and not self.database.on_sqlite:
             self.clerk.start()
         self.jobs.start(scheduler="scheduler" in roles, worker="worker" in roles)
+
+    def finish_holds(self) -> None:
+        """Apply the holds that the record has and a crash kept from the database."""
+        for acting in self.tenants():
+            try:
+                self.recovery.rebuild.finish_holds(acting.tenant_id, acting.log_id, self.clock.now())
+            except LedgerError as error:
+                # Whoever cannot read the record now does not serve less for it: the next start looks again.
+                self.telemetry.log.warning("holds were not compared", tenant=acting.tenant, error=type(error).__name__)
 
     def heal_first(self) -> list[Healed]:
         """As `heal`, before anything is served. Raises: StoreRefused without the log."""

@@ -101,9 +101,17 @@ class Replay:
     """Step 4: the record's own decisions, in its order."""
 
     def __init__(
-        self, parts: Parts, made: Rebuilt, now: datetime, progress: Progress, *, after: int | None = None
+        self,
+        parts: Parts,
+        made: Rebuilt,
+        now: datetime,
+        progress: Progress,
+        *,
+        after: int | None = None,
+        kinds: Sequence[Kind] = _REPLAYED,
     ) -> None:
         """`after`: the last entry whose effects are there; None for a database that has none at all."""
+        self._kinds = kinds
         self._after = -1 if after is None else after
         self._behind = after is not None
         self._parts = parts
@@ -161,7 +169,7 @@ class Replay:
                     .where(
                         EntryRow.tenant_id == tenant_id,
                         EntryRow.stream_no == 0,
-                        col(EntryRow.kind).in_([kind.value for kind in _REPLAYED]),
+                        col(EntryRow.kind).in_([kind.value for kind in self._kinds]),
                         EntryRow.idx > after,
                     )
                     .order_by(col(EntryRow.idx))

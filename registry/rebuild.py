@@ -23,13 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from typing import Any
 
-from sqlmodel import Session, select
+import sqlalchemy as sa
+from sqlmodel import Session, col, select
 
 from ledger.behind import settle
+from ledger.entry import Kind
 from ledger.head import Transactions, save
 from ledger.log import Log
-from ledger.models import LogState
+from ledger.models import EntryRow, LogState
 from ledger.objects import HotStore
 from registry.decided import Parts, Progress, Rebuilt, Replay
 from registry.errors import JournalUnreadable, NothingToRebuild
@@ -52,6 +55,8 @@ from vault.models import DataKey, KeyState, PartKey
 from vault.vault import Vault
 
 _OBJECTS_A_TRANSACTION = 100
+_NEWEST_HOLDS = 200
+"""So many events are read for what a crash parted: it left them at the end."""
 
 
 class Rebuild:
@@ -104,6 +109,27 @@ class Rebuild:
         Replay(self._parts(), made, now, lambda *_: None, after=size - 1).run()  # 4
         self._turn(made, now, grace)  # 5
         return made
+
+    def finish_holds(self, tenant_id: int, log_id: str, now: datetime) -> int:
+        """Put in force, or end, the holds whose event a crash parted from its row; returns how many events were read.
+
+        Nothing is read where rows and events are equally many. Raises: what the log's store raises, RecordDamaged.
+        """
+        kinds = (Kind.HOLD_PLACED, Kind.HOLD_RELEASED)
+        holds = self._tables["hold"]
+        with self._transactions(tenant_id, write=False) as session:
+            ours = sa.select(col(EntryRow.idx)).where(
+                col(EntryRow.tenant_id) == tenant_id, col(EntryRow.stream_no) == 0, col(EntryRow.kind).in_(kinds)
+            )
+            rows = sa.select(holds.c.hold_id).where(holds.c.tenant_id == tenant_id)
+            ended = rows.where(holds.c.released_at.is_not(None))
+            if _count(session, ours) == _count(session, rows) + _count(session, ended):
+                return 0
+            newest = ours.order_by(col(EntryRow.idx).desc())
+            before = session.scalar(newest.offset(_NEWEST_HOLDS).limit(1))
+        made = Rebuilt(log_id=log_id, tenant="", tenant_id=tenant_id)
+        Replay(self._parts(), made, now, lambda *_: None, after=-1 if before is None else before, kinds=kinds).run()
+        return made.events
 
     def _put_missing(self, made: Rebuilt, since: datetime) -> None:
         """Rows that the stores hold from `since` on: keys go only forward, of the others those that are missing."""
@@ -212,6 +238,10 @@ class Rebuild:
 
     def _parts(self) -> Parts:
         return Parts(vault=self._vault, log=self._log, transactions=self._transactions, tables=self._tables)
+
+
+def _count(session: Session, query: sa.Select[Any]) -> int:
+    return session.scalar(sa.select(sa.func.count()).select_from(query.subquery())) or 0
 
 
 def _uuid_at(at: datetime) -> str:

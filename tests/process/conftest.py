@@ -202,6 +202,7 @@ _LONG_ON = {
             "test_process_copies.py",
             "test_process_desk.py",
             "test_process_holds.py",
+            "test_process_holds_parted.py",
             "test_process_keeping.py",
             "test_process_keeping_lost.py",
             "test_process_killed.py",
