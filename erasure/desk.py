@@ -21,7 +21,7 @@ from erasure.fences import lift_fence
 from erasure.intake import Intake, parse
 from erasure.models import CopyRow, RequestRow, RequestSubject
 from erasure.parts import Parts
-from erasure.persons import name_people
+from erasure.persons import name_people, people_of
 from erasure.plan import instant_text
 from erasure.request import (
     CONTENDING,
@@ -187,7 +187,7 @@ class Desk:
             )
         )
         for other in rows:
-            if is_duplicate(_rival(row), _rival(other), something_left=something_left):
+            if is_duplicate(_rival(session, row), _rival(session, other), something_left=something_left):
                 row.state = move(State(row.state), Move.FIND_DUPLICATE, self._facts(row, acting, now))
                 row.duplicate_of = other.request_id
                 self._state(session, row, acting, now, event="duplicate", detail={"of": other.request_id})
@@ -507,16 +507,16 @@ def _date(row: RequestRow, *, extended: bool = False) -> datetime:
     return paused_due_at(date, stood, timezone=zone, jurisdiction=place) if stood else date
 
 
-def _rival(row: RequestRow) -> Rival:
-    return Rival(number=row.request_no, state=State(row.state), extent=_extent(row))
+def _rival(session: Session, row: RequestRow) -> Rival:
+    return Rival(number=row.request_no, state=State(row.state), extent=_extent(session, row))
 
 
-def _extent(row: RequestRow) -> Extent:
+def _extent(session: Session, row: RequestRow) -> Extent:
     classes, scopes = row.details.get("data_classes"), row.details.get("scopes")
     if "artifacts" in row.details:
         scopes = [f"artifact/{number}" for number in row.details["artifacts"]]
     return Extent(
-        subjects=frozenset(row.subjects),
+        subjects=people_of(session, row),
         right=row.right,
         regulation=row.regulation,
         data_classes=None if classes is None else frozenset(classes),

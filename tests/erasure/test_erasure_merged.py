@@ -114,6 +114,26 @@ def test_whoever_is_told_apart_before_the_approval_is_in_no_plan_any_more(world:
         assert db.execute("SELECT id FROM note").fetchall() == [("2",)]
 
 
+@pytest.mark.scenario("D5")
+def test_whoever_is_told_apart_has_a_request_of_their_own(world: Any) -> None:
+    # It became a duplicate of the other person's, which does not do their work any more.
+    world.note("1", "Ada")
+    world.note("2", "Bob", owner=BOB)
+    merge(world, ADA, BOB)
+    hers = world.ask(ADA)
+    world.plan(hers)
+    split(world, BOB)
+    his = world.ask(BOB)
+    assert world.state(his) == "verified"
+    for one in (hers, his):
+        world.plan(one)
+        world.approve(one)
+    world.work()
+    assert (world.state(hers), world.state(his)) == ("completed", "completed")
+    with sqlite3.connect(world.database_file) as db:
+        assert db.execute("SELECT id FROM note").fetchall() == []
+
+
 def test_whoever_is_told_apart_after_the_approval_is_left_out(world: Any) -> None:
     world.classes({"mail": {}})
     own = world.note("1", "Ada")
