@@ -91,8 +91,8 @@ class Settings(BaseSettings):
         None,
         ge=0,
         le=64,
-        description="Processes that read and seal large calls for `muniment serve`; 0 for none. Default: one less than "
-        "the processors, at least one.",
+        description="Processes that read and seal large calls for `muniment serve`; 0 for none. Default: one for each "
+        "processor, at most four.",
     )
     openlineage: str | None = Field(
         None,
@@ -171,7 +171,7 @@ class Settings(BaseSettings):
     @property
     def preparing_processes(self) -> int:
         """How many processes prepare calls, the default filled in."""
-        return max(1, (os.cpu_count() or 1) - 1) if self.preparing is None else self.preparing
+        return min(4, os.cpu_count() or 1) if self.preparing is None else self.preparing
 
     @property
     def on_postgres(self) -> bool:
