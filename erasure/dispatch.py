@@ -87,6 +87,13 @@ class _Uncaptured(NamedTuple):
     sealed: bytes | None
 
 
+class _Beside(NamedTuple):
+    """The threads beside a store's own: one decides, one writes down."""
+
+    decides: Scribe
+    writes: Scribe
+
+
 class _Order:
     """Leaves first over all stores: a level of one store waits for deeper ones of the others, within its patience."""
 
@@ -265,11 +272,11 @@ class Dispatch:
         if connector is None:
             self._record_silence(numbers, "the store could not be opened")
             return
-        with Scribe(f"erase {name}, written") as scribe:
-            self._erase_copies(connector, name, numbers, scribe)
+        with Scribe(f"erase {name}, decided") as decides, Scribe(f"erase {name}, written") as writes:
+            self._erase_copies(connector, name, numbers, _Beside(decides, writes))
 
-    def _erase_copies(self, connector: Connector, name: str, numbers: Sequence[int], scribe: Scribe) -> None:
-        """Let the scribe decide and write down while the store is asked; of a quick store, decide some copies ahead."""
+    def _erase_copies(self, connector: Connector, name: str, numbers: Sequence[int], beside: _Beside) -> None:
+        """Have copies decided and written down while the store is asked; of a quick store, decide some ahead."""
         size = connector.capabilities().batch_size
         left, at_once, is_quick = list(numbers), size, False
         ahead: Future[Sent] | None = None
@@ -277,21 +284,21 @@ class Dispatch:
             begun = time.monotonic()
             may_be_old = ahead is not None
             if ahead is None:
-                ahead, left = self._decided(name, left, at_once, scribe)
+                ahead, left = self._decided(name, left, at_once, beside)
             sent, ahead = ahead.result(), None
             if is_quick and left and not sent.unread:
-                ahead, left = self._decided(name, left, at_once, scribe)
-            left = [*self._erase_sent(connector, name, sent, scribe, size=size, may_be_old=may_be_old), *left]
+                ahead, left = self._decided(name, left, at_once, beside)
+            left = [*self._erase_sent(connector, name, sent, beside, size=size, may_be_old=may_be_old), *left]
             if sent.unread and name not in self._down:
                 left = sorted([*sent.unread, *left])
                 self._read_first(name, left)
             is_quick = time.monotonic() - begun < _QUICK_SECONDS
             at_once = min(2 * at_once, max(size, _MOST_AT_ONCE)) if is_quick else size
         if ahead is not None and name in self._refused:
-            scribe.do(partial(self._sending.put_off, list(ahead.result().items))).result()
+            beside.decides.do(partial(self._sending.put_off, list(ahead.result().items))).result()
 
-    def _decided(self, name: str, left: Sequence[int], at_once: int, scribe: Scribe) -> tuple[Future[Sent], list[int]]:
-        return scribe.do(partial(self._sending.decide, name, left[:at_once])), list(left[at_once:])
+    def _decided(self, name: str, left: Sequence[int], at_once: int, beside: _Beside) -> tuple[Future[Sent], list[int]]:
+        return beside.decides.do(partial(self._sending.decide, name, left[:at_once])), list(left[at_once:])
 
     def _read_first(self, name: str, numbers: Sequence[int]) -> None:
         """Read what these hold, all at once: a store tells what one copy holds from what the others hold as well."""
@@ -301,7 +308,7 @@ class Dispatch:
         self._sending.asked(numbers)
 
     def _erase_sent(
-        self, connector: Connector, name: str, sent: Sent, scribe: Scribe, *, size: int, may_be_old: bool
+        self, connector: Connector, name: str, sent: Sent, beside: _Beside, *, size: int, may_be_old: bool
     ) -> list[int]:
         """Erase these copies in batches, each written down while the store is asked for the next one.
 
@@ -310,7 +317,7 @@ class Dispatch:
         items = list(sent.items.values())
         for start in range(0, len(items), size):
             if (start or may_be_old) and time.monotonic() - sent.decided > _QUICK_SECONDS:
-                return scribe.do(partial(self._sending.put_off, _numbers(items[start:]))).result()
+                return beside.decides.do(partial(self._sending.put_off, _numbers(items[start:]))).result()
             self._seen[name] = time.monotonic()
             at, limit = self._parts.instant(self._now, sent.at), self._parts.store_seconds
             try:
@@ -321,7 +328,7 @@ class Dispatch:
                 self._down.add(name)
                 self._refused.add(name)
                 silence = partial(self._record_silence, _numbers(items[start:]), type(error).__name__)
-                scribe.do(silence).result()
+                beside.writes.do(silence).result()
                 return []
             if name in self._down:
                 return []
@@ -329,7 +336,7 @@ class Dispatch:
             # is asked for more meanwhile, and for no more than what is written then together.
             self._sending.answered(name, sent, receipts)
             waiting = self._written.setdefault(name, deque())
-            waiting.append(scribe.do(partial(self._sending.record, name)))
+            waiting.append(beside.writes.do(partial(self._sending.record, name)))
             while len(waiting) > _MOST_UNWRITTEN:
                 waiting.popleft().result()
         return []
