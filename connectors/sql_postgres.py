@@ -110,13 +110,11 @@ class PostgresDatabase(Database):
         positional, named = engine.dialect.create_connect_args(self._url)
         told = _opening.set(lambda: engine.dialect.connect(*positional, **{**named, **arguments}))
         try:
-            connection = engine.connect()
+            return engine.connect()
         except sa.exc.DBAPIError as error:
             raise self._unopened(error, limit) from None
         finally:
             _opening.reset(told)
-        connection.info[_ARMED] = bound
-        return connection
 
     @staticmethod
     def _unopened(error: sa.exc.DBAPIError, limit: Deadline) -> ConnectorError:
