@@ -228,7 +228,11 @@ def open_postgres(url: str, limit: Deadline) -> Iterator[PostgresReader]:
         )  # fmt: skip
     except psycopg.Error as error:
         refused = (getattr(error, "sqlstate", None) or "").startswith("28") or "password" in str(error)
-        raise Unreadable("the server refused the credentials" if refused else "no server answers there") from None
+        raise Unreadable(
+            "the server refused the credentials: give a role that may connect and read every table"
+            if refused
+            else "no server answers there: look at host, port and whether it runs"
+        ) from None
     with closing(connection):
         try:
             connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from connectors.base import open_connector
 from connectors.errors import ConnectorError
+from connectors.scanning.advice import plain
 
 if TYPE_CHECKING:
     from connectors.scanning.report import Place, Scan
@@ -85,11 +86,6 @@ def _clean(value: Any) -> Any:
     return [_clean(each) for each in value] if isinstance(value, list | tuple) else value
 
 
-def _printable(line: str) -> str:
-    """Return a line without signs that a terminal would obey."""
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in line)
-
-
 def sentences(scan: Scan) -> list[str]:
     """Return what would happen if a deletion request came today, in three plain sentences."""
     if not scan.places:
@@ -153,7 +149,7 @@ def _n(count: int, one: str, many: str) -> str:
 
 def lines(scan: Scan, *, names: bool) -> Iterator[str]:
     """Yield the scan for a reader."""
-    return map(_printable, _lines(scan, names=names))
+    return map(plain, _lines(scan, names=names))
 
 
 def _lines(scan: Scan, *, names: bool) -> Iterator[str]:

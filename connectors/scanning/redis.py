@@ -51,7 +51,9 @@ def scan_redis(url: str, look: Look) -> Place:
         _keys(client, look, place)
         _persistence(client, place)
     except redis.AuthenticationError:
-        raise Unreadable("the server refused the credentials") from None
+        raise Unreadable("the server refused the credentials: give a user who may read every key") from None
+    except redis.ConnectionError:
+        raise Unreadable("no server answers there: look at host, port and whether it runs") from None
     except redis.RedisError as error:
         raise Unreadable(f"the server failed ({type(error).__name__})") from None
     finally:

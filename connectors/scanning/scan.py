@@ -22,6 +22,7 @@ from connectors.base import Deadline
 from connectors.errors import ConnectorError, DriverMissing, Timeout
 from connectors.residue import MIN_CANARY, Needles
 from connectors.scanning import chroma, files, git, govern, lance, qdrant, redis, sqlite
+from connectors.scanning.advice import TARGETS, advise, not_built, nothing_at
 from connectors.scanning.database import Unreadable
 from connectors.scanning.look import Look, Sink
 from connectors.scanning.opening import is_sqlite, open_postgres
@@ -67,6 +68,7 @@ def scan(
             found.unread.append(str(error))
     else:
         _path(_path_of(target, scheme), look, found)
+    advise(found)
     return found
 
 
@@ -82,7 +84,7 @@ def _shown(target: str) -> str:
 
 def _path_of(target: str, scheme: str) -> Path:
     if scheme in {"s3", "http", "https", "mongodb", "mysql", "neo4j", "bolt"}:
-        raise TargetUnknown(f"{scheme} is not built; a path, sqlite:, postgresql:// and redis:// are")
+        raise TargetUnknown(not_built(scheme))
     text = target
     if scheme.partition("+")[0] in PREFIXES and not Path(target).exists():
         text = target.partition(":")[2]
@@ -94,12 +96,12 @@ def _path_of(target: str, scheme: str) -> Path:
         _refuse()
     path = Path(text).expanduser()
     if not path.exists():
-        raise TargetUnknown("nothing lies there")
+        raise TargetUnknown(nothing_at(path))
     return path
 
 
 def _refuse() -> NoReturn:
-    raise TargetUnknown("the path is empty or holds a zero byte")
+    raise TargetUnknown(f"the path is empty or holds a zero byte; {TARGETS}")
 
 
 def _postgres(url: str, look: Look, found: Scan) -> None:

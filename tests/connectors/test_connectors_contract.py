@@ -83,21 +83,20 @@ def test_what_a_kind_cannot_have_stands_in_its_documentation(classes: dict[str, 
     for holds, each in classes.items():
         for why in each.instead.values() if holds != "the fake" else ():
             assert why in table, (holds, why)
-    beds = [Bed]
-    for each in beds:
-        beds += each.__subclasses__()
-    reasons = {why for each in beds for why in (each.no_credentials, each.all_or_nothing) if why}
+    beds = list(Bed.__subclasses__())
+    for bed in beds:
+        beds += bed.__subclasses__()
+    reasons = {why for bed in beds for why in (bed.no_credentials, bed.all_or_nothing) if why}
     assert len(reasons) >= 4
     assert {why for why in reasons if why not in table} == set()
 
 
 def test_each_kinds_page_says_what_goes_what_stays_to_which_level_what_it_locks_and_how_long() -> None:
     page = (ROOT / "docs" / "connectors.md").read_text("utf-8")
+    head = page.partition("\n## ")[0]
     levels = {
         row[0].partition("`")[0]: row[1:]
-        for row in re.findall(
-            r"^\| `(\w+`[^|]*)\|([^|]+)\|([^|]+)\|([^|]+)\|", page.partition("\n## ")[0], re.MULTILINE
-        )
+        for row in re.findall(r"^\| `(\w+`[^|]*)\|([^|]+)\|([^|]+)\|([^|]+)\|", head, re.MULTILINE)
     }
     assert set(levels) == set(KINDS)
     for kind, said in levels.items():

@@ -511,6 +511,38 @@ def test_what_cannot_be_scanned_is_refused_by_name(tmp_path: Path) -> None:
     assert look(f"sqlite:///{tmp_path}").verdict() == "nothing_recognised"
 
 
+def test_an_address_that_is_wrong_says_what_was_looked_for_and_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "\x1b[2Jagent").touch()
+    for typed, said in (
+        (tmp_path / "agent", f"no file or folder agent in {tmp_path}; did you mean agents"),
+        (tmp_path / "zz" / "below" / "it", f"no file or folder zz in {tmp_path}; give a file or a folder"),
+        ("s3://bucket/x", "register the bucket as a store of kind s3"),
+        ("https://api.example", "as a store of kind http"),
+        ("mysql://mia:hunter2@h/x", r"postgresql://… or redis://…"),
+        ("", "give a file or a folder"),
+    ):
+        with pytest.raises(TargetUnknown) as told:
+            look(str(typed))
+        assert said in told.value.detail
+        assert "hunter2" not in str(told.value)
+        assert told.value.detail.isprintable()
+    empty = look(str(tmp_path / "agents"))
+    assert any("LangGraph" in line and "LanceDB" in line for line in empty.notes)
+    assert any("postgresql://" in line for line in empty.notes)
+    with closing(sqlite3.connect(tmp_path / "agents" / "app.db")) as db:
+        db.execute("CREATE TABLE cards (holder TEXT, text TEXT)")
+        db.execute("INSERT INTO cards VALUES ('mia', 'hers')")
+        db.commit()
+    assert any("--owner-field" in line for line in look(str(tmp_path / "agents")).notes)
+    assert not any("--owner-field" in line for line in look(str(tmp_path / "agents"), owner_field="holder").notes)
+    for address in ("redis://:hunter2@127.0.0.1:1/0", "postgresql://mia:hunter2@127.0.0.1:1/x"):
+        found = look(address)
+        assert found.verdict() == "unreadable"
+        assert "look at host, port" in " ".join(found.could_not_read())
+        assert "hunter2" not in repr(found)
+
+
 def test_a_file_that_is_written_to_while_it_is_read_is_said_to_be(tmp_path: Path) -> None:
     app(tmp_path / "app.db")
 
