@@ -263,7 +263,7 @@ _verb("retry", "Tries again what failed.")
 _verb("accept-exceptions", "Ends with what failed, as a second person.", _reason)
 _verb(
     "notices",
-    "Notes what the person, or a recipient, was told; `answered` stops the legal clock.",
+    "Notes what the person, or a recipient, was told; `answered`, or `refused` of one that was, stops the clock.",
     click.option("--kind", type=click.Choice(_NOTICES), required=True),
     click.option("--channel", required=True, help="Such as e-mail."),
     click.option("--sent-at", required=True, help="When (RFC 3339)."),
