@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator, Iterator
+from typing import IO, Annotated, Any, Literal
 
 from fastapi import Depends, Query, Request, Response
 from fastapi.responses import StreamingResponse
@@ -41,6 +41,7 @@ Watcher = Annotated[Acting, Depends(require("legal", "auditor"))]
 LetterKind = Literal[
     "acknowledgement", "extension", "refusal", "no_match", "restriction_lifting", "answer", "recipients"
 ]  # fmt: skip
+_PIECE = 1 << 16
 _EVENT_SECONDS = 0.5
 _EVENTS_END_SECONDS = 600.0
 _ENDED = frozenset(str(state) for state in DONE) | {"no_match", "refused", "cancelled", "duplicate", "partially_failed"}
@@ -214,10 +215,17 @@ def plan(request_id: str, acting: Legal, parts: Parts) -> Row:
     return Planner(parts.erasure).plan(acting, request_id, parts.clock.now())
 
 
-@router.get("/v1/requests/{request_id}/plan")
-def read_plan(request_id: str, acting: Watcher, parts: Parts) -> Row:
+@router.get("/v1/requests/{request_id}/plan", response_model=Row)
+def read_plan(request_id: str, acting: Watcher, parts: Parts) -> StreamingResponse:
     """The frozen plan."""
-    return Reader(parts.erasure).plan_view(acting, request_id)
+    file = Reader(parts.erasure).plan_file(acting, request_id)
+    return StreamingResponse(_pieces(file), media_type="application/json")
+
+
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    with file:
+        while piece := file.read(_PIECE):
+            yield piece
 
 
 @router.post("/v1/requests/{request_id}/approve")

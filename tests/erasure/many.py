@@ -107,7 +107,7 @@ def _check(world: World, request: str) -> None:
 
 PHASES: dict[str, Callable[[World, str], object]] = {
     "plan": lambda world, request: world.plan(request),
-    "plan_view": lambda world, request: world.reader.plan_view(world.acting(), request),
+    "plan_file": lambda world, request: world.reader.plan_file(world.acting(), request).close(),
     "approve": _approve,
     "work": _work,
     "show": lambda world, request: world.reader.certificate(world.acting(), request),

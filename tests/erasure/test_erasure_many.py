@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 CACHES = 40 << 20
 """What a small request leaves free of SQLite's pages and Python's own reserves, and a large one fills."""
-BYTES_A_COPY = {"plan": 400, "plan_view": 2_200, "approve": 400, "work": 2_000, "show": 1_400, "page": 2_400}
+BYTES_A_COPY = {"plan": 400, "plan_file": 100, "approve": 400, "work": 2_200, "show": 1_400, "page": 1_400}
 """What a phase may hold more for each more copy. A plan keeps columns. A certificate has 600 bytes of a copy, and is in
 memory whole as often as signature and database take it: three times where it is written, twice where it is read.
 """
