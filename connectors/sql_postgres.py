@@ -133,7 +133,8 @@ class PostgresDatabase(Database):
         if armed is not None and bound * 0.98 <= armed <= bound + _LATE:
             return
         connection.exec_driver_sql(
-            f"SELECT set_config('statement_timeout', '{bound}', false), set_config('lock_timeout', '{bound}', false)"
+            f"SELECT set_config('statement_timeout', '{bound}', false), set_config('lock_timeout', '{bound}', false),"
+            " set_config('synchronous_commit', 'on', false)"
         )
         # Inside a transaction it would be undone with it.
         is_kept = _raw(connection).info.transaction_status is psycopg.pq.TransactionStatus.IDLE
