@@ -11,11 +11,11 @@ from pathlib import Path
 
 import click
 
-from api.commands.options import local
+from api.commands.options import ONE_TENANT, local
 
 
 @click.command("doctor")
-@local
+@local(ONE_TENANT)
 def doctor(data: Path, tenant: str | None, *, as_json: bool) -> int:
     """Checks configuration, schema, keys, clock, room, both stores' promises, and what crashes left."""
     from api.commands.examining import examine_folder  # noqa: PLC0415 - the service is heavy, and --help needs none of it

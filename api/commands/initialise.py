@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @click.command("init")
-@local
+@local("The tenant to make; without, one named default.")
 def init(data: Path, tenant: str | None, *, as_json: bool) -> int:
     """Makes the data folder, database, keys, a tenant, its starter classes and tokens; prints the tokens once."""
     # The service is heavy, and --help needs none of it.

@@ -30,7 +30,7 @@ data_option = click.option(
     default=Path(".muniment"),
     help="Data folder (MUNIMENT_DATA, else .muniment).",
 )
-tenant_option = click.option("--tenant", default=None, help="The tenant; must be the token's.")
+ONE_TENANT = "Only this tenant; without, all of them."
 json_option = click.option("--json", "as_json", is_flag=True, help="Print one JSON document on stdout.")
 
 _ANSWER_S = 120.0
@@ -73,16 +73,20 @@ def copied_key(_context: click.Context, _option: click.Parameter, given: str | t
     return None if given is None else "".join(given.translate(_UNSEEN).split())
 
 
-def local(command: Command) -> Command:
-    """Adds the options of a command that reads the folder: `--data`, `--tenant`, `--json`."""
-    return data_option(tenant_option(json_option(command)))
+def local(tenant: str) -> Callable[[Command], Command]:
+    """Adds the options of a command that reads the folder: `--data`, `--tenant` with this help, `--json`."""
+
+    def added(command: Command) -> Command:
+        return data_option(click.option("--tenant", default=None, help=tenant)(json_option(command)))
+
+    return added
 
 
 def remote(command: Command) -> Command:
     """Adds the options of a command that talks to the server: also `--url` and `--token`."""
     token = click.option("--token", envvar="MUNIMENT_TOKEN", default=None, help="Bearer token (MUNIMENT_TOKEN).")
     url = click.option("--url", envvar="MUNIMENT_URL", default=None, help="Address of the server (MUNIMENT_URL).")
-    return local(token(url(command)))
+    return local("The tenant; must be the token's.")(token(url(command)))
 
 
 @contextmanager

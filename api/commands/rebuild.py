@@ -16,7 +16,7 @@ from api.commands.options import CannotRun, local
 
 
 @click.command("rebuild")
-@local
+@local("Not taken: every tenant is brought back.")
 def rebuild(*, data: Path, tenant: str | None, as_json: bool) -> int:
     """Rebuilds the database of all tenants from object store, unlocked store and key folder."""
     if tenant is not None:

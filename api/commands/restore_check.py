@@ -11,12 +11,12 @@ from pathlib import Path
 
 import click
 
-from api.commands.options import local
+from api.commands.options import ONE_TENANT, local
 
 
 @click.command("restore-check")
 @click.option("--store", default=None, help="Look for revived copies in this store only.")
-@local
+@local(ONE_TENANT)
 def restore_check(*, data: Path, tenant: str | None, store: str | None, as_json: bool) -> int:
     """Applies every later erasure and hold of the record again, and erases what stores brought back."""
     from api.commands.restoring import check_restored  # noqa: PLC0415 - the service is heavy, and --help needs none of it

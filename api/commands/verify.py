@@ -10,7 +10,7 @@ from pathlib import Path
 
 import click
 
-from api.commands.options import CannotRun, copied_key, local
+from api.commands.options import ONE_TENANT, CannotRun, copied_key, local
 
 
 @click.command("verify")
@@ -59,7 +59,7 @@ from api.commands.options import CannotRun, copied_key, local
 @click.option(
     "--processes", type=click.IntRange(1, 16), default=None, help="How many work on a log; as many as it is worth."
 )
-@local
+@local(ONE_TENANT)
 def verify_command(
     *,
     everything: bool,
