@@ -96,7 +96,11 @@ def test_an_older_schema_is_named_with_what_brings_it_up(made: Path, capsys: pyt
     database.close()
     with sqlite3.connect(path) as connection:
         connection.execute("ATTACH ? AS good", (str(made.parent / "good.db"),))
-        for (table,) in connection.execute("SELECT name FROM main.sqlite_schema WHERE type = 'table'").fetchall():
+        common = (
+            "SELECT name FROM main.sqlite_schema WHERE type = 'table' "
+            "INTERSECT SELECT name FROM good.sqlite_schema WHERE type = 'table'"
+        )
+        for (table,) in connection.execute(common).fetchall():
             if table != "alembic_version":
                 names = ", ".join(row[1] for row in connection.execute(f"PRAGMA main.table_info({table})"))
                 connection.execute(f"INSERT OR REPLACE INTO main.{table} ({names}) SELECT {names} FROM good.{table}")
