@@ -21,7 +21,7 @@ from erasure.fences import lift_fence
 from erasure.intake import Intake, parse
 from erasure.models import CopyRow, RequestRow, RequestSubject
 from erasure.parts import Parts
-from erasure.persons import name_people, people_of
+from erasure.persons import name_people, named_of, people_of
 from erasure.plan import instant_text
 from erasure.request import (
     CONTENDING,
@@ -171,6 +171,18 @@ class Desk:
             if len(verified) == len(texts):
                 self.find_duplicate(session, row, acting, now)
             return history.view_of(session, row)
+
+    def name_anew(self, session: Session, row: RequestRow, acting: Acting) -> None:
+        """Look again for the verified names that meant nobody when they were checked: somebody may have them by now."""
+        if row.sealed is None:
+            return
+        said = self._seal(session, row).open("said", row.sealed)
+        verified = sorted({line["subject"] for line in said["identity"]})
+        named = named_of(row)
+        if len(named) < len(verified):
+            names = [parse_subject(said["subjects"][place]["text"]) for place in verified]
+            known = subjects.find(session, self._parts.vault, acting, names)
+            name_people(session, row, {*named, *known.values()})
 
     def find_duplicate(
         self, session: Session, row: RequestRow, acting: Acting, now: datetime, *, something_left: bool = False

@@ -24,9 +24,14 @@ def name_people(session: Session, row: RequestRow, verified: Iterable[int]) -> N
     row.subjects = sorted(expand(session, row.tenant_id, named))
 
 
+def named_of(row: RequestRow) -> list[int]:
+    """Whom the verified names of a request meant when they were last looked up."""
+    return list(row.details.get(_NAMED, row.subjects))
+
+
 def people_of(session: Session, row: RequestRow) -> frozenset[int]:
     """Everybody the request is about by the merges and splits of this transaction."""
-    return expand(session, row.tenant_id, row.details.get(_NAMED, row.subjects))
+    return expand(session, row.tenant_id, named_of(row))
 
 
 def leave_out_strangers(session: Session, row: RequestRow) -> bool:

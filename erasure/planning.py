@@ -172,7 +172,7 @@ class Planner:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             state = move(State(row.state), Move.APPROVE, self._approval(session, row, acting, plan_hash, now))
             check_unambiguous(session, acting.tenant_id, row.subjects)
-            check_people(session, row)
+            self._check_people(session, row, acting)
             set_fence(session, row, now)
             with bulk.without_collector():
                 added, strange = self._look_again(session, row, now)
@@ -184,6 +184,13 @@ class Planner:
                 told = {"addendum": len(added)} | _warned(session, row)
                 self._take_effect(session, row, state=state, acting=acting, facts=facts, told=told, now=now)
             return history.view_of(session, row), strange
+
+    def _check_people(self, session: Session, row: RequestRow, acting: Acting) -> None:
+        """Refuse to approve a plan about others than those who are the person by now. Raises: IllegalMove."""
+        planned = frozenset(row.subjects)
+        self._desk.name_anew(session, row, acting)
+        if people_of(session, row) != planned:
+            raise IllegalMove(row.state, Move.APPROVE, "people were merged, told apart or seen first since; plan again")
 
     def _take_back(self, tenant_id: int, request_id: str, now: datetime) -> None:
         """Tell the record that fence and approval did not take effect, unless those of somebody else did."""
@@ -226,7 +233,7 @@ class Planner:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             state = move(State(row.state), Move.APPROVE, self._approval(session, row, acting, plan_hash, now))
             check_unambiguous(session, acting.tenant_id, row.subjects)
-            check_people(session, row)
+            self._check_people(session, row, acting)
             facts = {"approved_entry": entry_id}
             self._take_effect(session, row, state=state, acting=acting, facts=facts, told={}, now=now)
             return history.view_of(session, row)
@@ -238,6 +245,7 @@ class Planner:
             if row.state == State.VERIFIED and self._desk.find_duplicate(session, row, acting, now):
                 return None
             check_unambiguous(session, acting.tenant_id, row.subjects)
+            self._desk.name_anew(session, row, acting)
             people = people_of(session, row)
             row.subjects = sorted(people)
             session.add(row)
@@ -358,12 +366,6 @@ class Planner:
     def _desk_view(self, acting: Acting, request_id: str) -> dict[str, Any]:
         with self._parts.transactions(acting.tenant_id, write=False) as session:
             return history.view_of(session, history.load(session, acting.tenant_id, request_id))
-
-
-def check_people(session: Session, row: RequestRow) -> None:
-    """Refuse to approve a plan about others than those who are the person by now. Raises: IllegalMove."""
-    if people_of(session, row) != frozenset(row.subjects):
-        raise IllegalMove(row.state, Move.APPROVE, "people were merged or told apart since; plan again")
 
 
 def _warned(session: Session, row: RequestRow) -> dict[str, Any]:

@@ -379,6 +379,27 @@ def test_of_two_requests_the_one_that_was_planned_meanwhile_does_the_work(
     assert (world.state(earlier), world.state(later)) == ("completed", "duplicate")
 
 
+def test_whoever_is_first_seen_after_their_name_was_checked_is_in_the_plan(world: Any) -> None:
+    # They ended as `no_match`, or their second name was left out, although their data was there.
+    request = world.ask()
+    name = world.note("n1", TEXT)
+    assert world.plan(request)["state"] == "planned"
+    assert name in world.copy_states(request)
+    phone = "phone:+441234567"
+    both = world.ask("user:dora", phone)
+    world.note("d1", "dora's first", owner="user:dora")
+    world.plan(both)
+    second = world.note("d2", "dora's second", owner=phone)
+    with pytest.raises(IllegalMove, match="seen first"):
+        world.approve(both)
+    world.plan(both)
+    assert second in world.copy_states(both)
+    for one in (request, both):
+        world.approve(one)
+    world.work()
+    assert (world.state(request), world.state(both)) == ("completed", "completed")
+
+
 def test_only_verified_identifiers_are_planned(world: Any) -> None:
     world.note("n1", TEXT)
     world.note("n2", "Bob likes sailing in the harbour", owner="user:bob_7")
