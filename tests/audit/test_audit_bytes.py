@@ -6,6 +6,7 @@ place, and be called nothing else.
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from datetime import timedelta
@@ -173,6 +174,39 @@ def test_a_changed_byte_in_any_index_row_is_noticed_and_named_by_its_entry(writt
             after,
             report.findings[:3],
         )
+    assert auditor.look().verdict is Verdict.SOUND
+
+
+@pytest.mark.timeout(3000)
+def test_a_changed_byte_in_what_keys_seal_is_noticed_and_named_by_entries_of_the_row(
+    written: Kept, full_length: bool
+) -> None:
+    auditor = Auditor(written)
+    engine = written.services.database.engine
+    names = ("tenant_id", "start", "key_id", "part", "places")
+    row_is = " AND ".join(f"{name} = :{name}" for name in names[:4])
+    with engine.begin() as connection:
+        query = sa.text("SELECT * FROM part_places WHERE tenant_id = :t ORDER BY start, key_id, part")
+        stored = [dict(row) for row in connection.execute(query, {"t": written.acting.tenant_id}).mappings()]
+    chance = random.Random(20261202)
+    for number in range(1_000 if full_length else 8):
+        column = names[1 + number % 4]
+        before = chance.choice(stored)
+        after = {**before, column: other(before[column], chance)}
+        with engine.begin() as connection:
+            connection.execute(sa.text(f"DELETE FROM part_places WHERE {row_is}"), before)
+            insert = sa.text(f"INSERT OR IGNORE INTO part_places VALUES ({', '.join(f':{name}' for name in names)})")
+            connection.execute(insert, after)
+        report = auditor.look()
+        with engine.begin() as connection:
+            # Where it met another row of the same key, nothing was written.
+            if not any(row is not before and all(row[name] == after[name] for name in names[:4]) for row in stored):
+                connection.execute(sa.text(f"DELETE FROM part_places WHERE {row_is}"), after)
+            connection.execute(insert, before)
+        inside = {before["start"] + place for place in json.loads(before["places"])}
+        told = [(one.verdict, one.object) for one in report.findings]
+        assert set(told) == {(Verdict.ALTERED, "entry")}, (column, before, after, report.findings[:3])
+        assert inside & {one.index for one in report.findings}, (column, before, after)
     assert auditor.look().verdict is Verdict.SOUND
 
 
