@@ -2,10 +2,10 @@
 
 A person has N rows in a table of a store. Measured, on SQLite and with `--postgres` on PostgreSQL (service and store,
 written durably):
-  native         one statement that deletes N rows by a list of keys in one transaction; the median of three, each with
-                 rows of its own;
+  native         one statement that deletes N rows by a list of keys in one transaction, right before each erasure and
+                 with rows of its own;
   plain          deletes by key of an application, each in its own transaction, nothing decided or written down: what
-                 `limits.md` calls one by one; 500, scaled;
+                 `limits.md` calls one by one; 500, scaled; with what one of them, mostly its commit, takes;
   one by one     the product shape for 500 copies of another person, one copy a batch and a commit each, scaled;
   product shape  lock, decide, erase, read again, receipts, state, in batches (`erasure.dispatch`), of a plan;
   whole request  from approval to the interim certificate, with the bytes freed and looked for, keys and all;
@@ -15,9 +15,10 @@ written durably):
 `--rows` puts the person's rows among those of others, as the goals have it (a million): each row of a kilobyte, each of
 the person's on a page of its own. The class then asks for L1 only, since the other levels read the whole table.
 PostgreSQL is asked for a checkpoint before each run, so that each finds its pages as an erasure finds them, untouched
-since the last one; `--warm` leaves that out, which favours the single statement. With `--sizes 1000,10000` it prints
+since the last one; `--warm` leaves that out, which favours the single statement. Times are medians of `--rounds`, each
+with another person, and the first ratio has its lowest and highest beside it. With `--sizes 1000,10000` it prints
 the cost of a copy at each size: flat is linear. `--five` measures 50 copies in five embedded stores instead.
-Run: `python -m bench.erasure [--sizes 2000,10000] [--postgres] [--rows N] [--warm] [--memory] [--five]`
+Run: `python -m bench.erasure [--sizes 2000,10000] [--postgres] [--rows N] [--warm] [--rounds N] [--memory] [--five]`
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ import sqlite3
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -62,7 +63,6 @@ from registry.stores import put_store
 PERSON, OTHER = "user:many", "user:few"
 BATCH = 1_000
 SINGLY = 500
-NATIVE = 3
 VERBS = ("capture", "erase", "await_done", "reclaim", "verify")
 
 
@@ -251,10 +251,12 @@ class Bench:
             spec = {**STARTER_CLASSES["memory"], "erasure": {"on_request": "erase", "required": required}}
             put_class(session, self.acting("p"), "memory", spec, now)
 
-    def strangers(self, rows: int, count: int) -> None:
-        """Rows of a kilobyte each; of every so many, some wait to be the rows of a set (`keys`), others never are."""
+    def strangers(self, rows: int, count: int, owners: Mapping[int, str]) -> None:
+        """Rows of a kilobyte each; of every so many, some wait to be the rows of a set (`keys`), others never are.
+
+        `owners`: whose the rows of a set are, by its number.
+        """
         self.gap = rows // count
-        owners = {1: PERSON, 2: OTHER}
         made = (
             (f"c{number:07d}", owners.get(number % self.gap, "user:other"), _text(number)) for number in range(rows)
         )
@@ -327,25 +329,41 @@ class Bench:
             tracemalloc.stop()
 
 
-def measure(make_url: Callable[[], str] | None, count: int, *, rows: int, memory: bool, warm: bool) -> Times:
-    """The times at one size, in a service of its own."""
+def measure(
+    make_url: Callable[[], str] | None, count: int, *, rows: int, memory: bool, warm: bool, rounds: int
+) -> list[Times]:
+    """The times of each round at one size, in one service."""
     with tempfile.TemporaryDirectory(prefix="muniment-bench-") as name:
         bench = Bench(Path(name), make_url, warm=warm)
-        times, few = Times(), min(count, SINGLY)
+        people = [PERSON, *(f"{PERSON}{number}" for number in range(1, rounds))]
+        few = min(count, SINGLY)
         if rows:
-            bench.strangers(rows, count)
+            owners = dict(enumerate([*people, OTHER], start=1))
+            if rows // count <= len(owners) + rounds + 1:
+                message = f"{rows} rows are too few for {rounds} rounds of {count} copies"
+                raise SystemExit(message)
+            bench.strangers(rows, count, owners)
             bench.level("L1")
-        mine, others = bench.keys(count, PERSON), bench.keys(few, OTHER)
-        bench.register(mine, PERSON)
-        bench.register(others, OTHER)
-        times.native = median(bench.delete(bench.keys(count, PERSON), singly=False) for _ in range(NATIVE))
-        times.plain = bench.delete(bench.keys(few, PERSON), singly=True) * count / few
+        for owner, wanted in (*((person, count) for person in people), (OTHER, few)):
+            bench.register(bench.keys(wanted, owner), owner)
+        plain = bench.delete(bench.keys(few, PERSON), singly=True) * count / few
+        once = Times()
         if not memory:
-            bench.erase(once := Times(), OTHER, singly=True)
-            times.singly = once.dispatched * count / few
-        bench.erase(times, memory=memory)
+            bench.erase(once, OTHER, singly=True)
+        made = []
+        for person in people:
+            native = bench.delete(bench.keys(count, person), singly=False)
+            times = Times(native=native, plain=plain, singly=once.dispatched * count / few)
+            bench.erase(times, person, memory=memory)
+            made.append(times)
         bench.services.close()
-        return times
+        return made
+
+
+def middle(made: Sequence[Times]) -> Times:
+    """The median of each time."""
+    names = [one.name for one in fields(Times)]
+    return Times(**{name: median(getattr(times, name) for times in made) for name in names})
 
 
 def five() -> Times:
@@ -382,15 +400,14 @@ def _database(url: str, numbers: Iterator[int]) -> str:
     return postgres.create_database(url, f"bench_{next(numbers)}")
 
 
-def _at(count: int, given: argparse.Namespace) -> Times:
+def _at(count: int, given: argparse.Namespace) -> list[Times]:
+    how = {"rows": given.rows, "memory": given.memory, "warm": given.warm, "rounds": given.rounds}
     if not given.postgres:
-        return measure(None, count, rows=given.rows, memory=given.memory, warm=given.warm)
+        return measure(None, count, **how)
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muniment-bench-")))
         url = stack.enter_context(postgres.running(folder, settings=DURABLE))
-        return measure(
-            partial(_database, url, itertools.count()), count, rows=given.rows, memory=given.memory, warm=given.warm
-        )
+        return measure(partial(_database, url, itertools.count()), count, **how)
 
 
 def main() -> None:
@@ -400,6 +417,7 @@ def main() -> None:
     parser.add_argument("--postgres", action="store_true")
     parser.add_argument("--rows", type=int, default=0, help="Rows of others in the table.")
     parser.add_argument("--warm", action="store_true", help="No checkpoint before each run.")
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", action="store_true", help="Trace memory; the times are then of no use.")
     parser.add_argument("--five", action="store_true", help="50 copies over five embedded stores.")
     given = parser.parse_args()
@@ -407,11 +425,14 @@ def main() -> None:
         print(f"50 copies in 5 stores: from approval to the interim certificate {five().whole:.2f} s (goal 2 s)")
         return
     for count in (int(size) for size in given.sizes.split(",")):
-        times = _at(count, given)
+        made = _at(count, given)
+        times, beside = middle(made), sorted(one.native / one.dispatched for one in made)
         print(
-            f"{count:>7} copies: native {times.native:.3f} s, plain {times.plain:.2f} s, "
+            f"{count:>7} copies: native {times.native:.3f} s, plain {times.plain:.2f} s "
+            f"({1e3 * times.plain / count:.2f} ms each), "
             f"one by one {times.singly:.2f} s, plan {times.plan:.2f} s (stores {times.plan_stores:.2f} s), "
-            f"product shape {times.dispatched:.2f} s = {times.native / times.dispatched:.3f} x native, "
+            f"product shape {times.dispatched:.3f} s = {median(beside):.3f} x native "
+            f"[{beside[0]:.3f}..{beside[-1]:.3f}], "
             f"{times.plain / times.dispatched:.1f} x plain, {times.singly / times.dispatched:.1f} x one by one; "
             f"whole request {times.whole:.2f} s "
             f"({1e3 * times.whole / count:.2f} ms a copy; stores {times.stores:.2f} s, queue {times.queue:.3f} s = "
