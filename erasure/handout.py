@@ -26,6 +26,7 @@ from erasure.errors import ExportNotReady, NotBuilt
 from erasure.export import REQUESTS, Contents, manifest
 from erasure.models import CertificateRow, CopyRow, RequestRow
 from erasure.parts import Parts
+from erasure.persons import people_of
 from erasure.plan import instant_text
 from erasure.request import CopyState, Right, State
 from ledger.entry import Kind
@@ -43,6 +44,7 @@ from vault.vault import Vault
 STREAM_BYTES = 256 * 1024
 EXPIRED = "the export has expired; ask again"
 ERASING = "its erasure is approved"
+APART = "it holds data of somebody who is told apart from the person by now; ask again"
 JOINT = "not given out: somebody else asked in it too"
 _READY = (State.COMPLETED, State.COMPLETED_WITH_EXCEPTIONS)
 
@@ -79,8 +81,8 @@ def open_export(parts: Parts, acting: Acting, request_id: str, now: datetime) ->
 
 
 def _file_of(session: Session, folder: Path, row: RequestRow, kept: Mapping[str, Any]) -> Path | None:
-    """The package's file while its artifact is there."""
-    if "file" not in kept:
+    """The package's file while its artifact is there, and nobody in it was told apart from the person since."""
+    if "file" not in kept or not people_of(session, row).issuperset(row.subjects):
         return None
     found = find_artifacts(session, row.tenant_id, [kept["artifact"]]).get(kept["artifact"])
     file = folder / str(row.tenant_id) / kept["file"]
@@ -98,6 +100,8 @@ def _empty(session: Session, parts: Parts, row: RequestRow, now: datetime) -> by
     why = EXPIRED
     if len(gone) == len(row.subjects):
         why = "everything about the person was erased, or its erasure is approved; see the certificates"
+    elif not people_of(session, row).issuperset(row.subjects):
+        why = APART
     rows = history.copies_of(session, row.tenant_id, row.request_id)
     copies = _without_content(session, parts, row, rows)
     asked = [

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sqlite3
+import zipfile
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from sqlmodel import col, select
 
 from api.lineage_feed import Feed, FileSink, SinkFailed
 from erasure.errors import IllegalMove
+from erasure.handout import APART, open_export
 from erasure.worker import advance
 from ledger.entry import Kind
 from ledger.models import EntryRow, OutboxRow
@@ -152,6 +155,27 @@ def test_whoever_is_told_apart_after_the_approval_is_left_out(world: Any) -> Non
     assert world.copy_states(limited)[others] == "retained"
     with sqlite3.connect(world.database_file) as db:
         assert db.execute("SELECT id FROM note").fetchall() == [("2",)]
+
+
+def test_a_package_with_data_of_somebody_told_apart_is_not_handed_out_any_more(world: Any) -> None:
+    world.note("1", "Ada")
+    world.note("2", "what Bob wrote", owner=BOB)
+    merge(world, ADA, BOB)
+    copy = world.ask(ADA, right="access")
+    world.plan(copy)
+    world.approve(copy)
+    world.work()
+
+    def handed_out() -> str:
+        data = b"".join(open_export(world.parts, world.acting(), copy, world.now).pieces)
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return "".join(archive.read(name).decode() for name in archive.namelist())
+
+    assert "what Bob wrote" in handed_out()
+    split(world, BOB)
+    told = handed_out()
+    assert "what Bob wrote" not in told
+    assert APART in told
 
 
 def test_who_was_merged_stays_in_a_request_that_is_opened_again(world: Any) -> None:
