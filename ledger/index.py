@@ -24,6 +24,8 @@ from ledger.models import STRETCH, EntryRow, LogState, LogStream, PartPlaces, Pa
 from ledger.payload_names import rows_of
 
 _IN_LIMIT = 500
+_STRETCHES = 100
+"""Stretches whose rows are read together: a row for each person in them, a thousand at the worst."""
 
 
 _KNOWN = "SELECT entry_id FROM entry WHERE tenant_id = ? AND entry_id"
@@ -258,7 +260,7 @@ def refs_of(session: Session, tenant_id: int, indexes: Collection[int]) -> Itera
         first + (idx - first) // STRETCH * STRETCH
         for idx, first in batches_of(session, tenant_id, sorted(wanted)).items()
     }
-    for some in chunks(sorted(starts)):
+    for some in chunks(sorted(starts), _STRETCHES):
         query = (
             sa.select(col(PartPlaces.start), col(PartPlaces.part), col(PartPlaces.key_id), col(PartPlaces.places))
             .where(col(PartPlaces.tenant_id) == tenant_id, col(PartPlaces.start).in_(some))

@@ -25,6 +25,8 @@ from registry.models import ScopeKey, StreamRow
 from vault.models import DataKey, KeyState, PartKey
 
 _LAST_MONTH = "9999-12"
+_STRETCHES = 100
+"""Stretches of the record whose keys are read together."""
 PartPlace = tuple[int, int]
 """Where a part stands: the entry's place in the log, and its number in the entry."""
 
@@ -111,7 +113,7 @@ def joint_places(session: Session, tenant_id: int, key_ids: Collection[str]) -> 
         )
         stretches.update((start, part) for start, part in session.execute(mine))
     found: dict[str, set[PartPlace]] = defaultdict(set)
-    for starts in chunks(sorted({start for start, _ in stretches})):
+    for starts in index.chunks(sorted({start for start, _ in stretches}), _STRETCHES):
         rows = session.execute(
             sa.select(col(PartPlaces.start), col(PartPlaces.part), col(PartPlaces.key_id), col(PartPlaces.places))
             .where(col(PartPlaces.tenant_id) == tenant_id, col(PartPlaces.start).in_(starts))
