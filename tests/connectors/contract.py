@@ -30,7 +30,30 @@ from tests.connectors.beds import (
 from tests.connectors.clauses import clause
 from tests.connectors.troubles import Troubles, reached
 
-__all__ = ["BEN", "MIA", "NOW", "ROOT", "SHARED", "Bed", "Contract", "captured", "erase", "fill", "oracle", "text_of"]
+OF_PROCESSES = frozenset(
+    {
+        "test_restarted_between_batches_nothing_counts_as_absent_and_another_process_ends_it",
+        "test_whom_the_store_refuses_sees_nothing_changes_nothing_and_proves_nothing",
+        "test_a_part_of_the_store_that_may_not_be_read_is_no_proof_that_nothing_is_in_it",
+    }
+)
+"""Tests that start other processes: one way of each kind runs them always, its other ways in `make test-all`."""
+
+__all__ = [
+    "BEN",
+    "MIA",
+    "NOW",
+    "OF_PROCESSES",
+    "ROOT",
+    "SHARED",
+    "Bed",
+    "Contract",
+    "captured",
+    "erase",
+    "fill",
+    "oracle",
+    "text_of",
+]
 
 
 class Contract(Troubles):
@@ -39,7 +62,7 @@ class Contract(Troubles):
     instead: ClassVar[Mapping[str, str]] = {}
     """Why a class shows something else, or nothing, in place of one of these tests."""
     slow: ClassVar[frozenset[str]] = frozenset()
-    """Tests that take a store more than two seconds, which `make test-all` runs."""
+    """Tests that `make test-all` alone runs of this class."""
 
     """What every connector must do. Class order follows the promises of `base`."""
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import BadConfig, OutsideRoot, StoreUnreachable
 from tests.connectors.beds import shut_out
-from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, oracle, text_of
+from tests.connectors.contract import BEN, MIA, NOW, OF_PROCESSES, Bed, Contract, captured, erase, fill, oracle, text_of
 
 
 class FilesBed(Bed):
@@ -176,6 +176,7 @@ class TestFiles(Contract):
 
 class TestLines(Contract):
     holds = "files, shared lines"
+    slow: ClassVar = OF_PROCESSES
     instead: ClassVar = {
         "test_discover_finds_every_item_of_the_owner_and_no_other": "one locator names all lines of an owner together"
     }

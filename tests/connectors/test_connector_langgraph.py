@@ -5,7 +5,7 @@ import sqlite3
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 import pytest
@@ -14,7 +14,7 @@ from langchain_core.messages import HumanMessage
 from connectors.base import Item, Level, Outcome, Selector
 from connectors.errors import BadConfig, BadLocator, ReadOnlyConnector, StoreUnreachable
 from connectors.sql_units import UnitConnector
-from tests.connectors.contract import BEN, MIA, NOW, Contract, captured, erase, fill, text_of
+from tests.connectors.contract import BEN, MIA, NOW, OF_PROCESSES, Contract, captured, erase, fill, text_of
 from tests.connectors.langgraph_beds import PostgresThreads, SqliteThreads, ThreadBed, agent
 
 
@@ -43,6 +43,7 @@ class TestSqliteSaver(Contract):
 @pytest.mark.postgres
 class TestPostgresSaver(Contract):
     holds = "langgraph, PostgreSQL"
+    slow: ClassVar = OF_PROCESSES
 
     @pytest.fixture
     def bed(self, postgres_bed: PostgresThreads) -> PostgresThreads:

@@ -25,13 +25,14 @@ from connectors.scanning.scan import scan
 from muniment.errors import KeyMissing, SealBroken, ThreadErased
 from muniment.integrations.langgraph import govern
 from muniment.thread_folder import ThreadFolder
-from tests.connectors.contract import MIA, NOW, ROOT, Bed, Contract, captured, erase, fill, text_of
+from tests.connectors.contract import MIA, NOW, OF_PROCESSES, ROOT, Bed, Contract, captured, erase, fill, text_of
 from tests.connectors.governed_beds import Governed, OneFileAThread, Sealed, SealedPostgres, SealedSqlite
 from tests.connectors.langgraph_beds import agent
 
 
 class TestOneFileAThread(Contract):
     holds = "langgraph, one file a thread"
+    slow: ClassVar = OF_PROCESSES
 
     @pytest.fixture
     def bed(self, tmp_path: Path) -> OneFileAThread:
@@ -64,6 +65,7 @@ class TestSealedSqlite(SealedContract):
 @pytest.mark.postgres
 class TestSealedPostgres(SealedContract):
     holds = "langgraph, sealed over PostgreSQL"
+    slow: ClassVar = OF_PROCESSES
 
     @pytest.fixture
     def bed(self, server: Any, tmp_path: Path) -> Iterator[Sealed]:

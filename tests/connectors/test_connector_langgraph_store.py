@@ -4,13 +4,13 @@ import math
 import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from langgraph.store.sqlite import SqliteStore
 
 from connectors.base import Item, Level, Outcome, open_connector
-from tests.connectors.contract import BEN, MIA, NOW, Contract, captured, erase, text_of
+from tests.connectors.contract import BEN, MIA, NOW, OF_PROCESSES, Contract, captured, erase, text_of
 from tests.connectors.langgraph_beds import Files, MemoryBed, PostgresMemories, SqliteMemories, embed
 
 
@@ -39,6 +39,7 @@ class TestSqliteStore(Contract):
 @pytest.mark.postgres
 class TestPostgresStore(Contract):
     holds = "langgraph_store, PostgreSQL"
+    slow: ClassVar = OF_PROCESSES
 
     @pytest.fixture
     def bed(self, postgres_bed: PostgresMemories) -> PostgresMemories:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import redis
@@ -16,7 +16,7 @@ from connectors.base import Connector, Item, Level, Outcome, Selector, open_conn
 from connectors.errors import BadConfig, StoreUnreachable, WrongCredentials
 from connectors.redis import RedisConnector
 from infra.services import redis as service
-from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, oracle, text_of
+from tests.connectors.contract import BEN, MIA, NOW, OF_PROCESSES, Bed, Contract, captured, erase, fill, oracle, text_of
 
 
 @pytest.fixture(scope="module")
@@ -225,21 +225,25 @@ class TestKeys(_OnRedis):
 
 class TestHashes(_OnRedis):
     holds = "redis, hashes"
+    slow: ClassVar = OF_PROCESSES
     kind = HashBed
 
 
 class TestFields(_OnRedis):
     holds = "redis, fields of a hash"
+    slow: ClassVar = OF_PROCESSES
     kind = FieldBed
 
 
 class TestSortedSetMembers(_OnRedis):
     holds = "redis, members of a sorted set"
+    slow: ClassVar = OF_PROCESSES
     kind = MemberBed
 
 
 class TestStreamEntries(_OnRedis):
     holds = "redis, entries of a stream"
+    slow: ClassVar = OF_PROCESSES
     kind = StreamBed
 
 

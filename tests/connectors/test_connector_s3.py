@@ -16,7 +16,7 @@ from botocore.config import Config
 
 from connectors.base import Connector, Holder, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import BadConfig, ReadOnlyConnector, StoreUnreachable, WrongCredentials
-from tests.connectors.contract import MIA, NOW, Bed, Contract, captured, erase, fill, text_of
+from tests.connectors.contract import MIA, NOW, OF_PROCESSES, Bed, Contract, captured, erase, fill, text_of
 
 pytestmark = pytest.mark.s3
 _numbers = itertools.count()
@@ -218,7 +218,7 @@ class _WithoutVersions(S3Bed):
 
 class TestBucketWithoutVersions(Contract):
     holds = "s3, no versions"
-    slow: ClassVar = _SLOW
+    slow: ClassVar = OF_PROCESSES
 
     @pytest.fixture
     def bed(self, s3_service: Any) -> Iterator[S3Bed]:

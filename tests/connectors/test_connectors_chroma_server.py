@@ -15,7 +15,7 @@ import pytest
 
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import BadConfig, StoreUnreachable, WrongCredentials
-from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, oracle, text_of
+from tests.connectors.contract import BEN, MIA, NOW, OF_PROCESSES, Bed, Contract, captured, erase, fill, oracle, text_of
 from tests.connectors.vector_beds import vector_of
 from tests.lazily import Lazily
 
@@ -166,6 +166,7 @@ class TestChromaServer(Contract):
     """The contract, where a level is asked for that a server's interface cannot show, with what is said instead."""
 
     holds = "chroma, server"
+    slow: ClassVar = OF_PROCESSES
     instead: ClassVar = {
         "test_residue_names_each_canary_that_is_there_and_none_that_is_not": "nothing answers for the server's files",
         "test_check_erases_its_own_canary_and_says_the_level": "it says besides why the level is not more",

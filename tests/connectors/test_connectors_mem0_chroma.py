@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -14,7 +14,7 @@ from connectors.base import Connector, Item, Level, Outcome, Selector, open_conn
 from connectors.errors import ModeNotBuilt, StoreUnreachable
 from connectors.scanning.plain import reach_of
 from connectors.scanning.scan import scan
-from tests.connectors.contract import BEN, MIA, NOW, Contract, captured, erase, oracle, text_of
+from tests.connectors.contract import BEN, MIA, NOW, OF_PROCESSES, Contract, captured, erase, oracle, text_of
 from tests.connectors.mem0_bed import HISTORY, MESSAGES, Mem0Bed, uid
 from tests.connectors.test_connectors_chroma import ChromaBed
 from tests.connectors.vector_beds import vector_of
@@ -105,6 +105,7 @@ def bed(tmp_path: Path) -> Iterator[Mem0OverChroma]:
 
 class TestMem0OverChroma(Contract):
     holds = "mem0, folder with Chroma"
+    slow: ClassVar = OF_PROCESSES
 
 
 def test_all_four_places_go_and_an_entity_of_two_keeps_its_other_link(bed: Mem0OverChroma) -> None:

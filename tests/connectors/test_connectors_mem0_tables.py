@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import BadConfig, StoreUnreachable
-from tests.connectors.contract import BEN, MIA, NOW, Contract, captured, erase, oracle, text_of
+from tests.connectors.contract import BEN, MIA, NOW, OF_PROCESSES, Contract, captured, erase, oracle, text_of
 from tests.connectors.langgraph_beds import Database
 from tests.connectors.mem0_bed import HISTORY, MESSAGES, Mem0Bed, uid
 from tests.connectors.vector_beds import DIMENSIONS, vector_of
@@ -113,6 +113,7 @@ def bed(tmp_path: Path, server: Any) -> Iterator[TablesBed]:
 
 class TestMem0Tables(Contract):
     holds = "mem0, folder and PostgreSQL"
+    slow: ClassVar = OF_PROCESSES
 
 
 def items_of(*names: str) -> list[Item]:
