@@ -105,6 +105,7 @@ def _gap_line(gap: Mapping[str, Any]) -> str:
     span = f"{gap['from']}" if gap["from"] == gap["to"] else f"{gap['from']} to {gap['to']}"
     said = {
         "position": f"positions {span} are missing and nothing explains it",
+        "repeated": f"position {span} stands there twice",
         "recorder": f"a recorder's numbers {span} are in no stream",
         "closed": f"the stream was closed with more entries than there are: {span} are missing",
     }

@@ -75,7 +75,10 @@ class Unsealed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """A hole that nothing explains: `kind` is `position`, `recorder` or `closed`; numbers from `first` to `last`."""
+    """A hole that nothing explains: `kind` is `position`, `recorder` or `closed`; numbers from `first` to `last`.
+
+    A position that stands there twice is one as well, of kind `repeated`: the stream never had it so.
+    """
 
     kind: str
     first: int
@@ -238,6 +241,7 @@ def _without(content: Content, state: Integrity, because: str) -> Content:
 
 def _position_gaps(entries: Sequence[Replayed], after: int, next_position: int | None) -> list[Gap]:
     gaps = []
+    seen: set[int] = set()
     expected = after + 1
     for one in entries:
         if one.header is None:
@@ -247,6 +251,9 @@ def _position_gaps(entries: Sequence[Replayed], after: int, next_position: int |
         position = one.header.position
         if position > expected:
             gaps.append(Gap(kind="position", first=expected, last=position - 1))
+        elif position in seen:
+            gaps.append(Gap(kind="repeated", first=position, last=position))
+        seen.add(position)
         expected = max(expected, position + 1)
     if next_position is not None and next_position > expected:
         gaps.append(Gap(kind="position", first=expected, last=next_position - 1))

@@ -30,6 +30,7 @@ from ledger.errors import (
     DatabaseWentBack,
     LogForked,
     LogRolledBack,
+    MalformedBatch,
     NotLeader,
     ObjectExists,
     ObjectMissing,
@@ -159,6 +160,7 @@ def _open_head(parts: LogParts, tenant_id: int) -> Head:
         head = _from_state(parts, state, mends=True)
         last = state.batch_first
         read_only = state.read_only
+    _stand_at_newest_batch(parts, head)
     catch_up(parts, head, after=last)
     try:
         _open_tree(parts, head)
@@ -196,6 +198,30 @@ def open_reader(parts: LogParts, tenant_id: int) -> Head:
             if (checkpoint.size, checkpoint.root) == (size, head.tree.root()):
                 return head
     raise LogForked(_ANOTHER_ROOT.format(size=size), size=size)
+
+
+def _stand_at_newest_batch(parts: LogParts, head: Head) -> None:
+    """Take the log's end from the newest batch that the database knows, not from what its row says of it.
+
+    The next header and the next batch name it, and nobody can take them back: a changed byte of the row would be a
+    fault of the record for ever. Raises: RecordDamaged; LogRolledBack for a row that knows more than the bucket has.
+    """
+    if head.batch_first is None:
+        return
+    key = batch_key(head.batch_first)
+    try:
+        data = parts.locked.get(head.key(key))
+        batch = decode_batch(data)
+    except ObjectMissing as error:
+        raise LogRolledBack(expected=head.size, got=head.batch_first) from error
+    except MalformedBatch as error:
+        raise RecordDamaged("altered", f"{key} is not what the log writes ({error.reason})") from error
+    if (batch.log_id, batch.first) != (head.log_id, head.batch_first):
+        raise RecordDamaged("altered", f"{key} holds another batch")
+    if head.size > batch.end:
+        raise LogRolledBack(expected=head.size, got=batch.end)
+    head.size, head.batch_count, head.batch_digest = batch.end, batch.count, sha256(data).digest()
+    head.previous, head.fence = header_hash(batch.headers[-1]), batch.fence
 
 
 def catch_up(parts: LogParts, head: Head, *, after: int | None) -> int:

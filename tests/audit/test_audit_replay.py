@@ -100,6 +100,14 @@ def test_every_left_out_position_is_a_gap_and_nothing_else_is(small_log: Copy, l
     assert {gap.kind for gap in found.gaps} == {"position"}
 
 
+def test_a_position_that_stands_there_twice_is_told_and_the_stream_is_not_complete(small_log: Copy) -> None:
+    entries = stored(small_log, 1)
+    found = folded(small_log, [*entries[:3], entries[2], *entries[3:]], next_position=7)
+    assert [(gap.kind, gap.first, gap.last) for gap in found.gaps] == [("repeated", 2, 2)]
+    assert not found.complete
+    assert any("position 2 stands there twice" in line for line in text_lines(rendered(found)))
+
+
 def test_a_page_is_never_complete_and_claims_no_gap_outside_itself(small_log: Copy) -> None:
     found = folded(small_log, stored(small_log, 1)[2:5], after=1, whole=False, next_position=None)
     assert found.gaps == ()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, SQLModel, col, create_engine, select
 
 from ledger import index
-from ledger.batches import decode_batch
+from ledger.batches import decode_batch, verify_follows
 from ledger.checkpoint import parse_checkpoint, verify_note
 from ledger.draft import Draft, PlacedState, SealedPart
 from ledger.entry import decode_header, header_hash, uuid7
@@ -391,6 +392,49 @@ def test_a_bucket_whose_batches_were_cut_behind_a_checkpoint_stops_the_log(bench
         state.batch_count, state.checkpoint_size = 1, 0
         session.add(state)
         session.commit()
+    bench.reopen()
+    with pytest.raises(LogRolledBack):
+        bench.log.append(TENANT, [draft(2)], now=NOW)
+
+
+@pytest.mark.scenario("L2")
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("previous", bytes(32)),
+        ("batch_digest", bytes(32)),
+        ("batch_count", 1),
+        ("size", 4),
+        ("fence", 10**6),
+        ("checkpoint_size", 0),
+        ("checkpoint_digest", bytes(32)),
+    ],
+)
+def test_what_a_row_says_of_the_logs_end_is_not_written_into_the_log(bench: Bench, column: str, value: object) -> None:
+    """One changed byte of the database, and every audit of the untouched bucket said altered from then on."""
+    bench.log.append(TENANT, [draft(0), draft(1)], now=NOW)
+    bench.log.publish(TENANT, NOW)
+    bench.log.append(TENANT, [draft(2), draft(3), draft(4)], now=NOW)
+    with bench.engine.begin() as connection:
+        connection.execute(sa.update(LogState).values(**{column: value}))
+    bench.reopen()
+    assert bench.log.append(TENANT, [draft(5)], now=NOW).placed[0].index == 5
+    _require_sound(bench, 6)
+    batches = [decode_batch(bench.locked.get(key)) for key in bench.locked.list(f"{LOG_ID}/batch/")]
+    digests = [sha256(bench.locked.get(key)).digest() for key in bench.locked.list(f"{LOG_ID}/batch/")]
+    for (before, digest), batch in zip(zip(batches, digests, strict=True), batches[1:], strict=False):
+        verify_follows(batch, before, digest)
+
+
+def test_a_database_that_claims_more_than_the_bucket_has_gets_nothing_sequenced(bench: Bench) -> None:
+    bench.log.append(TENANT, [draft(0)], now=NOW)
+    with bench.engine.begin() as connection:
+        connection.execute(sa.update(LogState).values(size=3))
+    bench.reopen()
+    with pytest.raises(LogRolledBack, match="expected size 3 or more, got 1"):
+        bench.log.append(TENANT, [draft(1)], now=NOW)
+    assert len(list(bench.locked.list(f"{LOG_ID}/batch/"))) == 1
+    bench.locked.vanish(f"{LOG_ID}/batch/{0:020d}")
     bench.reopen()
     with pytest.raises(LogRolledBack):
         bench.log.append(TENANT, [draft(2)], now=NOW)
