@@ -18,7 +18,10 @@ PostgreSQL is asked for a checkpoint before each run, so that each finds its pag
 since the last one; `--warm` leaves that out, which favours the single statement. Times are medians of `--rounds`, each
 with another person, and the first ratio has its lowest and highest beside it. With `--sizes 1000,10000` it prints
 the cost of a copy at each size: flat is linear. `--five` measures 50 copies in five embedded stores instead.
+`--plan L2` measures planning alone, of copies that are to be shown gone from the store's files: what each copy held is
+then told from what the rest of the table holds (`connectors.residue`).
 Run: `python -m bench.erasure [--sizes 2000,10000] [--postgres] [--rows N] [--warm] [--rounds N] [--memory] [--five]`
+or with `[--plan LEVEL]`
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ from bench.stores import DURABLE
 from connectors.base import Connector
 from erasure import dispatch, leases, worker
 from erasure.desk import Desk
-from erasure.parts import Tenant
+from erasure.parts import Parts, Tenant
 from erasure.planning import Planner
 from erasure.reader import Reader
 from infra.services import postgres
@@ -269,6 +272,15 @@ class Bench:
                     copy.write_row(row)
             db.execute("ANALYZE note")
 
+    def ask(self, parts: Parts, owner: str) -> str:
+        """A verified request of a person."""
+        desk, now = Desk(parts), self.services.clock.now
+        spec = {"right": "erasure", "subjects": [owner], "regulation": "gdpr", "jurisdiction": "DE-BY",
+                "timezone": "Europe/Berlin"}  # fmt: skip
+        request = str(desk.create(self.acting("ann"), spec, now())["id"])
+        desk.verify_identity(self.acting("ann"), request, identifier=owner, method="m", evidence=None, now=now())
+        return request
+
     def erase(self, times: Times, owner: str = PERSON, *, memory: bool = False, singly: bool = False) -> None:
         """A whole request, measured; `singly` sends one copy at a time."""
         with ExitStack() as stack:
@@ -290,11 +302,7 @@ class Bench:
             return connector
 
         parts = replace(self.services.erasure, connect=connect)
-        desk, planner = Desk(parts), Planner(parts)
-        spec = {"right": "erasure", "subjects": [owner], "regulation": "gdpr", "jurisdiction": "DE-BY",
-                "timezone": "Europe/Berlin"}  # fmt: skip
-        request = str(desk.create(self.acting("ann"), spec, now())["id"])
-        desk.verify_identity(self.acting("ann"), request, identifier=owner, method="m", evidence=None, now=now())
+        planner, request = Planner(parts), self.ask(parts, owner)
         if memory:
             tracemalloc.start()
         started = time.perf_counter()
@@ -366,6 +374,22 @@ def middle(made: Sequence[Times]) -> Times:
     return Times(**{name: median(getattr(times, name) for times in made) for name in names})
 
 
+def planned(make_url: Callable[[], str] | None, count: int, *, rows: int, level: str) -> float:
+    """The seconds that a plan takes of copies that must reach a level."""
+    with tempfile.TemporaryDirectory(prefix="muniment-bench-") as name:
+        bench = Bench(Path(name), make_url)
+        if rows:
+            bench.strangers(rows, count, {1: PERSON})
+        bench.level(level)
+        bench.register(bench.keys(count, PERSON), PERSON)
+        request, planner = bench.ask(bench.services.erasure, PERSON), Planner(bench.services.erasure)
+        started = time.perf_counter()
+        planner.plan(bench.acting("ann"), request, bench.services.clock.now())
+        taken = time.perf_counter() - started
+        bench.services.close()
+        return taken
+
+
 def five() -> Times:
     """50 copies in five embedded stores: files, and four databases."""
     with tempfile.TemporaryDirectory(prefix="muniment-bench-") as name:
@@ -400,14 +424,21 @@ def _database(url: str, numbers: Iterator[int]) -> str:
     return postgres.create_database(url, f"bench_{next(numbers)}")
 
 
-def _at(count: int, given: argparse.Namespace) -> list[Times]:
-    how = {"rows": given.rows, "memory": given.memory, "warm": given.warm, "rounds": given.rounds}
+@contextmanager
+def _service(given: argparse.Namespace) -> Iterator[Callable[[], str] | None]:
+    """What makes databases on a PostgreSQL of its own; nothing where all lies on SQLite."""
     if not given.postgres:
-        return measure(None, count, **how)
+        yield None
+        return
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="muniment-bench-")))
         url = stack.enter_context(postgres.running(folder, settings=DURABLE))
-        return measure(partial(_database, url, itertools.count()), count, **how)
+        yield partial(_database, url, itertools.count())
+
+
+def _at(count: int, given: argparse.Namespace) -> list[Times]:
+    with _service(given) as make_url:
+        return measure(make_url, count, rows=given.rows, memory=given.memory, warm=given.warm, rounds=given.rounds)
 
 
 def main() -> None:
@@ -420,11 +451,17 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--memory", action="store_true", help="Trace memory; the times are then of no use.")
     parser.add_argument("--five", action="store_true", help="50 copies over five embedded stores.")
+    parser.add_argument("--plan", metavar="LEVEL", help="Planning alone, of copies that must reach this level.")
     given = parser.parse_args()
     if given.five:
         print(f"50 copies in 5 stores: from approval to the interim certificate {five().whole:.2f} s (goal 2 s)")
         return
     for count in (int(size) for size in given.sizes.split(",")):
+        if given.plan:
+            with _service(given) as make_url:
+                taken = planned(make_url, count, rows=given.rows, level=given.plan)
+            print(f"{count:>7} copies, {given.rows:,} rows of others: planned for {given.plan} in {taken:.1f} s")
+            continue
         made = _at(count, given)
         times, beside = middle(made), sorted(one.native / one.dispatched for one in made)
         print(
