@@ -16,9 +16,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
-CACHES = 40 << 20
-"""What a small request leaves free of SQLite's pages and Python's own reserves, and a large one fills."""
-BYTES_A_COPY = {"plan": 400, "plan_file": 100, "approve": 400, "work": 2_200, "show": 1_400, "page": 1_400}
+CACHE = 32 << 20
+"""What each connection to SQLite holds of its pages (`api.database`); a small request does not fill it."""
+CONNECTIONS = {"work": 4}
+"""How many of them a phase fills, where it is more than one: whoever decides, erases, writes down and looks again."""
+BYTES_A_COPY = {"plan": 450, "plan_file": 100, "approve": 450, "work": 2_000, "show": 1_400, "page": 1_400}
 """What a phase may hold more for each more copy. A plan keeps columns. A certificate has 600 bytes of a copy, and is in
 memory whole as often as signature and database take it: three times where it is written, twice where it is read.
 """
@@ -48,8 +50,9 @@ def test_each_phase_takes_linear_time_and_little_memory_for_each_copy(tmp_path: 
         assert took["work"][-1]["state"] == "completed"
         done(tmp_path / str(count), "check")
     for name, (small, large) in took.items():
-        assert large["seconds"] <= 12 * small["seconds"] + 0.5, (name, small, large)
-        assert large["peak"] - small["peak"] <= CACHES + BYTES_A_COPY[name] * (many - few), (name, small, large)
+        assert large["seconds"] <= 12 * small["seconds"] + 1.0, (name, small, large)
+        allowed = CACHE * CONNECTIONS.get(name, 1) + BYTES_A_COPY[name] * (many - few)
+        assert large["peak"] - small["peak"] <= allowed, (name, small, large)
 
 
 @pytest.mark.scenario("D8")
