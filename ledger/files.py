@@ -23,7 +23,8 @@ import errno
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -45,6 +46,8 @@ _LOCKS = ".lock"
 _HOLDS = ".hold"
 _INCOMING = ".incoming"
 _GUARD = ".guard"
+_TOGETHER = 8
+"""Files that wait for the disk at the same time."""
 _DENIED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _MISPLACED = frozenset({errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
 _ABSENT = _MISPLACED | {errno.ENOENT}
@@ -92,6 +95,30 @@ class FileStore:
                 # Nobody was told yet, so it may go again; a retry must not find it and call it stored.
                 with contextlib.suppress(OSError):
                     target.unlink()
+                raise
+
+    def put_together(self, objects: Sequence[tuple[str, bytes]]) -> None:
+        """Create the objects, whose folders wait for the disk once. Raises: see `GatheringStore`."""
+        targets = [(key, self._path(key)) for key, _ in objects]
+        check_lock(self._clock(), None, locked=self._locked)
+        with _translated(), self._all_written([data for _, data in objects]) as drafts, self._guarded():
+            for key, target in targets:
+                if os.path.lexists(target):
+                    raise ObjectExists(key)
+                self._make_folder(target.parent)
+                self._write_lock(key, None)
+            linked: list[Path] = []
+            try:
+                for draft, (_, target) in zip(drafts, targets, strict=True):
+                    os.link(draft, target)
+                    linked.append(target)
+                for folder in sorted({target.parent for target in linked}):
+                    self._fsync_folder(folder)
+            except OSError:
+                # Nobody was told yet: as in `put`.
+                for target in linked:
+                    with contextlib.suppress(OSError):
+                        target.unlink()
                 raise
 
     def replace(self, key: str, data: bytes) -> None:
@@ -255,6 +282,21 @@ class FileStore:
             yield draft
         finally:
             draft.unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _all_written(self, datas: Sequence[bytes]) -> Iterator[Sequence[Path]]:
+        """Do what `_written` does for many, several of which wait for the disk together."""
+        self._require_sound()
+        with ThreadPoolExecutor(_TOGETHER, "muniment-files") as pool:
+            writing = [pool.submit(self._write_draft, data) for data in datas]
+        written = [one.result() for one in writing if one.exception() is None]
+        try:
+            for one in writing:
+                one.result()
+            yield written
+        finally:
+            for draft in written:
+                draft.unlink(missing_ok=True)
 
     def _write_draft(self, data: bytes) -> Path:
         draft = self._root / _INCOMING / secrets.token_hex(16)

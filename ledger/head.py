@@ -40,7 +40,7 @@ from ledger.errors import (
 from ledger.keyring import LOG, KeyWindow, NamedSigner, open_checkpoint, read_windows, signers
 from ledger.merkle import root_of
 from ledger.models import EntryRow, LogState
-from ledger.objects import HotStore, ObjectStore
+from ledger.objects import GatheringStore, HotStore, ObjectStore
 from ledger.tiles import TILE_WIDTH
 from ledger.tree import Tree, require_equal
 
@@ -304,6 +304,10 @@ def require_not_back(session: Session, head: Head) -> None:
         raise DatabaseWentBack(expected=head.saved, got=size)
 
 
+def _together(hot: GatheringStore, log_id: str) -> Callable[[Sequence[tuple[str, bytes]]], None]:
+    return lambda tiles: hot.put_together([(f"{log_id}/{path}", data) for path, data in tiles])
+
+
 def _from_state(parts: LogParts, state: LogState, *, mends: bool = False) -> Head:
     tenant_id, log_id, hot = state.tenant_id, state.log_id, parts.hot
 
@@ -325,7 +329,13 @@ def _from_state(parts: LogParts, state: LogState, *, mends: bool = False) -> Hea
         tenant_id=state.tenant_id,
         log_id=log_id,
         origin=state.origin,
-        tree=Tree(put=put, get=lambda path: hot.get(f"{log_id}/{path}"), leaves=leaves, mend=mend if mends else _leave),
+        tree=Tree(
+            put=put,
+            get=lambda path: hot.get(f"{log_id}/{path}"),
+            leaves=leaves,
+            mend=mend if mends else _leave,
+            put_together=_together(hot, log_id) if isinstance(hot, GatheringStore) else None,
+        ),
         keys=keys,
         signers=signers(keys, lambda generation: parts.signer_of(state.origin, generation)),
         size=state.size,

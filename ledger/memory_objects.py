@@ -74,6 +74,11 @@ class MemoryStore:
             self._objects[key].marker = False
             self._after_write()
 
+    def put_together(self, objects: Sequence[tuple[str, bytes]]) -> None:
+        """Create the objects. Raises: see `GatheringStore`."""
+        for key, data in objects:
+            self.put(key, data, lock_until=None)
+
     def replace(self, key: str, data: bytes) -> None:
         """Create or replace the object. Raises: StoreDenied on a locked store."""
         check_key(key)

@@ -101,6 +101,17 @@ class HoldingStore(Protocol):
         """
 
 
+@runtime_checkable
+class GatheringStore(Protocol):
+    """A store for which many new objects at once are less work than each for itself."""
+
+    def put_together(self, objects: Sequence[tuple[str, bytes]]) -> None:
+        """Create objects without a lock, as `put` creates each; any error may leave some of them created and durable.
+
+        Raises: ObjectExists when one of them is there.
+        """
+
+
 class HotStore(ObjectStore, Protocol):
     """An unlocked store, whose objects may be replaced: wrapped keys, pointers, exports."""
 

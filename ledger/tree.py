@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
-from ledger.errors import BadProof, LogForked, MalformedTilePath, ObjectMissing, RecordDamaged
+from ledger.errors import BadProof, LogForked, MalformedTilePath, ObjectExists, ObjectMissing, RecordDamaged
 from ledger.merkle import Frontier, root
 from ledger.tiles import TILE_WIDTH, parse_tile, tile_bytes, tile_path
 
@@ -26,8 +27,8 @@ _MANY, _TOGETHER = 4, 8
 class Tree:
     """A tree whose full tiles lie behind `put` (create, or accept an equal one) and `get`.
 
-    `leaves` gives the leaf hashes of a tile by its number, from where the log really lies; `mend` replaces a tile that
-    was lost or damaged.
+    `put_together`, if given, creates many and refuses with ObjectExists where one is there. `leaves` gives the leaf
+    hashes of a tile by its number, from where the log really lies; `mend` replaces a tile that was lost or damaged.
     """
 
     def __init__(
@@ -37,8 +38,10 @@ class Tree:
         get: Callable[[str], bytes],
         leaves: Callable[[int], Sequence[bytes]] | None = None,
         mend: Callable[[str, bytes], None] = lambda _path, _data: None,
+        put_together: Callable[[Sequence[tuple[str, bytes]]], None] | None = None,
     ) -> None:
         self._put = put
+        self._put_together = put_together
         self._get = get
         self._leaves = leaves
         self._mend = mend
@@ -106,6 +109,11 @@ class Tree:
             for path, data in tiles:
                 self._put(path, data)
             return
+        if self._put_together is not None:
+            # Where some are there, from before a crash, each is compared with what it should be.
+            with suppress(ObjectExists):
+                self._put_together(tiles)
+                return
         with ThreadPoolExecutor(_TOGETHER) as pool:
             for done in [pool.submit(self._put, path, data) for path, data in tiles]:
                 done.result()

@@ -219,3 +219,45 @@ def test_a_key_that_would_be_a_folder_and_an_object_is_refused(tmp_path: Path) -
         hot.replace("a", b"x")
     assert list(locked.list("")) == ["a/b", "c"]
     assert list(hot.list("")) == ["a/b"]
+
+
+TILES = [(f"tile/{n % 2}/{n:03d}", bytes([n]) * 8192) for n in range(12)]
+
+
+def test_objects_created_together_are_each_there_and_wait_for_their_folders_once(tmp_path: Path) -> None:
+    sync = FailingSync(0)
+    store = FileStore(tmp_path / "hot", clock, locked=False, fsync=sync)
+    store.put("tile/0/first", b"", lock_until=None)
+    store.put("tile/1/first", b"", lock_until=None)
+    before = sync.calls
+    store.put_together(TILES)
+    assert sync.calls - before == len(TILES) + 2
+    again = FileStore(tmp_path / "hot", clock, locked=False)
+    assert [again.get(key) for key, _ in TILES] == [data for _, data in TILES]
+    assert list((tmp_path / "hot" / ".incoming").iterdir()) == []
+    store.put_together([])
+
+
+def test_where_one_of_many_is_there_none_is_created(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "hot", clock, locked=False)
+    store.put(TILES[7][0], b"mine", lock_until=None)
+    with pytest.raises(ObjectExists):
+        store.put_together(TILES)
+    assert list(store.list("tile/")) == [TILES[7][0]]
+    assert store.get(TILES[7][0]) == b"mine"
+    assert list((tmp_path / "hot" / ".incoming").iterdir()) == []
+
+
+@pytest.mark.scenario("L9")
+def test_an_fsync_error_among_many_shows_none_of_them_and_stops_all_writing(tmp_path: Path) -> None:
+    sync = FailingSync(0)
+    FileStore(tmp_path / "counted", clock, locked=False, fsync=sync).put_together(TILES)
+    for step in range(4, sync.calls + 1):  # the first make the store's own folders
+        folder = tmp_path / str(step)
+        store = FileStore(folder, clock, locked=False, fsync=FailingSync(step))
+        with pytest.raises(StoreUnavailable):
+            store.put_together(TILES)
+        assert list(store.list("tile/")) == []
+        with pytest.raises(StoreUnavailable):
+            store.put("other", b"data", lock_until=None)
+        FileStore(folder, clock, locked=False).put_together(TILES)

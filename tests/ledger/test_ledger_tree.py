@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from ledger import merkle
-from ledger.errors import LogForked, ObjectMissing, RecordDamaged
+from ledger.errors import LogForked, ObjectExists, ObjectMissing, RecordDamaged
 from ledger.tiles import TILE_WIDTH
 from ledger.tree import Tree
 
@@ -128,3 +129,30 @@ def test_an_upper_tile_that_was_exchanged_is_never_opened_as_the_same_tree() -> 
     tree.append(MANY)
     tiles["tile/1/000"] = tiles["tile/0/001"]
     assert opened(tiles).root() != tree.root()
+
+
+def test_many_full_tiles_are_created_together_unless_one_is_there_already() -> None:
+    tiles: dict[str, bytes] = {}
+    asked: list[int] = []
+
+    def together(some: Sequence[tuple[str, bytes]]) -> None:
+        asked.append(len(some))
+        if any(path in tiles for path, _ in some):
+            raise ObjectExists("tile")
+        tiles.update(some)
+
+    def put(path: str, data: bytes) -> None:
+        assert tiles.setdefault(path, data) == data
+
+    alone: dict[str, bytes] = {}
+    Tree(put=alone.__setitem__, get=alone.__getitem__).append(MANY)
+    Tree(put=put, get=tiles.__getitem__, put_together=together).append(MANY)
+    assert tiles == alone
+    assert asked == [len(alone)]
+    # A crash left some of them.
+    left = dict(sorted(alone.items())[::3])
+    tiles = dict(left)
+    Tree(put=put, get=tiles.__getitem__, put_together=together).append(MANY)
+    assert tiles == alone
+    Tree(put=put, get=tiles.__getitem__, put_together=together).append(MANY[: TILE_WIDTH * 2])
+    assert len(asked) == 2, "few are put one after the other"

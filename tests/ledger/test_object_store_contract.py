@@ -33,7 +33,7 @@ from ledger.errors import (
 )
 from ledger.files import FileStore
 from ledger.memory_objects import MemoryStore
-from ledger.objects import HoldingStore, HotStore, ObjectStore, probe, require_kept
+from ledger.objects import GatheringStore, HoldingStore, HotStore, ObjectStore, probe, require_kept
 from ledger.s3 import S3Store, s3_client
 
 LOCKED, HOT = "contract-locked", "contract-hot"
@@ -456,3 +456,15 @@ def test_a_server_that_ignores_the_condition_is_refused_by_the_probe_with_its_re
     assert [finding.check for finding in findings if not finding.kept][:1] == ["of many that create one key one wins"]
     with pytest.raises(LockNotEnforced, match="one wins"):
         require_kept(findings)
+
+
+def test_objects_created_together_are_as_each_alone(bench: Bench) -> None:
+    for store in (bench.locked, bench.hot):
+        if not isinstance(store, GatheringStore):
+            pytest.skip("this store creates each for itself")
+        store.put_together([("many/1", b"one"), ("many/b/2", b"two")])
+        assert [store.get(key) for key in ("many/1", "many/b/2")] == [b"one", b"two"]
+        with pytest.raises(ObjectExists):
+            store.put_together([("many/3", b"three"), ("many/1", b"other")])
+        assert store.get("many/1") == b"one"
+        assert store.head("many/1").locked_until is None

@@ -74,7 +74,7 @@ class Campaign:
         count = calls = 0
         while not self.stopping.is_set():
             # A call with many entries stores its payload while the batch is made; one comes to every writer soon.
-            size = ASIDE + 10 if calls % 50 == 5 + number else 1 + count % 7
+            size = ASIDE + 10 if calls % 15 == 5 + number else 1 + count % 7
             entries = [self.entry(f"writer-{number}", count + offset) for offset in range(size)]
             count += len(entries)
             calls += 1
