@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.forget.erasers import Track, by_name
-from bench.forget.run import PLACES, Run, empty_bed, one
+from bench.forget.run import MORE_PLACES, PLACES, Run, empty_bed, one
 from bench.forget.score import total
 
 TRACKS: tuple[Track, ...] = ("greenfield", "brownfield")
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs what was asked for and prints a table, or JSON; 1 where there was a false success or damage."""
     parser = argparse.ArgumentParser(prog="python -m bench.forget", description=__doc__)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--places", nargs="+", choices=PLACES, default=list(PLACES), metavar="PLACE")
+    parser.add_argument("--places", nargs="+", choices=[*PLACES, *MORE_PLACES], default=list(PLACES), metavar="PLACE")
     parser.add_argument("--eraser", default="muniment", help="muniment, native, nothing, lying or module:Class")
     parser.add_argument("--track", choices=TRACKS, action="append", help="default: both")
     parser.add_argument("--empty", action="store_true", help="look for somebody who was never there")

@@ -31,7 +31,8 @@ class _NoExtensions(sqlite3.Connection):
         """Does nothing."""
 
 
-def _graph(saver: Any) -> Any:
+def graph_of(saver: Any) -> Any:
+    """An agent of one step, as an application has it."""
     from langchain_core.messages import AIMessage, AnyMessage
     from langgraph.graph import START, StateGraph
     from langgraph.graph.message import add_messages
@@ -67,7 +68,7 @@ class LangGraph(Place):
             saver.setup()
             store.setup()
             db.execute(f"CREATE TABLE answers (id TEXT PRIMARY KEY, {OWNER} TEXT, body TEXT)")
-            graph = _graph(saver)
+            graph = graph_of(saver)
             for person in everybody:
                 for said in person.said:
                     config = {"configurable": {"thread_id": said.name, OWNER: person.id}}

@@ -22,6 +22,7 @@ from psycopg import sql
 from bench.forget.bed import Person, canary_in, people
 from bench.forget.erasers import Eraser, Kept, Track
 from bench.forget.places import Ground, Place
+from bench.forget.places_governed import SealedThreads, ThreadFiles
 from bench.forget.places_plain import Files, Redis
 from bench.forget.places_rows import LangGraphPostgres, LangGraphSqlite, Pgvector, Postgres
 from bench.forget.places_vectors import Chroma, Lance, Mem0, Qdrant
@@ -35,6 +36,9 @@ PLACES: Mapping[str, type[Place]] = {
         LangGraphSqlite, LangGraphPostgres, Chroma, Qdrant, Lance, Pgvector, Mem0, Postgres, Redis, Files,
     )
 }  # fmt: skip
+
+MORE_PLACES: Mapping[str, type[Place]] = {each.name: each for each in (ThreadFiles, SealedThreads)}
+"""Shapes of storage that make erasure easy: beside the ten, on request, and in no score of theirs."""
 
 
 class BedIsEmpty(Exception):
@@ -74,7 +78,7 @@ def bed(seed: int, names: Sequence[str], *, empty: bool = False) -> Iterator[tup
         )  # fmt: skip
         places, who = [], {}
         for name in names:
-            place = PLACES[name](ground)
+            place = {**PLACES, **MORE_PLACES}[name](ground)
             who[name] = people(seed, name, texts=place.texts)
             place.fill([] if empty else who[name])
             places.append(place)

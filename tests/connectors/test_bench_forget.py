@@ -20,7 +20,7 @@ from bench.forget.oracle import HEAD, judge
 from bench.forget.peers import Lethe, Peer, PeerMissing, VectorForget
 from bench.forget.places import Ground
 from bench.forget.places_rows import Postgres
-from bench.forget.run import PLACES, BedIsEmpty, empty_bed, one
+from bench.forget.run import MORE_PLACES, PLACES, BedIsEmpty, empty_bed, one
 from bench.forget.score import CAP, Seen, judged, total
 from infra.services import redis as redis_service
 
@@ -197,6 +197,27 @@ def test_another_product_is_driven_in_its_own_interpreter_and_judged_alike(peer:
     [result] = one(peer(), "greenfield", seed=7, names=("pgvector",)).results
     assert (result.verdict, result.seen.by_interface, result.seen.harmed) == ("erased, L1", 0, 0)
     assert 0 < result.seen.own_hits < result.seen.before
+
+
+@pytest.mark.slow
+def test_threads_in_a_file_each_and_sealed_ones_are_free_of_the_person_after_their_own_delete() -> None:
+    run = one(by_name("native"), "greenfield", seed=7, names=list(MORE_PLACES))
+    assert {result.place: result.verdict for result in run.results} == dict.fromkeys(MORE_PLACES, "erased, L1")
+    assert all(result.seen.own_hits == 0 < result.seen.before for result in run.results)
+    assert all(result.seen.harmed == 0 for result in run.results)
+    assert empty_bed(7, list(MORE_PLACES)) == dict.fromkeys(MORE_PLACES, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("track", ["greenfield", "brownfield"])
+def test_muniment_reaches_l2_in_shapes_that_make_erasure_easy_or_says_that_it_does_not_cover_them(track: str) -> None:
+    run = one(
+        by_name("muniment"), "greenfield" if track == "greenfield" else "brownfield", seed=7, names=list(MORE_PLACES)
+    )
+    told = {result.place: result.verdict for result in run.results}
+    sealed = "erased, L2" if track == "greenfield" else "honestly not covered"
+    assert told == {"langgraph-files": "erased, L2", "langgraph-sealed": sealed}
+    assert {result.seen.own_hits for result in run.results if result.verdict.startswith("erased")} == {0}
 
 
 @pytest.mark.slow
