@@ -37,7 +37,7 @@ def tried(name, verb):
     except ConnectorError as refused:
         answers[name] = [type(refused).__name__, str(refused)]
 answers = said = {{}}
-who, limit, at = [{MIA!r}], {{"deadline": 5}}, {{"deadline": 5, "now": NOW}}
+who, limit, at = [{MIA!r}], {{"deadline": 20}}, {{"deadline": 20, "now": NOW}}
 with connector:
     tried("erase", lambda: sorted({{r.outcome for r in connector.erase(items, owner_identifiers=who, **at)}}))
     tried("verify", lambda: sorted({{str(each.present) for each in connector.verify(items, Level.L2, **limit)}}))
