@@ -222,7 +222,9 @@ def _on_sqlite(element: _EachPlace, compiler: SQLCompiler, **kw: Any) -> str:
 
 @compiles(_EachPlace, "postgresql")
 def _on_postgresql(element: _EachPlace, compiler: SQLCompiler, **kw: Any) -> str:
-    return f"json_array_elements_text(CAST({compiler.process(element.clauses, **kw)} AS json))"
+    # As an array of its own: a fraction of what its functions for JSON take.
+    array = f"CAST(translate({compiler.process(element.clauses, **kw)}, '[]', '{{}}') AS bigint[])"
+    return f"LATERAL (SELECT unnest({array}) AS value)"
 
 
 def _unpacked() -> sa.Subquery:
