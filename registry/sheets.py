@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ledger.entry import NO_PREVIOUS, Header, Part, stem_of
-from registry.entries import BODY, JSON, EntryIn, MalformedEntry, Parsed, parse_entry, split_batch, split_lines
+from registry.entries import BODY, JSON, EntryIn, MalformedEntry, Parsed, PartIn, parse_entry, split_batch, split_lines
 from registry.machines import KINDS
 from vault.envelope import entry_of
 from vault.mac import Mac
@@ -276,14 +276,20 @@ def heard_body(parsed: Parsed) -> bytes | None:
 
 
 def spoken_for(saying: Saying, entry_id: str) -> EntryIn:
-    """Return an entry that says this, without a content and a number."""
+    """Return an entry that says this, without a content and a number; its parts say whose they are, and no more."""
     return EntryIn(
         id=entry_id,
         at="",
         **{name: getattr(saying, name) for name in _NAMES},
         subjects=list(saying.subjects),
         sources=list(saying.sources),
+        parts=None if saying.parts == _WHOLE else [_spoken_part(part) for part in saying.parts],
     )
+
+
+def _spoken_part(part: SaidPart) -> PartIn:
+    subjects = None if part.subjects is None else list(part.subjects)
+    return PartIn(name=part.name, subjects=subjects, data_class=part.data_class, pinned=part.pinned)
 
 
 _NAMES = (

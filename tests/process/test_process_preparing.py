@@ -10,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -78,19 +79,21 @@ def started(running: Running) -> Iterator[None]:
     assert running.services.settings.preparing_processes >= len(running.services.preparing.pids) >= 1
 
 
-def prepared(desk: Desk, entries: list[dict[str, Any]], record: Record | None = None) -> AppendResult:
+def prepared(
+    desk: Desk, entries: list[dict[str, Any]], record: Record | None = None, *, acting: Acting | None = None
+) -> AppendResult:
     """Let another process prepare a call, as soon as there is one."""
     data = json.dumps({"entries": entries}).encode()
     assert len(data) >= LEAST_BYTES
-    record, acting = record or desk.running.services.record, acting_of(desk)
+    record, acting = record or desk.running.services.record, acting or acting_of(desk)
     now = desk.running.services.clock.now()
     result: AppendResult = wait_for(lambda: record.append_call(acting, data, now, lines=False))
     return result
 
 
-def alone(desk: Desk, entries: list[dict[str, Any]]) -> AppendResult:
-    services = desk.running.services
-    return services.record.append(acting_of(desk), [json.dumps(one).encode() for one in entries], services.clock.now())
+def alone(desk: Desk, entries: list[dict[str, Any]], acting: Acting | None = None) -> AppendResult:
+    services, acting = desk.running.services, acting or acting_of(desk)
+    return services.record.append(acting, [json.dumps(one).encode() for one in entries], services.clock.now())
 
 
 def is_not_prepared(desk: Desk, entries: list[dict[str, Any]]) -> bool:
@@ -130,6 +133,25 @@ def test_a_prepared_call_is_stored_answered_and_read_as_one_that_is_not(desk: De
     stored = [one["index"] for one in with_process.results if one["status"] == "stored"]
     assert stored == sorted(set(stored))
     other.close()
+
+
+def test_whoever_and_whatever_only_a_part_names_is_looked_up(desk: Desk) -> None:
+    """Beside an entry that says the same but for its parts, nobody looked at those, nor at the token's classes."""
+    named: list[dict[str, Any]] = [
+        {"subjects": ["user:new"]},
+        {"subjects": ["nobody"]},
+        {"data_class": "no-such-class"},
+        {"data_class": "decision"},
+    ]
+    entries = [entry(0) for _ in range(100)]
+    entries += [entry(0, body=..., parts=[{"name": "said", "body": 1, **more}]) for more in named]
+    acting = replace(acting_of(desk), classes=("transcript",))
+    with_process, again = prepared(desk, entries, acting=acting), alone(desk, entries, acting)
+    assert [one.get("problem") for one in with_process.results] == [one.get("problem") for one in again.results]
+    kinds = [one["problem"]["type"] if "problem" in one else one["status"] for one in with_process.results]
+    assert kinds[100:] == ["stored", "/problems/malformed-subject", "/problems/unknown-class", "/problems/forbidden"]
+    (found,) = desk.call("auditor", "POST", "/v1/record:search", {"subject": "user:new"})["items"]
+    assert found["id"] == entries[100]["id"]
 
 
 def test_a_repeat_is_known_however_it_is_prepared(desk: Desk) -> None:

@@ -116,6 +116,11 @@ def test_parts_are_said_without_their_bytes() -> None:
     ]
     assert content.parts == [b'{"secret": "x"}', b"secret"]
     assert "secret" not in repr(sheet)
+    spoken = spoken_for(saying, sheet.ids[0])
+    assert [(one.name, one.subjects, one.data_class) for one in spoken.parts or ()] == [
+        ("shown", ["user:u2"], None),
+        ("file", None, "other"),
+    ]
 
 
 def test_a_call_that_cannot_be_taken_apart_or_is_too_long_has_no_sheet() -> None:
