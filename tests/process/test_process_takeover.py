@@ -42,7 +42,7 @@ def treated(running: Fleet) -> int:
 def test_a_killed_workers_copies_are_taken_over_and_every_one_goes(
     stores: Path, fleet: Fleet, full_length: bool
 ) -> None:
-    count = 10_000 if full_length else 1_500
+    count = 10_000 if full_length else 3_000
     fleet.servers[1].kill()
     fleet.servers[1].wait()
     platform, writer = fleet.client(0, "platform"), fleet.client(0)
@@ -57,17 +57,20 @@ def test_a_killed_workers_copies_are_taken_over_and_every_one_goes(
             )  # fmt: skip
         results = writer.request("POST", "/v1/artifacts", {"artifacts": made})["results"]
         assert {one["status"] for one in results} == {"created"}
+    # The other one is there, and stands still until the first has erased something and is killed.
+    fleet.servers[1] = fleet.start(1)
+    assert fleet.servers[1].wait_ready()
+    fleet.servers[1].kill(signal.SIGSTOP)
     path, first_desk = _erase(fleet, "user:many")
     for client in (platform, writer, first_desk):
         client.close()
-    fleet.servers[1] = fleet.start(1)
-    assert fleet.servers[1].wait_ready()
     end = time.monotonic() + 120
     while not treated(fleet):
         assert time.monotonic() < end, states(fleet)
         time.sleep(0.01)
     fleet.servers[0].kill(signal.SIGKILL)
     fleet.servers[0].wait()
+    fleet.servers[1].kill(signal.SIGCONT)
     killed, before = time.monotonic(), treated(fleet)
     assert before < count, "it was through before it could be killed"
     while treated(fleet) <= before:
