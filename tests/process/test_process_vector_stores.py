@@ -44,7 +44,7 @@ def test_one_request_reaches_l2_in_every_store_of_vectors_and_leaves_the_others(
             rows += [{**about, "subjects": ["user:ada"]}] if owner == "ada" else []
         if kind != "lancedb":
             bed.release()
-        spec = {"kind": kind, "config": {"path": str(bed.folder), "owner_field": "user_id"}}
+        spec = {"kind": kind, "config": {"path": str(bed.folder()), "owner_field": "user_id"}}
         desk.call("platform", "PUT", f"/v1/stores/{kind}", spec)
         check = desk.call("platform", "POST", f"/v1/stores/{kind}/check")
         assert (check["level_reached"], check["owner_check"], check["findings"]) == ("L2", "enforced", []), (
