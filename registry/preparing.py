@@ -57,6 +57,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _sheet = msgspec.msgpack.Decoder(Sheet)
 _sealed = msgspec.msgpack.Decoder(SealedSheet)
 _order = msgspec.msgpack.Decoder(SealOrder)
+_Answers = msgspec.msgpack.Decoder[Sheet] | msgspec.msgpack.Decoder[SealedSheet]
 
 
 class Taken:
@@ -107,13 +108,10 @@ class Preparing:
         with self._lock:
             self._numbers += 1
             number = self._numbers
-            helper = min(self._helpers, key=_busy)
-            helper.calls += 1
-        try:
-            sheet = helper.ask(_LINES if lines else _JSON, number, data, _sheet)
-        finally:
-            with self._lock:
-                helper.calls -= 1
+        # Of equally busy ones another each time.
+        turned = number % len(self._helpers)
+        helper = min((*self._helpers[turned:], *self._helpers[:turned]), key=_busy)
+        sheet = helper.ask(_LINES if lines else _JSON, number, data, _sheet)
         return Taken(helper, number, sheet) if isinstance(sheet, Sheet) else None
 
     def start(self) -> None:
@@ -133,14 +131,16 @@ class Preparing:
 
 
 def _busy(helper: _Helper) -> int:
-    return helper.calls
+    return helper.waiting
 
 
 class _Helper:
     """One process, asked by one thread at a time."""
 
     def __init__(self, most: int, told: Callable[[str], None], patience: float, again: float) -> None:
-        self.calls = 0
+        self.waiting = 0
+        """Orders that have no answer yet."""
+        self._counting = threading.Lock()
         self._patience = patience
         self._again = again
         self._not_before = 0.0
@@ -158,37 +158,40 @@ class _Helper:
         process = self._process
         return None if process is None else process.pid
 
-    def ask(
-        self,
-        kind: bytes,
-        number: int,
-        data: bytes,
-        answer: msgspec.msgpack.Decoder[Sheet] | msgspec.msgpack.Decoder[SealedSheet] | None,
-    ) -> Sheet | SealedSheet | None:
+    def ask(self, kind: bytes, number: int, data: bytes, answer: _Answers | None) -> Sheet | SealedSheet | None:
         """Return the answer to an order, None where there is none."""
         if len(data) > _AREA_BYTES:
             return None
-        with self._asking:
-            process, area = self._running(), self._area
-            if process is None or area is None or process.stdin is None or process.stdout is None:
+        with self._counting:
+            self.waiting += 1
+        try:
+            with self._asking:
+                return self._ask(kind, number, data, answer)
+        finally:
+            with self._counting:
+                self.waiting -= 1
+
+    def _ask(self, kind: bytes, number: int, data: bytes, answer: _Answers | None) -> Sheet | SealedSheet | None:
+        process, area = self._running(), self._area
+        if process is None or area is None or process.stdin is None or process.stdout is None:
+            return None
+        try:
+            area[: len(data)] = data
+            os.write(process.stdin.fileno(), _FRAME.pack(kind, number, len(data)))
+            state, said, size = _FRAME.unpack(_exactly(process.stdout.fileno(), _FRAME.size, self._patience))
+            if said != number or size > _AREA_BYTES:
+                raise EOFError  # noqa: TRY301 - it speaks of something else: nothing it says counts
+            if state != _DONE or answer is None:
                 return None
-            try:
-                area[: len(data)] = data
-                os.write(process.stdin.fileno(), _FRAME.pack(kind, number, len(data)))
-                state, said, size = _FRAME.unpack(_exactly(process.stdout.fileno(), _FRAME.size, self._patience))
-                if said != number or size > _AREA_BYTES:
-                    raise EOFError  # noqa: TRY301 - it speaks of something else: nothing it says counts
-                if state != _DONE or answer is None:
-                    return None
-                with memoryview(area) as whole, whole[:size] as view:
-                    return answer.decode(view)
-            except (OSError, EOFError, struct.error, msgspec.MsgspecError) as error:
-                self._give_up(type(error).__name__)
-                return None
-            except BaseException:
-                # An answer that nobody reads would be taken for that of the next order.
-                self._drop()
-                raise
+            with memoryview(area) as whole, whole[:size] as view:
+                return answer.decode(view)
+        except (OSError, EOFError, struct.error, msgspec.MsgspecError) as error:
+            self._give_up(type(error).__name__)
+            return None
+        except BaseException:
+            # An answer that nobody reads would be taken for that of the next order.
+            self._drop()
+            raise
 
     def start(self) -> None:
         """Start the process unless it runs; not waited for."""
@@ -225,7 +228,7 @@ class _Helper:
             os.ftruncate(area, _AREA_BYTES)
             self._area = mmap.mmap(area, _AREA_BYTES)
             self._process = subprocess.Popen(  # noqa: S603 - this interpreter, with code of ours
-                [sys.executable, "-c", _MAIN.format(path=sys.path, area=area, most=self._most)],
+                [sys.executable, "-I", "-c", _MAIN.format(path=sys.path, area=area, most=self._most)],
                 bufsize=0,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
