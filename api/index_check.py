@@ -8,7 +8,6 @@ batch that it named is skipped here.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime
@@ -38,6 +37,11 @@ _ROWS = sa.text(f"SELECT {', '.join(_COLUMNS)} FROM entry WHERE tenant_id = :t A
 _REFS = sa.text(
     "SELECT start, key_id, part, places FROM part_places WHERE tenant_id = :t AND start >= :first AND start < :end"
 )
+_OUTSIDE = sa.text(
+    "SELECT DISTINCT p.start FROM part_places p LEFT JOIN entry e ON e.tenant_id = p.tenant_id AND e.idx = p.start "
+    "WHERE p.tenant_id = :t AND (p.start < 0 OR p.start >= :size) AND e.idx IS NULL ORDER BY p.start"
+)
+"""Of entries that came meanwhile there are both rows."""
 
 
 class _Header(msgspec.Struct, frozen=True, rename={"data_class": "class"}):
@@ -80,6 +84,10 @@ def check_index(
         astray = set() if lines is None else _astray(refs, lines, batch.first)
         for want, header in zip(_expected(headers, lines, batch.first), headers, strict=True):
             _compare(want, rows.get(want[0]), header.id, want[0] in astray, found)
+    with sessions(tenant_id) as session:
+        for start in session.scalars(_OUTSIDE, {"t": tenant_id, "size": size}):
+            detail = f"the index names keys of parts where the record has no entry; {_ADVICE}"
+            found.add(Verdict.ALTERED, detail, object="part_places", index=start if isinstance(start, int) else None)
     return with_findings(report, found)
 
 
@@ -125,17 +133,23 @@ def _expected(
 
 
 def _astray(refs: Sequence[tuple[Any, ...]], lines: Sequence[IndexLine], first: int) -> set[int]:
-    """The entries whose parts stand under other keys than their lines say, or in another spelling than we write."""
-    odd = set(refs) ^ set(pack_refs(first, lines))
-    found = Counter(
-        (start + place, key_id, part)
-        for start, key_id, part, places in odd
-        if isinstance(start, int)
-        for place in read_places(places)
-    )
+    """The entries whose parts stand under other keys than their lines say, or in another spelling than we write.
+
+    What a row says of no entry of this batch, or in no way that can be read, is put down to the entry it begins with.
+    """
+    end = first + len(lines)
+    said: dict[tuple[int, str, int], list[int]] = {}
+    unread: set[int] = set()
+    for start, key_id, part, places in set(refs) ^ set(pack_refs(first, lines)):
+        begins = int(start)  # whatever stands there is in this batch
+        read = read_places(places)
+        if not read:
+            unread.add(begins)
+        for place in read:
+            said.setdefault((begins + place, key_id, part), []).append(begins)
     # What both sides say is right, unless they say all of it in two spellings.
-    wrong = {idx for (idx, _, _), times in found.items() if times == 1}
-    return {idx for idx in wrong or {idx for idx, _, _ in found} if first <= idx < first + len(lines)}
+    wrong = {where: starts for where, starts in said.items() if len(starts) == 1} or said
+    return unread | {idx if first <= idx < end else starts[0] for (idx, _, _), starts in wrong.items()}
 
 
 def read_places(places: object) -> list[int]:

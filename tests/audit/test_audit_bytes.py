@@ -210,6 +210,32 @@ def test_a_changed_byte_in_what_keys_seal_is_noticed_and_named_by_entries_of_the
     assert auditor.look().verdict is Verdict.SOUND
 
 
+def test_a_row_that_was_added_is_noticed_wherever_it_stands_and_whatever_it_names(written: Kept) -> None:
+    """One that named no entry of its own batch was passed over, although questions by key find what it names."""
+    auditor = Auditor(written)
+    engine, tenant = written.services.database.engine, written.acting.tenant_id
+    end = written.services.log.head(tenant).size
+    added = {"t": tenant, "k": "0" * 32}
+    for start, places, named in (
+        (5, f"[{end - 6}]", ("entry", 5)),
+        (5, f"[{end}]", ("entry", 5)),
+        (5, "[-5]", ("entry", 5)),
+        (5, "[]", ("entry", 5)),
+        (5, "[", ("entry", 5)),
+        (-7, "[12]", ("part_places", -7)),
+        (end, "[-5]", ("part_places", end)),
+        ("x", "[0]", ("part_places", None)),
+    ):
+        with engine.begin() as connection:
+            insert = "INSERT INTO part_places (tenant_id, start, key_id, part, places) VALUES (:t, :s, :k, 0, :p)"
+            connection.execute(sa.text(insert), {**added, "s": start, "p": places})
+        report = auditor.look()
+        with engine.begin() as connection:
+            connection.execute(sa.text("DELETE FROM part_places WHERE tenant_id = :t AND key_id = :k"), added)
+        assert [(one.verdict, one.object, one.index) for one in report.findings] == [(Verdict.ALTERED, *named)]
+    assert auditor.look().verdict is Verdict.SOUND
+
+
 def test_the_command_compares_the_index_with_all_and_says_when_it_did_not(written: Kept) -> None:
     with written.services.database.engine.begin() as connection:
         connection.execute(sa.text("UPDATE entry SET kind = 'note' WHERE idx = 7"))
