@@ -48,6 +48,7 @@ from erasure.parts import Parts as ErasureParts
 from erasure.parts import Tenant as ErasureTenant
 from erasure.payload_expiry import parts_gone
 from erasure.recover import Healed, Recovery, heal
+from erasure.stopped_keys import stopped_keys
 from erasure.timeline import Timeline
 from erasure.worker import run_due
 from ledger.anchors import Anchoring, parse_anchors, told
@@ -212,6 +213,7 @@ class Services:
             transactions=self.database.transaction,
             hot=self.hot,
             tables=all_tables,
+            stopped=stopped_keys,
         )
         return Recovery(parts=self.erasure, rebuild=rebuild, locked=self.locked, hot=self.hot)
 
@@ -234,7 +236,10 @@ class Services:
         if self.database.on_sqlite:
             free_all(self.erasure, tenant.tenant_id)
         found = heal(self.recovery, tenant, self.clock.now())
-        if found is not None:
+        if found is None:
+            # Whoever led before may have ended between the event of a hold and its row.
+            self._finish_holds(acting)
+        else:
             self.telemetry.log.warning(
                 "the database was older than the record", tenant=found.tenant, entries=found.behind,
                 requests=len(found.requests), faults=len(found.faults),
@@ -331,11 +336,14 @@ class Services:
     def finish_holds(self) -> None:
         """Apply the holds that the record has and a crash kept from the database."""
         for acting in self.tenants():
-            try:
-                self.recovery.rebuild.finish_holds(acting.tenant_id, acting.log_id, self.clock.now())
-            except LedgerError as error:
-                # Whoever cannot read the record now does not serve less for it: the next start looks again.
-                self.telemetry.log.warning("holds were not compared", tenant=acting.tenant, error=type(error).__name__)
+            self._finish_holds(acting)
+
+    def _finish_holds(self, acting: Acting) -> None:
+        try:
+            self.recovery.rebuild.finish_holds(acting.tenant_id, acting.log_id, self.clock.now())
+        except LedgerError as error:
+            # Whoever cannot read the record now does not serve less for it: the next start looks again.
+            self.telemetry.log.warning("holds were not compared", tenant=acting.tenant, error=type(error).__name__)
 
     def heal_first(self) -> list[Healed]:
         """As `heal`, before anything is served. Raises: StoreRefused without the log."""

@@ -342,7 +342,8 @@ class Desk:
             session.add(copy)
             self._note(session, row, acting, now, name=f"copy/{copy_no}", text=comment)
             detail = {"copy": copy_no, "state": copy.state}
-            body = {"request": request_id, **detail}
+            # By its id a restored database finds the line again; its number may be another one there.
+            body = {"request": request_id, **detail, "ref": copy.ref}
             self._tell(session, row, acting, now, event="copy_settled", kind=Kind.COPY_STATE, body=body, detail=detail)
             return history.copy_view(copy)
 

@@ -122,7 +122,10 @@ def _end(parts: Parts, tenant_id: int, owner: str, now: datetime) -> None:
     with parts.transactions(tenant_id) as session:  # 2
         row = _still_due(session, tenant_id, owner, now)
         if row is None:
-            return  # a hold came, or the request was reopened
+            # A hold came, or the request was reopened. Without this a rebuild would take the announcement for done.
+            nothing = {"owner": owner, "keys": []}
+            parts.record.announce(session, tenant_id, Kind.KEY_DESTROYED, nothing, now)
+            return
         turned = let_go(parts, session, tenant_id, keys, owner=owner, now=now)
         mine = (col(CopyRow.tenant_id) == tenant_id, col(CopyRow.owner) == owner)
         session.connection().execute(sa.update(CopyRow).where(*mine).values(sealed=None))

@@ -6,8 +6,8 @@ A database that is older than the record (a restored backup, a failover, a crash
  2. Rows that the unlocked store holds and the database lacks, entries of the batches, fences, holds, tokens and
     destroyed keys of the record (`registry.rebuild`).
  3. Each erasure that was approved since is open again under its own id: its request's row is made anew where it is
-    lost, and whatever came back alive is in its plan. A fence without an approval is lifted. A request that was called
-    off since is over, whatever the backup was about to do for it.
+    lost, and whatever came back alive is in its plan, but for what a human decided to keep. A fence without an approval
+    is lifted. A request that was called off since is over, whatever the backup was about to do for it.
  4. Carry these requests out, as far as the stores answer now. What a store does not answer stays open, not forgotten.
  5. Remove the note.
 
@@ -17,7 +17,7 @@ here: who may run it, stores that were restored (`erasure.revived`), registered 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -29,7 +29,7 @@ from connectors.errors import ConnectorError
 from erasure import history
 from erasure.additions import addendum
 from erasure.errors import LogMissing
-from erasure.models import RequestRow, RequestSubject
+from erasure.models import CopyRow, RequestRow, RequestSubject
 from erasure.parts import Parts, Tenant
 from erasure.plan import build
 from erasure.planning import request_seal
@@ -37,6 +37,7 @@ from erasure.request import DONE, FINAL, CopyState, Right, State
 from erasure.revived import begin_again, carry_out, tell_lines
 from erasure.selector import select_subjects
 from erasure.standing import claim_of
+from erasure.work import BY_HAND
 from ledger.batches import batch_key
 from ledger.behind import Behind, note, noted, settle
 from ledger.entry import Kind
@@ -44,7 +45,7 @@ from ledger.errors import ObjectMissing
 from ledger.models import EntryRow, LogState
 from ledger.objects import HotStore, ObjectStore
 from registry import artifacts, limited, subjects
-from registry.decided import Decided
+from registry.decided import Decided, kept_by_hand
 from registry.errors import RegistryError
 from registry.ids import new_id
 from registry.keyed import chunks
@@ -107,6 +108,8 @@ def heal(recovery: Recovery, tenant: Tenant, now: datetime) -> Healed | None:
     made = recovery.rebuild.catch_up(  # 2
         tenant.tenant_id, tenant.log_id, size=size, since=since, now=now, grace=parts.kek_grace
     )
+    # The database may have been copied between the event of a hold and its row: nothing is carried out before it is in.
+    recovery.rebuild.finish_holds(tenant.tenant_id, tenant.log_id, now)
     healed = Healed(
         tenant=tenant.name, behind=made.entries - size, rows=made.rows, keys=made.keys, decisions=made.events,
         fenced=made.fenced, holds=made.holds, destroyed=made.destroyed, faults=made.faults, lost=made.lost,
@@ -176,6 +179,8 @@ class _Case:
     fence: Decided | None = None
     approved: Decided | None = None
     ended: State | None = None
+    kept: set[str] = field(default_factory=set)
+    """Copies that a human decided to keep."""
 
 
 def _cases(decided: Iterable[Decided]) -> list[_Case]:
@@ -200,6 +205,8 @@ def _cases(decided: Iterable[Decided]) -> list[_Case]:
             case Kind.CERTIFICATE_ISSUED | Kind.REQUEST_STATE:
                 state = event.body.get("state")
                 case.ended = State(state) if state in DONE | FINAL else None
+            case Kind.COPY_STATE:
+                case.kept |= {ref} if (ref := kept_by_hand(event)) is not None else set()
             case _:
                 pass
     return [case for case in found.values() if case.fence is not None]
@@ -245,7 +252,7 @@ def _reapply(parts: Parts, tenant: Tenant, case: _Case, now: datetime) -> bool |
         _approve(row, case, case.approved, now)
         session.add(row)
         session.flush()
-        alive = _plan_again(session, row, now)
+        alive = _plan_again(session, row, case.kept, now)
         if not alive and (is_new or row.state in DONE):
             if is_new:
                 row.state = case.ended or State.COMPLETED
@@ -325,10 +332,11 @@ def _approve(row: RequestRow, case: _Case, approved: Decided, now: datetime) -> 
     row.approvals = [*(one for one in row.approvals if one.get("plan_hash") == row.plan_hash), line]
 
 
-def _plan_again(session: Session, row: RequestRow, now: datetime) -> int:
+def _plan_again(session: Session, row: RequestRow, kept: Collection[str], now: datetime) -> int:
     """Put everything of the request that is alive here into its plan, to be done again; how many lines wait.
 
-    What a second person approved was everything of these persons; nothing here needs another approval.
+    What a second person approved was everything of these persons; nothing here needs another approval. What a human
+    decided to keep, before the copy of the database was made or after, stays.
     """
     given = select_subjects(
         session, row.tenant_id, frozenset(row.subjects), owner=row.request_id, claim=claim_of(row), now=now
@@ -347,13 +355,24 @@ def _plan_again(session: Session, row: RequestRow, now: datetime) -> int:
     alive = {line.ref: line for line in fresh.copies}
     for copy in copies:
         line = alive.get(history.ref_of(copy))
-        if line is not None:
+        if line is not None and not _is_kept(copy):
             begin_again(copy, line.state)
             session.add(copy)
     more = addendum([history.plan_copy_of(copy) for copy in copies], fresh)
     history.put_copies(session, row.tenant_id, row.request_id, more.added, {})
-    waiting = [line for line in fresh.copies if line.state != CopyState.RETAINED]
+    session.flush()
+    by_hand = set()
+    for copy in history.copies_of(session, row.tenant_id, row.request_id):
+        if _is_kept(copy) or history.ref_of(copy) in kept:
+            copy.state, copy.method, copy.level, copy.verified_at = CopyState.RETAINED, BY_HAND, None, None
+            session.add(copy)
+            by_hand.add(history.ref_of(copy))
+    waiting = [line for line in fresh.copies if line.state != CopyState.RETAINED and line.ref not in by_hand]
     return len(waiting)
+
+
+def _is_kept(copy: CopyRow) -> bool:
+    return copy.state == CopyState.RETAINED and copy.method == BY_HAND
 
 
 def _limits(session: Session, tenant_id: int, case: _Case) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from erasure.request import CopyState
 from erasure.sealed import SWEEP_KEY, Capture, RequestSeal
 from erasure.selector import select_artifacts
 from erasure.standing import claim_of, standing
-from registry import bulk, subjects
+from registry import bulk, decided, subjects
 from registry.sets import members
 from retention.decide import DESTRUCTIVE
 from retention.models import SweepRow
@@ -33,7 +33,7 @@ from retention.stops import keep_holds_out
 
 BACKOFF = timedelta(seconds=5)
 """The wait after a first failed attempt; it doubles with each further one."""
-BY_HAND = "by hand"
+BY_HAND = decided.BY_HAND
 COLLATERAL_UNSEEN = "about other persons too, which the approved plan did not show as erased: somebody has to decide"
 _SETS = "SELECT set_id FROM artifact WHERE tenant_id = ? AND id"
 PART = "entry"

@@ -1,7 +1,8 @@
 """Replays what the record says was decided, in its order: step 4 of `registry.rebuild`.
 
-Guarantees: log first means that what it says is going is gone; a decision that is applied already changes nothing; what
-cannot be read or has no row is counted, never passed over. Not here: rows of snapshots, bytes, the stores.
+Guarantees: log first means that what it says is going is gone, unless something in force now keeps it and the record
+does not say that it went; a decision that is applied already changes nothing; what cannot be read or has no row is
+counted, never passed over. Not here: rows of snapshots, bytes, the stores.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _REPLAYED = (
     Kind.HOLD_RELEASED, Kind.TOKEN_MINTED, Kind.TOKEN_REVOKED, Kind.REQUEST_RECEIVED, Kind.COPY_ERASED,
     Kind.RESTRICTION_SET, Kind.RESTRICTION_LIFTED, Kind.SUBJECT_MERGED, Kind.SUBJECT_SPLIT,
     Kind.REQUEST_PLANNED, Kind.REQUEST_APPROVED, Kind.REQUEST_STATE, Kind.CERTIFICATE_ISSUED,
-    Kind.CONSENT_GIVEN, Kind.CONSENT_WITHDRAWN,
+    Kind.CONSENT_GIVEN, Kind.CONSENT_WITHDRAWN, Kind.COPY_STATE,
 )  # fmt: skip
 _RESTRICTIONS = {
     Kind.RESTRICTION_SET: restricted.set_again, Kind.RESTRICTION_LIFTED: restricted.lifted_again,
@@ -47,10 +48,15 @@ _RESTRICTIONS = {
 CALLED_OFF = frozenset({"cancelled", "refused", "duplicate", "no_match"})
 """How a request ends that is not carried out."""
 _GONE = frozenset({"erased_logical", "erased_physical", "already_absent", "regenerated"})
+_ENDED = frozenset({*_GONE, "key_destroyed"})
+BY_HAND = "by hand"
+"""How a copy came to its state of which a human said so."""
 
 
 Progress = Callable[[str, int], None]
 """Is told what is being done and how many of it were done since the last call."""
+Stopped = Callable[[Session, int, Mapping[str, datetime]], set[str]]
+"""Says of a tenant's keys, by when they were announced as going, which a hold or a restriction keeps now."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -95,6 +101,7 @@ class Parts:
     log: Log
     transactions: Transactions
     tables: Mapping[str, sa.Table]
+    stopped: Stopped
 
 
 class Replay:
@@ -128,6 +135,7 @@ class Replay:
             Kind.FENCE_SET: self._fence, Kind.FENCE_LIFTED: self._fence, Kind.TOKEN_MINTED: self._token,
             Kind.TOKEN_REVOKED: self._token, Kind.HOLD_PLACED: self._hold, Kind.HOLD_RELEASED: self._hold,
             Kind.CONSENT_GIVEN: self._consent, Kind.CONSENT_WITHDRAWN: self._consent,
+            Kind.COPY_STATE: self._keep,
         }  # fmt: skip
 
     def run(self) -> None:
@@ -145,13 +153,7 @@ class Replay:
             # Whoever began them goes on: the request is opened again, and a sweep looks again at its next pass.
             self._going.clear()
         if self._going:
-            with self._parts.transactions(made.tenant_id) as session:
-                for owner, keys, at in self._going:
-                    self._destroy(session, owner, keys, at)
-            made.lost.append(
-                f"whether the last {len(self._going)} destructions were finished; their keys are destroyed now, as the "
-                "record announced"
-            )
+            self._end_going()
         self._end_epochs()
         for what, ids in sorted(self._missing.items()):
             made.lost.append(f"{len(ids)} {what}: {', '.join(ids[:20])}{' …' if len(ids) > 20 else ''}")  # noqa: PLR2004
@@ -159,6 +161,25 @@ class Replay:
             made.faults.append(f"{self._unknown} destroyed keys have no row, so nothing marks them as destroyed")
         if self._unread:
             made.faults.append(f"{self._unread} events of the record could not be read, so they were not applied again")
+
+    def _end_going(self) -> None:
+        """Keys that were announced, and of which nothing says whether they went: they go now, or something stops it."""
+        made = self._made
+        announced = {name: at for _, keys, at in self._going for name in keys}
+        with self._parts.transactions(made.tenant_id) as session:
+            stopped = self._parts.stopped(session, made.tenant_id, announced)
+            for owner, keys, at in self._going:
+                self._destroy(session, owner, keys - stopped, at)
+        made.lost.append(
+            f"whether the last {len(self._going)} destructions were finished; their keys are destroyed now, as the "
+            "record announced" + (", but for those that are kept" if stopped else "")
+        )
+        if stopped:
+            made.lost.append(
+                f"whether {len(stopped)} keys that the record announced as going went: a hold or a restriction in "
+                "force keeps what they open, so they are not destroyed; the request that asked for it goes on when "
+                "that ends, and is filed again if it is named here"
+            )
 
     def _events(self) -> Iterator[list[Decided]]:
         tenant_id, after = self._made.tenant_id, self._after
@@ -421,6 +442,18 @@ class Replay:
         if session.execute(query).first() is None:
             self._missing.setdefault(what, []).append(value)
 
+    def _keep(self, session: Session, event: Decided) -> None:
+        """What a human decided to keep stays, by the same word, in a plan that knows the copy."""
+        table, ref = self._parts.tables.get("copy"), kept_by_hand(event)
+        if table is None or ref is None:
+            return
+        mine = (table.c.tenant_id == self._made.tenant_id) & (table.c.owner == event.body.get("request"))
+        still = (table.c.ref == ref) & table.c.state.not_in(sorted(_ENDED))
+        session.execute(
+            sa.update(table).where(mine & still).values(state="retained", method=BY_HAND, level=None, verified_at=None)
+        )
+        session.expire_all()
+
     def _bury(self, session: Session, body: Mapping[str, Any], at: datetime) -> None:
         """Copies that were erased after the snapshot: their rows must not look alive again."""
         table = self._parts.tables.get("copy")
@@ -436,6 +469,12 @@ class Replay:
             )
             found = list(session.execute(query).scalars())
             artifacts.bury(session, self._made.tenant_id, found, body["owner"], at)
+
+
+def kept_by_hand(event: Decided) -> str | None:
+    """The id of the copy that a human decided to keep by this event; None for any other event."""
+    is_kept = event.kind is Kind.COPY_STATE and event.body.get("state") == "retained"
+    return str(event.body["ref"]) if is_kept and "ref" in event.body else None
 
 
 def _going_of(body: Mapping[str, Any]) -> frozenset[str]:

@@ -5,7 +5,7 @@
     row takes the place of an earlier one; a row of the vault goes only forward and a tombstone is never undone.
  3. Make the log's head, index every batch, build the tree and hold it against the newest checkpoint (`ledger.head`).
  4. Replay what the record says was decided since: fences, destroyed keys, destroyed key-encryption keys, holds,
-    consents, ended tokens. Log first means that what it says is going is gone.
+    consents, ended tokens. Log first means that what it says is going is gone, unless a hold in force keeps it.
  5. Turn the key groups in which something was destroyed, so that no backup of the rows opens it.
  6. Count what could not be brought back.
 
@@ -34,7 +34,7 @@ from ledger.head import Transactions, save
 from ledger.log import Log
 from ledger.models import EntryRow, LogState
 from ledger.objects import HotStore
-from registry.decided import Parts, Progress, Rebuilt, Replay
+from registry.decided import Parts, Progress, Rebuilt, Replay, Stopped
 from registry.errors import JournalUnreadable, NothingToRebuild
 from registry.journal import (
     END,
@@ -63,8 +63,17 @@ class Rebuild:
     """Rebuilds logs into one empty database."""
 
     def __init__(
-        self, *, vault: Vault, log: Log, journal: Journal, transactions: Transactions, hot: HotStore, tables: Tables
+        self,
+        *,
+        vault: Vault,
+        log: Log,
+        journal: Journal,
+        transactions: Transactions,
+        hot: HotStore,
+        tables: Tables,
+        stopped: Stopped,
     ) -> None:
+        self._stopped = stopped
         self._vault = vault
         self._log = log
         self._journal = journal
@@ -237,7 +246,10 @@ class Rebuild:
             )
 
     def _parts(self) -> Parts:
-        return Parts(vault=self._vault, log=self._log, transactions=self._transactions, tables=self._tables)
+        return Parts(
+            vault=self._vault, log=self._log, transactions=self._transactions, tables=self._tables,
+            stopped=self._stopped,
+        )  # fmt: skip
 
 
 def _count(session: Session, query: sa.Select[Any]) -> int:

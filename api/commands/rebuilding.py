@@ -22,6 +22,7 @@ from api.wiring import Services, all_tables, build
 from audit.findings import exit_code_of, finding_json
 from audit.reader import Reader
 from audit.verify import Options
+from erasure.stopped_keys import stopped_keys
 from ledger.batches import decode_batch
 from ledger.models import LogState
 from registry.decided import Rebuilt
@@ -91,6 +92,7 @@ def _one(services: Services, log_id: str) -> Rebuilt:
         transactions=services.database.transaction,
         hot=services.hot,
         tables=all_tables,
+        stopped=stopped_keys,
     )
     told: dict[str, int] = {}
 

@@ -209,6 +209,7 @@ _LONG_ON = {
             "test_process_lists.py",
             "test_process_payload.py",
             "test_process_rebuild.py",
+            "test_process_rebuild_held.py",
             "test_process_recorders.py",
             "test_process_restore.py",
             "test_process_rights.py",
