@@ -74,7 +74,7 @@ def unguarded(database: Database) -> set[str]:
 
 
 def test_places_of_keys_are_packed_as_the_record_would_write_them(empty: Database) -> None:
-    """Two tenants; batches of 1 and of 2,500 entries, a joint part, and one entry without an index row."""
+    """Two tenants; batches of 1 and of 2,500 entries, a joint part; two entries and the last have no index row."""
     migrate.upgrade(empty, "0004")
     refs = [
         (tenant, idx, part, key_id)
@@ -87,6 +87,7 @@ def test_places_of_keys_are_packed_as_the_record_would_write_them(empty: Databas
         {"t": tenant, "i": idx, "id": f"{tenant}/{idx}".encode(), "b": 0 if idx == 0 else 1}
         for tenant in (7, 8)
         for idx in range(2_501)
+        if idx not in {5, 6}
     ]
     with empty.engine.begin() as connection:
         connection.execute(
@@ -183,7 +184,7 @@ REVISIONS = {
     "0002_parts_payload_consents.py": "5f8b730aa148678c2c24218259a92ac04f49f32bd5f5baf7b2017ce7d7f4b753",
     "0003_reviews_of_record_keys.py": "a007f2b797c57c15ade6e9e1b8ea573483c7ebb0ad1b7827f76ab6e06b146d81",
     "0004_copies_that_change_in_place.py": "6312ec1c68b4bd0a3af74c8b3794a8095518126917602821f61593a1a9ce914a",
-    "0005_places_of_keys.py": "0f9d17e02cc0462113f437c8b09f934f3db655fcceba97d0e205db2525523d2f",
+    "0005_places_of_keys.py": "0516519707fb980c380f839f37050d0d30467cb1b1d620c997ff886c68ffad97",
 }
 """What was merged once is history: databases stand at it. A change of the models is a new revision."""
 

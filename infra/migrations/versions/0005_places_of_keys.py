@@ -27,7 +27,9 @@ DROPPED = ("part_ref",)
 _STRETCH = 1_000
 _TOGETHER = 2_000
 _REFS = """
-SELECT r.tenant_id, r.idx, r.part, r.key_id, e.batch_first FROM part_ref r
+SELECT r.tenant_id, r.idx, r.part, r.key_id, COALESCE(e.batch_first, (
+    SELECT n.batch_first FROM entry n WHERE n.tenant_id = r.tenant_id AND n.idx > r.idx ORDER BY n.idx LIMIT 1
+)) AS batch_first FROM part_ref r
 LEFT JOIN entry e ON e.tenant_id = r.tenant_id AND e.idx = r.idx ORDER BY r.tenant_id, r.idx
 """
 
@@ -71,8 +73,12 @@ def _pack(bind: sa.Connection, places: sa.Table) -> None:
 
 
 def _stretch(ref: sa.Row[Any]) -> tuple[int, int]:
-    """The tenant, and where the stretch begins; without an index row of the entry nobody knows its batch."""
-    first = ref.idx if ref.batch_first is None else ref.batch_first
+    """The tenant, and where the stretch begins.
+
+    Without an index row of its own an entry is of the batch of the next that has one, if that begins before it.
+    Otherwise nobody knows its batch.
+    """
+    first = ref.idx if ref.batch_first is None or ref.batch_first > ref.idx else ref.batch_first
     return ref.tenant_id, first + (ref.idx - first) // _STRETCH * _STRETCH
 
 
