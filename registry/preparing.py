@@ -11,8 +11,9 @@ no database, no store, no settings, and no key but those of the order that it wo
 bytes that it was handed; like here, Python may leave copies in memory. It is started by nobody but its parent at the
 first call worth it, writes no core, and ends when its parent does, however that ends.
 
-Orders and answers lie in memory that the two share and no disk holds; a pipe each way says that one is there. Without
-such memory (elsewhere than on Linux) there is no other process.
+Orders and answers lie in memory that the two share and no disk holds, and of which what was sent, who it names and keys
+are overwritten once they are read; a pipe each way says that one is there. Without such memory (elsewhere than on
+Linux) there is no other process.
 """
 
 from __future__ import annotations
@@ -184,7 +185,10 @@ class _Helper:
             if state != _DONE or answer is None:
                 return None
             with memoryview(area) as whole, whole[:size] as view:
-                return answer.decode(view)
+                found = answer.decode(view)
+            if kind != _SEAL:  # a sheet names people
+                area[:size] = bytes(size)
+            return found  # noqa: TRY300 - what is decoded in time
         except (OSError, EOFError, struct.error, msgspec.MsgspecError) as error:
             self._give_up(type(error).__name__)
             return None
@@ -270,8 +274,7 @@ def main(area_fd: int, most: int) -> None:
         while True:
             kind, number, size = _FRAME.unpack(_exactly(0, _FRAME.size, None))
             data = area[:size]
-            if kind == _SEAL:
-                area[:size] = bytes(size)
+            area[:size] = bytes(size)
             answer = _answer(kind, number, data, kept, most)
             del data
             if answer is not None and len(answer) <= _AREA_BYTES:

@@ -191,11 +191,15 @@ def test_a_call_that_a_process_does_not_know_is_no_fault_of_it() -> None:
         assert taken_by(made, call()).sheet.count == 100
 
 
-def test_the_key_of_an_order_does_not_stay_in_the_shared_memory() -> None:
+def test_neither_a_key_nor_what_was_sent_nor_who_it_names_stays_in_the_shared_memory() -> None:
+    """A text would have stood there until the next call, whoever was erased meanwhile."""
     with preparing() as made:
-        with taken_by(made, call()) as taken:
+        heard = call(text="spoken", kind="phase", subjects=["user:somebody"])
+        with taken_by(made, heard) as taken:
             area = taken._helper._area
             assert area is not None
+            assert b"spoken" in next(iter(taken.sheet.heard.values()))
+            assert area.find(b"spoken", 0, SEARCHED) == area.find(b"somebody", 0, SEARCHED) == -1
             assert taken.seal(order("7", taken)) is not None
             assert area.find(KEY, 0, SEARCHED) == -1
         with taken_by(made, call()) as taken:
