@@ -171,12 +171,17 @@ class Settings(BaseSettings):
     @property
     def preparing_processes(self) -> int:
         """How many processes prepare calls, the default filled in."""
-        return min(4, os.cpu_count() or 1) if self.preparing is None else self.preparing
+        return min(4, _processors()) if self.preparing is None else self.preparing
 
     @property
     def on_postgres(self) -> bool:
         """Whether the tables are on PostgreSQL."""
         return self.database.startswith("postgresql")
+
+
+def _processors() -> int:
+    """How many processors this process may use; a limit of its share in them is not asked for."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def load(data: Path | None = None, **overrides: object) -> Settings:

@@ -1,5 +1,6 @@
 """Settings come from the environment, then the file, then defaults; secrets stay with their tenant."""
 
+import os
 from datetime import timedelta
 from pathlib import Path
 
@@ -58,6 +59,16 @@ def test_a_moved_clock_is_refused_with_a_locked_s3(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("MUNIMENT_OBJECT_STORE", "s3://bucket/x")
     with pytest.raises(SettingRefused, match="CLOCK_OFFSET"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(("processors", "expected"), [({3}, 1), ({0, 1}, 2), (set(range(64)), 4)])
+def test_there_are_as_many_preparing_processes_as_processors_that_may_be_used_up_to_four(
+    processors: set[int], expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: processors, raising=False)
+    assert load(tmp_path).preparing_processes == expected
+    assert load(tmp_path, preparing=0).preparing_processes == 0
+    assert load(tmp_path, preparing=9).preparing_processes == 9
 
 
 def test_every_setting_is_documented_with_its_own_words() -> None:
