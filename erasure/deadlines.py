@@ -3,9 +3,9 @@
 What an operator must hear in time.
 
 Guarantees: reads only; opaque ids and dates. An answer is due until the person was told, whether the work is under
-way, done, refused or found nobody; a request whose person was told, or whose clock stands still, alarms nobody. What a
-person had forgotten by their own word was answered where they said it. Which date counts is decided when a request is
-received (`retention.calendar`), not here.
+way, done, refused, found nobody, or ended as a duplicate that nobody works on; a request whose
+person was told, or whose clock stands still, alarms nobody. What a person had forgotten by their own word was answered
+where they said it. Which date counts is decided when a request is received (`retention.calendar`), not here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Literal
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from erasure.left_alone import EVENT, is_left_alone
 from erasure.models import RequestEvent, RequestRow
 from erasure.recipients import to_be_told
 from erasure.request import DONE, OPEN, State
@@ -75,9 +76,17 @@ def todo_of(deadline: Deadline) -> str:
 
 def _requests(session: Session, tenant_id: int, now: datetime) -> list[Deadline]:
     limit = sa.literal(now + AHEAD, Instant())
+    left_alone = sa.exists().where(
+        col(RequestEvent.tenant_id) == tenant_id,
+        col(RequestEvent.request_id) == col(RequestRow.request_id),
+        col(RequestEvent.event) == EVENT,
+    )
     query = select(RequestRow).where(
         RequestRow.tenant_id == tenant_id,
-        col(RequestRow.state).in_(_UNANSWERED),
+        sa.or_(
+            col(RequestRow.state).in_(_UNANSWERED),
+            sa.and_(col(RequestRow.state) == State.DUPLICATE.value, left_alone),
+        ),
         col(RequestRow.answered_at).is_(None),
         sa.or_(col(RequestRow.due_at) <= limit, col(RequestRow.acknowledge_by) <= limit),
     )
@@ -85,6 +94,8 @@ def _requests(session: Session, tenant_id: int, now: datetime) -> list[Deadline]
     for row in session.exec(query.order_by(col(RequestRow.due_at)).limit(LISTED)):
         if row.state in OPEN and "paused_at" in row.details:
             continue
+        if row.state == State.DUPLICATE and not is_left_alone(session, row):
+            continue  # filed again, or one person with the other once more
         if row.state not in OPEN and "roots" in row.details:
             continue  # said to an agent, which answered (`erasure.forget`)
         due_at = row.extended_until or row.due_at

@@ -15,13 +15,15 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure import copies, history, recipients, restrict
+from erasure.apart import tell_of_duplicates
 from erasure.certificate import scope_of
 from erasure.errors import IllegalMove, InvalidRequest, UnknownRequest
 from erasure.fences import lift_fence
 from erasure.intake import Intake, parse
+from erasure.left_alone import extent_of
 from erasure.models import CopyRow, RequestRow, RequestSubject
 from erasure.parts import Parts
-from erasure.persons import name_people, named_of, people_of
+from erasure.persons import name_people, named_of
 from erasure.plan import instant_text
 from erasure.request import (
     CONTENDING,
@@ -29,7 +31,6 @@ from erasure.request import (
     NOTICE_KINDS,
     OPEN,
     CopyState,
-    Extent,
     Facts,
     Move,
     Right,
@@ -265,6 +266,7 @@ class Desk:
                 self._parts.record.announce(session, acting.tenant_id, Kind.FENCE_LIFTED, {"request": request_id}, now)
             row.fence_at = None
             self._state(session, row, acting, now, event="cancelled", detail={})
+            tell_of_duplicates(session, self._parts, acting, row.subjects, now)
             return history.view_of(session, row)
 
     def lift(self, acting: Acting, request_id: str, *, reason: str, now: datetime) -> dict[str, Any]:
@@ -521,17 +523,4 @@ def _date(row: RequestRow, *, extended: bool = False) -> datetime:
 
 
 def _rival(session: Session, row: RequestRow) -> Rival:
-    return Rival(number=row.request_no, state=State(row.state), extent=_extent(session, row))
-
-
-def _extent(session: Session, row: RequestRow) -> Extent:
-    classes, scopes = row.details.get("data_classes"), row.details.get("scopes")
-    if "artifacts" in row.details:
-        scopes = [f"artifact/{number}" for number in row.details["artifacts"]]
-    return Extent(
-        subjects=people_of(session, row),
-        right=row.right,
-        regulation=row.regulation,
-        data_classes=None if classes is None else frozenset(classes),
-        scopes=None if scopes is None else frozenset(scopes),
-    )
+    return Rival(number=row.request_no, state=State(row.state), extent=extent_of(session, row))

@@ -14,9 +14,10 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure import copies
+from erasure.left_alone import is_left_alone
 from erasure.models import RequestRow
 from erasure.plan import instant_text
-from erasure.request import DONE, OPEN, Right, State
+from erasure.request import BEFORE_APPROVAL, DONE, OPEN, Right, State
 
 _EXPORTS = (Right.ACCESS, Right.PORTABILITY)
 _ERASING = (State.APPROVED, State.EXECUTING, State.VERIFYING)
@@ -25,8 +26,13 @@ _ERASING = (State.APPROVED, State.EXECUTING, State.VERIFYING)
 def warnings_of(session: Session, row: RequestRow) -> list[dict[str, Any]]:
     """One line for each other request of one of its persons that this open one takes from, or that takes from it.
 
-    A correction that was planned and has no line gets one that says so.
+    A correction that was planned and has no line gets one that says so. So does a duplicate that is left alone, and a
+    request that was noted as answered before anybody worked on it.
     """
+    if is_left_alone(session, row):
+        return [_left_alone(row)]
+    if row.answered_at is not None and row.state in BEFORE_APPROVAL:
+        return [_answered_already(row)]
     if row.state not in OPEN or not row.subjects:
         return []
     if row.right == Right.RECTIFICATION:
@@ -62,6 +68,36 @@ def _correcting_nothing(row: RequestRow) -> dict[str, Any]:
         "detail": (
             "no copy was found that holds what is to be corrected, so nothing will be changed in any store: compare "
             "the names of the fields, and what is said to be wrong, with what is stored"
+        ),
+    }
+
+
+def _answered_already(row: RequestRow) -> dict[str, Any]:
+    return {
+        "code": "answered_unworked",
+        "request": row.request_id,
+        "right": row.right,
+        "state": row.state,
+        "due_at": instant_text(row.extended_until or row.due_at),
+        "detail": (
+            f"it was noted as answered and is {row.state}: nothing was approved or refused, and no date is named any "
+            "more. Carry it out, refuse it or cancel it"
+        ),
+    }
+
+
+def _left_alone(row: RequestRow) -> dict[str, Any]:
+    received = instant_text(row.received_at)
+    return {
+        "code": "left_alone",
+        "request": row.request_id,
+        "right": row.right,
+        "state": row.state,
+        "due_at": instant_text(row.extended_until or row.due_at),
+        "detail": (
+            f"it ended as a duplicate of {row.duplicate_of}, which was cancelled since, or is about somebody else as "
+            f"it turned out: nobody works on it. File it again with received_at {received}, from which the time for "
+            "an answer runs, or note the answer here"
         ),
     }
 

@@ -19,6 +19,7 @@ from api.auth import Desk, Legal, Parts
 from api.pagination import DEFAULT_LIMIT, Cursor, Limit, read_cursor, write_cursor
 from api.requests import Body, Flag, Instant, Time, make_router
 from api.wiring import Services
+from erasure.apart import tell_of_duplicates
 from ledger.entry import Kind
 from registry import merging, scope_reviews, subjects
 from registry.acting import Acting
@@ -134,7 +135,10 @@ def merge(body: Merging, acting: Legal, parts: Parts, response: Response) -> Mer
 
 @router.post("/v1/subjects:split")
 def split(body: Merging, acting: Legal, parts: Parts) -> MergeView:
-    """Tells these names apart from everybody they were merged with."""
+    """Tells these names apart from everybody they were merged with.
+
+    A request that ended as a duplicate while they were one person says so from now on (`warnings`): file it again.
+    """
     names = parse_subjects(body.subjects)
     now = parts.clock.now()
     with parts.database.transaction(acting.tenant_id) as session:
@@ -142,6 +146,7 @@ def split(body: Merging, acting: Legal, parts: Parts) -> MergeView:
         event = {"merge": done.id, "subjects": list(done.subjects), "people": list(done.people), "by": acting.principal}
         parts.record.announce(session, acting.tenant_id, Kind.SUBJECT_SPLIT, event, now)
         consenting.renew(session, acting.tenant_id, done.numbers)
+        tell_of_duplicates(session, parts.erasure, acting, done.numbers, now)
         return _merge_view(done)
 
 

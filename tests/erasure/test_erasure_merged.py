@@ -8,12 +8,15 @@ import re
 import sqlite3
 import zipfile
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlmodel import col, select
 
 from api.lineage_feed import Feed, FileSink, SinkFailed
+from erasure.apart import tell_of_duplicates
+from erasure.deadlines import near
 from erasure.errors import IllegalMove
 from erasure.handout import APART, open_export
 from erasure.worker import advance
@@ -316,3 +319,67 @@ def test_a_sink_that_refuses_gets_the_events_again(world: Any) -> None:
     assert Feed(sink=FileSink(out), **common).run(world.tenant.tenant_id, world.now) == 1
     with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
         assert session.exec(select(EntryRow.idx).where(col(EntryRow.kind) == Kind.COPY_ERASED.value)).first() is None
+
+
+def test_whose_request_ended_as_the_duplicate_of_somebody_else_is_named_until_it_is_filed_again(world: Any) -> None:
+    """Nobody worked on what the second person had asked for, and nobody was told, when the merge was undone."""
+    world.note("1", "Ada")
+    world.note("2", "Bob", owner=BOB)
+    merge(world, ADA, BOB)
+    received = world.now
+    first, second = world.ask(ADA), world.ask(BOB)
+    assert world.state(second) == "duplicate"
+    due = world.reader.get(world.acting(), second)["due_at"]
+    assert "warnings" not in world.reader.get(world.acting(), second)
+
+    def told() -> int:
+        with world.parts.transactions(world.tenant.tenant_id) as session:
+            done = merging.split(
+                session, world.services.vault, world.acting(), [parse_subject(BOB)], reason="twins", now=world.now
+            )
+            return tell_of_duplicates(session, world.parts, world.acting(), done.numbers, world.now)
+
+    world.now += timedelta(days=3)
+    assert told() == 1
+    view = world.reader.get(world.acting(), second)
+    assert (view["state"], view["history"][-1]["event"]) == ("duplicate", "left_alone")
+    [warning] = view["warnings"]
+    assert (warning["code"], warning["due_at"]) == ("left_alone", due)
+    [listed] = world.reader.requests(world.acting(), state="duplicate")
+    assert listed["warnings"] == [warning]
+
+    def alarms() -> set[str]:
+        late = world.now + timedelta(days=27)
+        with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
+            return {one.ref for one in near(session, world.tenant.tenant_id, late) if one.what == "answer"}
+
+    assert alarms() == {first, second}
+    again = world.ask(BOB, received_at=received.isoformat())
+    view = world.reader.get(world.acting(), again)
+    assert (view["state"], view["due_at"]) == ("verified", due), "the time runs from the day on which it came in"
+    assert "warnings" not in world.reader.get(world.acting(), second)
+    assert alarms() == {first, again}
+
+
+def test_a_duplicate_of_what_was_cancelled_is_named_until_its_answer_is_noted(world: Any) -> None:
+    world.note("1", "Ada")
+    first = world.ask(ADA)
+    second = world.ask(ADA)
+    assert world.state(second) == "duplicate"
+    world.desk.cancel(world.acting(), first, now=world.now)
+    view = world.reader.get(world.acting(), second)
+    assert view["history"][-1]["event"] == "left_alone"
+    assert [line["code"] for line in view["warnings"]] == ["left_alone"]
+    world.desk.notice(world.acting(), second, kind="answered", channel="phone", sent_at=world.now, now=world.now)
+    assert "warnings" not in world.reader.get(world.acting(), second)
+
+
+def test_an_answer_that_is_noted_before_anybody_worked_on_it_is_shown_as_that(world: Any) -> None:
+    world.note("1", "Ada")
+    request = world.ask(ADA)
+    world.desk.notice(world.acting(), request, kind="answered", channel="phone", sent_at=world.now, now=world.now)
+    [warning] = world.reader.get(world.acting(), request)["warnings"]
+    assert (warning["code"], warning["state"]) == ("answered_unworked", "verified")
+    world.plan(request)
+    world.approve(request)
+    assert "warnings" not in world.reader.get(world.acting(), request)
