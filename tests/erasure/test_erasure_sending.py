@@ -25,8 +25,9 @@ MANY = 40
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches of two copies, of which eight are decided at once."""
+    """Batches of two copies, of which eight are decided at once; no decision grows old by how busy the machine is."""
     monkeypatch.setattr("erasure.dispatch._MOST_AT_ONCE", 8)
+    monkeypatch.setattr("erasure.dispatch._QUICK_SECONDS", 60.0)
     able = MemoryConnector.capabilities
     monkeypatch.setattr(MemoryConnector, "capabilities", lambda self: replace(able(self), batch_size=2))
 
