@@ -399,7 +399,8 @@ def _how_to_check(document: Mapping[str, Any], report: bytes) -> list[Block]:
         note(
             "● proven: said in an event that stands in the log under the signed checkpoint. "
             "○ stated: said by the operator, who signs for it. The log key pins one log; whether everybody is shown "
-            "the same log is what witnesses and anchors are for."
+            "the same log is what witnesses and anchors are for. That no other event of the request stands in the log, "
+            "such as a copy found again later, is stated: an auditor who reads the record can tell, this paper cannot."
         ),
     ]
 
