@@ -43,7 +43,7 @@ from registry.machines import KINDS
 from registry.models import Tenant
 from registry.preparing import Preparing, Taken
 from registry.sealing import ALGORITHM, Keyring, skeleton_class
-from registry.sheet_drafting import SheetDrafting
+from registry.sheet_drafting import SheetDrafting, is_timely
 from registry.sheets import problem_of
 from vault.envelope import context, joint_prk, part_key_of, seal
 from vault.models import KeyState
@@ -147,6 +147,8 @@ class Record:
         self, acting: Acting, taken: Taken, data: bytes, now: datetime, *, lines: bool
     ) -> AppendResult | None:
         sheet = taken.sheet
+        if not is_timely(sheet, now):
+            return None
         with self._transactions(acting.tenant_id) as session:
             drafting = SheetDrafting(self._vault, session, acting, now, sheet)  # 2
         sealed = taken.seal(drafting.order()) if drafting.is_plain else None  # 3

@@ -2,7 +2,7 @@
 
 Guarantees: a saying is judged as `registry.drafting` judges an entry that says it, in the same one transaction; a sheet
 of which some part depends on the time or the content of an entry (somebody is fenced or has returned, a class expects
-no content, a clock is far ahead) is not `plain`, and is to be taken item by item. Not here: reading and sealing.
+no content, a lock ends in another month) is not `plain`, and is to be taken item by item. Not here: reading and sealing.
 """
 
 from __future__ import annotations
@@ -32,8 +32,16 @@ class _Meant(NamedTuple):
     sources_root: bytes | None
 
 
+def is_timely(sheet: Sheet, now: datetime) -> bool:
+    """Whether no entry is refused for its time. To be asked first: what is refused makes nobody known."""
+    return max(sheet.ats) <= now + MAX_AHEAD
+
+
 class SheetDrafting:
-    """The drafts of one sheet: everything is looked up in the caller's transaction, sealed and made after it."""
+    """The drafts of one sheet: everything is looked up in the caller's transaction, sealed and made after it.
+
+    For a sheet that `is_timely`.
+    """
 
     def __init__(self, vault: Vault, session: Session, acting: Acting, now: datetime, sheet: Sheet) -> None:
         """Look up what the sayings need, and make people, streams and keys that are new."""
@@ -61,8 +69,7 @@ class SheetDrafting:
         latest = max(self._sheet.ats)
         places = {place.prk.number: place for meant in self._meant.values() for place in meant.shape.places}
         return (
-            latest <= self._now + MAX_AHEAD
-            and all(fate.is_open and fate.spec.content == "expected" for fate in self._drafting.fates)
+            all(fate.is_open and fate.spec.content == "expected" for fate in self._drafting.fates)
             # Ends of locks are months: when the latest entry has the same one, all have.
             and all(lock_end(place.spec, latest, self._now) == place.prk.until for place in places.values())
         )

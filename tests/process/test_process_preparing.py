@@ -180,7 +180,8 @@ def test_what_depends_on_a_single_entry_is_taken_item_by_item(desk: Desk) -> Non
     now = desk.running.services.clock.now()
     entries = [entry(number, data_class="locked") for number in range(100)]
     prepared(desk, entries)
-    assert is_not_prepared(desk, [*entries, entry(1, at=(now + FAR).isoformat())])
+    assert is_not_prepared(desk, [*entries, entry(1, at=(now + FAR).isoformat(), subjects=["user:refused"])])
+    assert not is_known(desk, "user:refused"), "what is refused makes nobody known"
     assert is_not_prepared(desk, [entry(1, data_class="locked", at=(now + timedelta(days=40)).isoformat()), *entries])
     assert is_not_prepared(desk, [*entries, entry(1, data_class="empty")])
     assert not is_not_prepared(desk, entries)
@@ -194,6 +195,12 @@ def test_a_call_about_somebody_who_is_fenced_is_taken_item_by_item(desk: Desk) -
     answer = desk.call("writer", "POST", "/v1/record/entries", {"entries": late})
     said = {number % 3: one["status"] for number, one in enumerate(answer["results"])}
     assert said == {0: "stored", 1: "suppressed", 2: "stored"}
+
+
+def is_known(desk: Desk, name: str) -> bool:
+    services, acting = desk.running.services, acting_of(desk)
+    with services.database.transaction(acting.tenant_id, write=False) as session:
+        return bool(subjects.find(session, services.vault, acting, [parse_subject(name)]))
 
 
 def fence(desk: Desk, name: str) -> None:
