@@ -2,7 +2,7 @@
 
 Guarantees: a saying is judged as `registry.drafting` judges an entry that says it, in the same one transaction; a sheet
 of which some part depends on the time or the content of an entry (somebody is fenced or has returned, a class expects
-no content, a lock ends in another month) is not `plain`, and is to be taken item by item. Not here: reading and sealing.
+no content, a lock ends in another month) is not `plain`, and is to be taken item by item. Not here: reading, sealing.
 """
 
 from __future__ import annotations
