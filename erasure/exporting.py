@@ -8,60 +8,52 @@ Making, in order (one pass; a crash anywhere begins it again):
  5. give it its name. A crash before 5 leaves a registered export without bytes, which the next pass replaces.
 
 Guarantees: one item is in memory at a time; what a store did not give is `failed` or `unreachable`, never left out;
-parts about others are left out and counted, unless a human released them; what became somebody else's since it was
-planned, by the registry or by its store's own owner field, waits for a human too. An export about a person whose
-erasure was approved meanwhile is not kept. Where there is nothing left to hand out, an empty package says why.
+parts about others are left out and counted, unless a human released them (`erasure.exported_entries`); what became
+somebody else's since it was planned, by the registry or by its store's own owner field, waits for a human too. An
+export about a person whose erasure was approved meanwhile is not kept. Where there is nothing left to hand out, an
+empty package says why.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import zipfile
-from base64 import b64encode
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
-import sqlalchemy as sa
-from sqlmodel import Session, col, select
+from sqlmodel import Session
 
 from connectors.base import Item, owner_forms
 from connectors.errors import ConnectorError
 from erasure import answer_plans, history
 from erasure.additions import addendum
 from erasure.errors import NotBuilt
-from erasure.export import EXPORT_CLASS, REQUESTS, SOMEBODY_ELSES, Contents, Tally, is_somebody_elses, manifest
+from erasure.export import EXPORT_CLASS, REQUESTS, SOMEBODY_ELSES, Contents, is_somebody_elses, manifest
+from erasure.exported_entries import write_entries
 from erasure.handout import contents_of, json_bytes, request_view
 from erasure.models import CopyRow, RequestRow
+from erasure.package_file import Package, digest_of
 from erasure.packages import STORE
 from erasure.parts import Parts, Tenant
 from erasure.persons import leave_out_strangers
-from erasure.plan import IDENTITY, Plan, instant_text
+from erasure.plan import Plan, instant_text
 from erasure.request import CopyState, State
-from erasure.selector import select_subjects, streams_within
+from erasure.selector import select_subjects
 from erasure.standing import claim_of
 from erasure.work import BY_HAND, failed
-from ledger import index
 from ledger.entry import Kind
-from ledger.models import EntryRow, PartRef
 from registry import artifacts, classes, stores, subjects
 from registry.acting import Acting
 from registry.classes import STARTER_CLASSES
 from registry.errors import RegistryError
-from registry.keyed import chunks
-from registry.playback import ReadEntry
-from retention.parts import part_ref
-from vault.models import DataKey, KeyState
 
 KEPT = timedelta(days=30)
 _MAY_GO_OUT = (CopyState.PENDING, CopyState.EXPORTED, CopyState.AWAITING_HUMAN)
 READ_CHUNK = 200
-STREAM_BYTES = 256 * 1024
 _UNREACHED = (ConnectorError, RegistryError, OSError)
 _README = """This package was made for you on {at}, as the answer to your request {request}.
 
@@ -70,58 +62,6 @@ artifacts/      copies of your data, by class
 record/         what was said and done, one JSON object a line, by class
 requests.json   your requests to us
 """
-
-
-@dataclass(slots=True)
-class _Package:
-    """What was written so far: files with their digests, the fate of each copy, counts of entries."""
-
-    zip: zipfile.ZipFile
-    files: list[dict[str, Any]] = field(default_factory=list)
-    fates: dict[int, tuple[CopyState, str | None]] = field(default_factory=dict)
-    places: dict[int, str] = field(default_factory=dict)
-    entries: dict[str, Tally] = field(default_factory=dict)
-    sources: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
-    decisions: int = 0
-
-    def add(self, path: str, data: bytes, at: datetime, **about: Any) -> None:
-        """Write one whole file."""
-        with self.open(path, at, **about) as out:
-            out.write(data)
-
-    def open(self, path: str, at: datetime, **about: Any) -> _Entry:
-        """Begin a file that is written in pieces."""
-        info = zipfile.ZipInfo(path, date_time=at.timetuple()[:6])
-        info.compress_type = zipfile.ZIP_DEFLATED
-        info.external_attr = 0o600 << 16
-        return _Entry(self, path, self.zip.open(info, "w", force_zip64=True), about)
-
-
-class _Entry:
-    """One file of the zip with its digest."""
-
-    def __init__(self, package: _Package, path: str, out: Any, about: Mapping[str, Any]) -> None:
-        self._package = package
-        self._path = path
-        self._out = out
-        self._about = about
-        self._digest = hashlib.sha256()
-        self._size = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def write(self, data: bytes) -> None:
-        """Append bytes."""
-        self._digest.update(data)
-        self._size += len(data)
-        self._out.write(data)
-
-    def __exit__(self, *_: object) -> None:
-        self._out.close()
-        self._package.files.append(
-            {"path": self._path, "bytes": self._size, "sha256": self._digest.hexdigest(), **self._about}
-        )
 
 
 class _Owned(NamedTuple):
@@ -160,9 +100,9 @@ class _Making:
         handle = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         with os.fdopen(handle, "w+b") as out:
             with zipfile.ZipFile(out, "w", allowZip64=True) as archive:
-                package = _Package(archive)
+                package = Package(archive)
                 self._artifacts(package)
-                self._record(package)
+                write_entries(self._parts, self._read, self._tenant.tenant_id, self._id, package, self._now)
                 self._requests(package)
                 self._manifest(package)
             out.flush()
@@ -233,7 +173,7 @@ class _Making:
         rows = history.copies_of(session, self._tenant.tenant_id, self._id)
         return [copy for copy in rows if copy.kind == kind]
 
-    def _artifacts(self, package: _Package) -> None:
+    def _artifacts(self, package: Package) -> None:
         with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
             known = stores.in_force(session, self._tenant.tenant_id)
             row = history.load(session, self._tenant.tenant_id, self._id)
@@ -261,7 +201,7 @@ class _Making:
                     package.fates.setdefault(number, (CopyState.UNREACHABLE, "the store did not answer"))
 
     def _export(
-        self, package: _Package, connector: Any, wanted: Sequence[tuple[int, str, int, str]], store: str, owned: _Owned
+        self, package: Package, connector: Any, wanted: Sequence[tuple[int, str, int, str]], store: str, owned: _Owned
     ) -> None:
         with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
             rows = artifacts.by_numbers(session, self._tenant.tenant_id, [number for _, _, number, _ in wanted])
@@ -294,95 +234,7 @@ class _Making:
             if row is not None and row.source_type:
                 package.sources[data_class].add(row.source_type)
 
-    def _record(self, package: _Package) -> None:
-        """The entries under the person's keys, class by class, each once."""
-        with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
-            row = history.load(session, self._tenant.tenant_id, self._id)
-            people, claim = frozenset(row.subjects), claim_of(row)
-            mine = self._keys_of(session, people, claim.data_classes)
-            wanted = {copy.key_id for copy in self._copies(session, "key") if copy.state != CopyState.WITHHELD}
-            streams = streams_within(session, self._tenant.tenant_id, claim)
-            by_class = self._entries(session, mine, wanted, streams)
-            released = {
-                copy.ref
-                for copy in self._copies(session, "entry")
-                if copy.state in (CopyState.PENDING, CopyState.EXPORTED)
-            }
-            for copy in self._copies(session, "key"):
-                if copy.state in (CopyState.PENDING, CopyState.EXPORTED):
-                    package.fates[copy.copy_no] = (CopyState.EXPORTED, None)
-            for copy in self._copies(session, "entry"):
-                if copy.ref in released:
-                    package.fates[copy.copy_no] = (CopyState.EXPORTED, None)
-        for name, indexes in sorted(by_class.items()):
-            tally = package.entries.setdefault(name, Tally())
-            with package.open(f"record/{name}.jsonl", self._now, data_class=name) as out:
-                for chunk in chunks(indexes):
-                    for start in range(0, len(chunk), READ_CHUNK):
-                        lines = self._lines(
-                            chunk[start : start + READ_CHUNK], frozenset(mine), released, claim.data_classes
-                        )
-                        for entry, line, readable in lines:
-                            tally.registered += 1
-                            tally.exported += readable
-                            tally.withheld += not readable
-                            package.decisions += entry.header.kind == Kind.DECISION
-                            out.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
-
-    def _keys_of(self, session: Session, people: frozenset[int], names: frozenset[str] | None) -> dict[str, str]:
-        """The persons' keys of these classes (None: all) with their state, identity keys left out."""
-        found: dict[str, str] = {}
-        within = sa.true() if names is None else col(DataKey.data_class).in_(sorted(names))
-        for chunk in chunks(sorted(people)):
-            rows = session.execute(
-                sa.select(col(DataKey.key_id), col(DataKey.state)).where(
-                    col(DataKey.tenant_id) == self._tenant.tenant_id,
-                    col(DataKey.subject_id).in_(chunk),
-                    col(DataKey.data_class) != IDENTITY,
-                    within,
-                )
-            )
-            found.update((row.key_id, row.state) for row in rows)
-        return found
-
-    def _entries(
-        self,
-        session: Session,
-        mine: Mapping[str, str],
-        wanted: set[str | None],
-        streams: frozenset[int] | None,
-    ) -> dict[str, list[int]]:
-        """The indexes of entries to read, by class; those under destroyed keys are counted by their class too."""
-        found: dict[str, set[int]] = defaultdict(set)
-        ids = [key_id for key_id, state in mine.items() if key_id in wanted or state == KeyState.DESTROYED.value]
-        for chunk in chunks(sorted(ids)):
-            query = (
-                sa.select(col(EntryRow.data_class), col(EntryRow.idx), col(EntryRow.stream_no))
-                .join(
-                    PartRef,
-                    sa.and_(col(PartRef.tenant_id) == col(EntryRow.tenant_id), col(PartRef.idx) == col(EntryRow.idx)),
-                )
-                .where(col(PartRef.tenant_id) == self._tenant.tenant_id, col(PartRef.key_id).in_(chunk))
-            )
-            for name, idx, stream_no in session.execute(query):
-                if streams is None or stream_no in streams:
-                    found[name].add(idx)
-        return {name: sorted(indexes) for name, indexes in found.items()}
-
-    def _lines(
-        self, indexes: Sequence[int], mine: frozenset[str], released: set[str], data_classes: frozenset[str] | None
-    ) -> list[tuple[ReadEntry, dict[str, Any], bool]]:
-        with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
-            rows = session.exec(
-                select(EntryRow)
-                .where(EntryRow.tenant_id == self._tenant.tenant_id, col(EntryRow.idx).in_(indexes))
-                .order_by(col(EntryRow.idx))
-            ).all()
-            keys = index.keys_of(session, self._tenant.tenant_id, list(indexes))
-            read = self._read(session, self._tenant.tenant_id, rows)
-        return [(entry, *_entry_line(entry, keys, mine, released, data_classes)) for entry in read]
-
-    def _requests(self, package: _Package) -> None:
+    def _requests(self, package: Package) -> None:
         with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
             row = history.load(session, self._tenant.tenant_id, self._id)
             wanted = self._copies(session, "request")
@@ -398,7 +250,7 @@ class _Making:
 
     # ── 3 ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _manifest(self, package: _Package) -> None:
+    def _manifest(self, package: Package) -> None:
         with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
             row = history.load(session, self._tenant.tenant_id, self._id)
             copies = [
@@ -432,9 +284,9 @@ class _Making:
 
     # ── 4 ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _keep(self, package: _Package, unfinished: Path, name: str) -> bool:
+    def _keep(self, package: Package, unfinished: Path, name: str) -> bool:
         """Step 4; whether the file is the request's export. False while a store may still be asked again."""
-        sha256, size = _digest_of(unfinished), unfinished.stat().st_size
+        sha256, size = digest_of(unfinished), unfinished.stat().st_size
         with self._parts.transactions(self._tenant.tenant_id) as session:
             row = history.load(session, self._tenant.tenant_id, self._id, lock=True)
             if row.state != State.EXECUTING:
@@ -466,7 +318,7 @@ class _Making:
     def _attempt_of(name: str) -> int:
         return int(name.removesuffix(".zip").rpartition("-")[2])
 
-    def _end(self, session: Session, copies: Sequence[CopyRow], package: _Package) -> bool:
+    def _end(self, session: Session, copies: Sequence[CopyRow], package: Package) -> bool:
         """Write the fate of each copy; whether one of them is to be tried again."""
         again = False
         for copy in copies:
@@ -518,60 +370,6 @@ def _withhold_of_others(session: Session, copies: Sequence[CopyRow], fresh: Plan
     session.flush()
 
 
-def _entry_line(
-    entry: ReadEntry,
-    keys: Mapping[tuple[int, int], Sequence[str]],
-    mine: frozenset[str],
-    released: set[str],
-    data_classes: frozenset[str] | None,
-) -> tuple[dict[str, Any], bool]:
-    """An entry as the person gets it, and whether any of its content is in it."""
-    numbers = {part.role: number for number, part in enumerate(entry.header.parts)}
-    parts: list[dict[str, Any]] = []
-    readable = False
-    name = str(entry.header.id)
-    if entry.damage is not None:
-        parts.append({"withheld": f"{entry.damage.state}: {entry.damage.detail}"})
-    for part in entry.parts:
-        number = numbers[part.role]
-        owners = keys.get((entry.row.idx, number), ())
-        shown: dict[str, Any] = {"part": part.role, "data_class": part.data_class}
-        own = [key_id for key_id in owners if key_id in mine]
-        if not own:
-            shown["withheld"] = "about another person"
-        elif len(own) < len(owners) and part_ref(name, number) not in released:
-            shown["withheld"] = "said by or about another person too"
-        elif data_classes is not None and part.data_class not in data_classes:
-            shown["withheld"] = "outside the request's scope"
-        elif part.data is None:
-            shown["withheld"] = f"{part.state}: {part.because or 'not readable'}"
-        else:
-            shown |= {"name": part.name, "content": _content(part.data, part.form)}
-            readable = True
-        parts.append(shown)
-    line = {
-        "entry": name,
-        "index": entry.row.idx,
-        "stream": entry.header.stream,
-        "kind": entry.header.kind,
-        "at": instant_text(entry.row.at),
-        "data_class": entry.row.data_class,
-        "agent": entry.skeleton.get("agent"),
-        "model": entry.skeleton.get("model"),
-        "parts": parts,
-    }
-    return line, readable
-
-
-def _content(data: bytes, form: str) -> Any:
-    if form == "json":
-        try:
-            return json.loads(data)
-        except ValueError:
-            return data.decode(errors="replace")
-    return {"base64": b64encode(data).decode("ascii")}
-
-
 def _suffix(content: bytes) -> str:
     try:
         json.loads(content)
@@ -584,11 +382,3 @@ def _suffix(content: bytes) -> str:
     except UnicodeDecodeError:
         return "bin"
     return "txt"
-
-
-def _digest_of(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(STREAM_BYTES):
-            digest.update(block)
-    return digest.hexdigest()

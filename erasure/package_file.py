@@ -1,0 +1,82 @@
+"""The file of an export while it is written: a zip, and beside it what its manifest will say.
+
+Guarantees: every file in it is listed with its size and digest as they were written; nothing of it is kept in memory
+but these lists. Not here: what goes into it (`erasure.exporting`, `erasure.exported_entries`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Self
+
+from erasure.export import Tally
+from erasure.request import CopyState
+
+_BLOCK = 256 * 1024
+
+
+@dataclass(slots=True)
+class Package:
+    """What was written so far: files with their digests, the fate of each copy, counts of entries."""
+
+    zip: zipfile.ZipFile
+    files: list[dict[str, Any]] = field(default_factory=list)
+    fates: dict[int, tuple[CopyState, str | None]] = field(default_factory=dict)
+    places: dict[int, str] = field(default_factory=dict)
+    entries: dict[str, Tally] = field(default_factory=dict)
+    sources: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    decisions: int = 0
+
+    def add(self, path: str, data: bytes, at: datetime, **about: Any) -> None:
+        """Write one whole file."""
+        with self.open(path, at, **about) as out:
+            out.write(data)
+
+    def open(self, path: str, at: datetime, **about: Any) -> _File:
+        """Begin a file that is written in pieces."""
+        info = zipfile.ZipInfo(path, date_time=at.timetuple()[:6])
+        info.compress_type = zipfile.ZIP_DEFLATED
+        info.external_attr = 0o600 << 16
+        return _File(self, path, self.zip.open(info, "w", force_zip64=True), about)
+
+
+class _File:
+    """One file of the zip with its digest."""
+
+    def __init__(self, package: Package, path: str, out: Any, about: Mapping[str, Any]) -> None:
+        self._package = package
+        self._path = path
+        self._out = out
+        self._about = about
+        self._digest = hashlib.sha256()
+        self._size = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def write(self, data: bytes) -> None:
+        """Append bytes."""
+        self._digest.update(data)
+        self._size += len(data)
+        self._out.write(data)
+
+    def __exit__(self, *_: object) -> None:
+        self._out.close()
+        self._package.files.append(
+            {"path": self._path, "bytes": self._size, "sha256": self._digest.hexdigest(), **self._about}
+        )
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a whole file, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
