@@ -39,10 +39,11 @@ from ledger.errors import (
 )
 from ledger.keyring import LOG, KeyWindow, NamedSigner, open_checkpoint, read_windows, signers
 from ledger.merkle import root_of
-from ledger.models import EntryRow, LogState
+from ledger.models import LogState
 from ledger.objects import GatheringStore, HotStore, ObjectStore
+from ledger.positions import Positions
 from ledger.tiles import TILE_WIDTH
-from ledger.tree import Tree, require_equal
+from ledger.tree import Again, Tree, require_equal
 
 _ANOTHER_ROOT = (
     "the checkpoint of size {size} has another root: batches were exchanged, or an upper tile in the unlocked store is "
@@ -112,6 +113,7 @@ class Head:
     stale: bool = False
     fence: int = 0
     under: int = 0
+    positions: Positions = field(default_factory=Positions)
     saved: int = 0
     """The size that the database was last seen to know."""
 
@@ -123,7 +125,7 @@ class Head:
         """Take over a newly opened head of the same log, keeping the lock that callers wait for."""
         for name in ("tree", "size", "batch_first", "batch_count", "batch_digest", "previous", "checkpoint_size",
                      "checkpoint_digest", "checkpoint_note", "checkpoint_at", "unintegrated", "read_only", "keys",
-                     "signers", "fence", "saved"):  # fmt: skip
+                     "signers", "fence", "saved", "positions"):  # fmt: skip
             setattr(self, name, getattr(other, name))
         self.stale = False
 
@@ -149,10 +151,11 @@ def open_head(parts: LogParts, tenant_id: int) -> Head:
         # Another process may index the same batch at the same time; then it is there.
         with suppress(sa.exc.IntegrityError):
             return _open_head(parts, tenant_id)
-    return _open_head(parts, tenant_id)
+    # Or a row of the index that was changed is in its way.
+    return _open_head(parts, tenant_id, clears=True)
 
 
-def _open_head(parts: LogParts, tenant_id: int) -> Head:
+def _open_head(parts: LogParts, tenant_id: int, *, clears: bool = False) -> Head:
     with parts.transactions(tenant_id, write=False) as session:
         state = index.state_of(session, tenant_id)
         if state is None:
@@ -161,14 +164,18 @@ def _open_head(parts: LogParts, tenant_id: int) -> Head:
         last = state.batch_first
         read_only = state.read_only
     _stand_at_newest_batch(parts, head)
-    catch_up(parts, head, after=last)
-    try:
-        _open_tree(parts, head)
-        _check_newest_checkpoint(parts, head)
-    except (LogForked, RecordDamaged):
-        # A tile may be lost or damaged: what the batches give decides, and mends it.
-        _open_tree(parts, head, from_leaves=True)
-        _check_newest_checkpoint(parts, head)
+    catch_up(parts, head, after=last, clears=clears)
+    for again in Again:
+        try:
+            _open_tree(parts, head, again)
+            _check_newest_checkpoint(parts, head)
+        except (LogForked, RecordDamaged):
+            # A tile may be lost or damaged: what the batches, or the tiles below it, give decides, and mends it.
+            if again is Again.ABOVE:
+                raise
+        else:
+            break
+    if again is not Again.NOTHING:
         head.tree.mend()
     head.read_only = read_only
     return head
@@ -192,9 +199,9 @@ def open_reader(parts: LogParts, tenant_id: int) -> Head:
         return head
     head.checkpoint_note = parts.locked.get(head.key(checkpoint_key(size)))
     checkpoint = read_checkpoint(head, head.checkpoint_note)
-    for from_leaves in (False, True):
+    for again in Again:
         with suppress(RecordDamaged):
-            head.tree.open(size, tail, from_leaves=from_leaves)
+            head.tree.open(size, tail, again=again)
             if (checkpoint.size, checkpoint.root) == (size, head.tree.root()):
                 return head
     raise LogForked(_ANOTHER_ROOT.format(size=size), size=size)
@@ -224,10 +231,11 @@ def _stand_at_newest_batch(parts: LogParts, head: Head) -> None:
     head.previous, head.fence = header_hash(batch.headers[-1]), batch.fence
 
 
-def catch_up(parts: LogParts, head: Head, *, after: int | None) -> int:
+def catch_up(parts: LogParts, head: Head, *, after: int | None, clears: bool = False) -> int:
     """Index every batch that the bucket has beyond the head; returns how many entries were added.
 
     Before the first of them is indexed a note says from where on the record has to be applied (`ledger.behind`).
+    `clears` removes rows of streams that contradict it.
     Raises: LogForked when a batch does not continue this log.
     """
     added = 0
@@ -244,6 +252,8 @@ def catch_up(parts: LogParts, head: Head, *, after: int | None) -> int:
         if not added and note(parts.hot, head.log_id, Behind(size=head.size)):
             parts.behind()
         with parts.transactions(head.tenant_id) as session:
+            if clears:
+                index.drop_strays(session, head.tenant_id, headers, lines)
             index.insert(session, head.tenant_id, batch.first, headers, lines)
             head.took(batch, digest, leaves)
             save(session, head)
@@ -355,11 +365,11 @@ def _leave(_path: str, _data: bytes) -> None:
     """Mend nothing: who only reads writes nothing."""
 
 
-def _open_tree(parts: LogParts, head: Head, *, from_leaves: bool = False) -> None:
+def _open_tree(parts: LogParts, head: Head, again: Again) -> None:
     start = head.checkpoint_size - head.checkpoint_size % TILE_WIDTH
     leaves = list(_leaves_from(parts, head, start))
     tail = head.checkpoint_size - start
-    head.tree.open(head.checkpoint_size, leaves[:tail], from_leaves=from_leaves)
+    head.tree.open(head.checkpoint_size, leaves[:tail], again=again)
     head.unintegrated = leaves[tail:]
 
 
@@ -373,12 +383,28 @@ def _leaves(parts: LogParts, tenant_id: int, log_id: str, start: int, end: int) 
     at = start
     while at < end:
         with parts.transactions(tenant_id, write=False) as session:
-            row = session.get(EntryRow, (tenant_id, at))
-        if row is None:
-            raise ObjectMissing(f"{log_id}/entry {at} of the index")
-        batch = decode_batch(parts.locked.get(f"{log_id}/{batch_key(row.batch_first)}"))
+            first = index.batches_of(session, tenant_id, [at]).get(at)
+        batch = _batch_with(parts, log_id, at, first)
         yield from (header_hash(raw) for raw in batch.headers[at - batch.first :])
-        at = batch.first + batch.count
+        at = batch.end
+
+
+def _batch_with(parts: LogParts, log_id: str, idx: int, first: int | None) -> Batch:
+    """Return the batch that holds an entry: the one that the index names, or else the one that the bucket has.
+
+    Raises: ObjectMissing, MalformedBatch, and what the store raises.
+    """
+    if first is not None:
+        with suppress(ObjectMissing, MalformedBatch):
+            batch = decode_batch(parts.locked.get(f"{log_id}/{batch_key(first)}"))
+            if batch.log_id == log_id and batch.first <= idx < batch.end:
+                return batch
+    last = f"{log_id}/{batch_key(idx)}"
+    for key in [key for key in parts.locked.list(f"{log_id}/batch/") if key <= last][-1:]:
+        batch = decode_batch(parts.locked.get(key))
+        if batch.log_id == log_id and batch.first <= idx < batch.end:
+            return batch
+    raise ObjectMissing(f"{log_id}/batch with entry {idx}")
 
 
 def _check_newest_checkpoint(parts: LogParts, head: Head) -> None:

@@ -5,7 +5,7 @@ Guarantees: each function runs in the caller's transaction and never commits. No
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
 from itertools import accumulate
@@ -29,8 +29,13 @@ _STRETCHES = 100
 
 
 _KNOWN = "SELECT entry_id FROM entry WHERE tenant_id = ? AND entry_id"
-_POSITIONS = "SELECT stream_no, position FROM log_stream WHERE tenant_id = ? AND stream_no"
-_NEXT = "(tenant_id, stream_no) DO UPDATE SET position = excluded.position"
+_STANDING = (
+    "SELECT stream_no, position, stream_id, (SELECT e.position FROM entry e WHERE e.tenant_id = ? AND "
+    "e.stream_no = log_stream.stream_no ORDER BY e.position DESC LIMIT 1) "
+    "FROM log_stream WHERE tenant_id = ? AND stream_no"
+)
+_SPOKEN = "SELECT DISTINCT stream_no FROM entry WHERE tenant_id = ? AND stream_no"
+_NEXT = "(tenant_id, stream_no) DO UPDATE SET position = excluded.position, stream_id = excluded.stream_id"
 _ENTRY = (
     "tenant_id", "idx", "entry_id", "batch_first", "stream_no", "position", "kind", "data_class", "class_version",
     "run_no", "set_id", "at", "received", "digest", "noncanonical",
@@ -196,9 +201,42 @@ def batches_of(session: Session, tenant_id: int, indexes: Sequence[int]) -> dict
     return found
 
 
-def positions(session: Session, tenant_id: int, stream_nos: Iterable[int]) -> dict[int, int]:
-    """Return the next position of each stream; a stream that has none yet is not in the answer."""
-    return dict(statements.select_in(session, _POSITIONS, (tenant_id,), sorted(set(stream_nos)), "int8"))
+def standing(
+    session: Session, tenant_id: int, stream_nos: Sequence[int]
+) -> dict[int, tuple[int | None, str | None, int | None]]:  # fmt: skip
+    """Return what two tables say of streams: next position and id of one, the newest position of the other.
+
+    A stream that neither knows is not in the answer.
+    """
+    rows = statements.select_in(session, _STANDING, (tenant_id, tenant_id), stream_nos, "int8")
+    found: dict[int, tuple[int | None, str | None, int | None]] = {
+        number: (position, stream_id, newest) for number, position, stream_id, newest in rows
+    }
+    new = [number for number in stream_nos if number not in found]
+    for (number,) in statements.select_in(session, _SPOKEN, (tenant_id,), new, "int8"):
+        found[number] = (None, None, None)
+    return found
+
+
+def drop_strays(session: Session, tenant_id: int, headers: Sequence[Header], lines: Sequence[IndexLine]) -> None:
+    """Remove rows that give a stream of this batch another number than the batch: they would keep it out."""
+    streams = {header.stream: line.stream_no for header, line in zip(headers, lines, strict=True)}
+    for part in chunks(sorted(streams)):
+        numbers = [streams[stream_id] for stream_id in part]
+        here = (col(LogStream.tenant_id) == tenant_id) & col(LogStream.stream_id).in_(part)
+        session.connection().execute(sa.delete(LogStream).where(here & col(LogStream.stream_no).not_in(numbers)))
+
+
+def put_streams(session: Session, tenant_id: int, streams: Mapping[int, str], positions: Mapping[int, int]) -> None:
+    """Write the rows of streams anew, each with its next position; one without a position has no row."""
+    here = col(LogStream.tenant_id) == tenant_id
+    for part in chunks(sorted(streams)):
+        ids = [streams[number] for number in part]
+        mine = col(LogStream.stream_no).in_(part) | col(LogStream.stream_id).in_(ids)
+        session.connection().execute(sa.delete(LogStream).where(here & mine))
+    names = ("tenant_id", "stream_no", "stream_id", "position")
+    rows = [(tenant_id, number, streams[number], position) for number, position in positions.items()]
+    statements.insert(session, LogStream, names, rows)
 
 
 def insert(session: Session, tenant_id: int, first: int, headers: Sequence[Header], lines: Sequence[IndexLine]) -> None:

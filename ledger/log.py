@@ -75,6 +75,7 @@ from ledger.placing import (
     receipt_of,
     weight,
 )
+from ledger.positions import backwards, settle
 from ledger.storing import Put, storing
 
 FLUSH_BYTES = 4 * 1024 * 1024
@@ -143,6 +144,7 @@ class Log:
         self._heads: dict[int, Head] = {}
         self._readers: dict[int, Head] = {}
         self._queues: dict[int, _Queue] = {}
+        self._refusing: dict[int, str] = {}
         self._lock = threading.Lock()
 
     @staticmethod
@@ -160,6 +162,25 @@ class Log:
     def leads(self) -> bool:
         """Whether this process may sequence now."""
         return self._lease.held
+
+    @property
+    def refusing(self) -> dict[int, str]:
+        """The tenants whose log takes nothing, with the reason, as this process met it last."""
+        return dict(self._refusing)
+
+    @contextmanager
+    def _noting(self, tenant_id: int) -> Iterator[None]:
+        try:
+            yield
+        except (LogForked, LogRolledBack, RecordDamaged) as error:
+            self._met(tenant_id, str(error))
+            raise
+
+    def _met(self, tenant_id: int, reason: str | None) -> None:
+        if reason is None:
+            self._refusing.pop(tenant_id, None)
+        else:
+            self._refusing[tenant_id] = reason
 
     def vkey(self, tenant_id: int) -> str:
         """Return the public key of a tenant's log, to pin: the newest that signed the newest checkpoint."""
@@ -224,10 +245,13 @@ class Log:
     def _leading(self, tenant_id: int) -> Iterator[Head]:
         """Hold the end of a log, opened afresh if its last use failed or the lease changed hands in between."""
         self._lease.check()
-        head = self.head(tenant_id)
+        with self._noting(tenant_id):
+            head = self.head(tenant_id)
         with head.lock:
             if head.stale or head.under != self._lease.check():
-                self._reopen(head)
+                with self._noting(tenant_id):
+                    self._reopen(head)
+            self._met(tenant_id, head.read_only)
             self._require_rank(head)
             yield head
 
@@ -381,7 +405,7 @@ class Log:
         head = self.head(tenant_id)
         with self._parts.transactions(tenant_id, write=False) as session:
             batch_of = index.batches_of(session, tenant_id, indexes)
-        return headers_at(lambda key: self._parts.locked.get(head.key(key)), head.log_id, batch_of, indexes)
+        return headers_at(self._reader_of(head), head.log_id, batch_of, indexes)
 
     def payloads(self, tenant_id: int, parts: Iterable[Part]) -> Payloads:
         """Return a reader of many parts that asks the bucket for neighbours together; not checked against headers."""
@@ -410,7 +434,10 @@ class Log:
                 if not self._stages:
                     raise
                 answers = self._stage(tenant_id, calls, stored, now)
+                self._met(tenant_id, None)
         except BaseException as problem:  # noqa: BLE001 - told to every waiting caller, and raised by each
+            if isinstance(problem, LogForked | LogRolledBack):
+                self._met(tenant_id, str(problem))
             for waiting in group:
                 waiting.problem, waiting.done = problem, True
             return
@@ -615,6 +642,7 @@ class Log:
                     save(session, head)
                     if self._stages and not rest:
                         staging.answer(session, head.tenant_id, _staged_answers(calls, answers), now)
+                head.positions.moved((line.stream_no for line in lines), made.headers)
             except sa.exc.IntegrityError:
                 # Another process found this batch in the bucket and indexed it first.
                 return None
@@ -622,10 +650,18 @@ class Log:
                 return answers
 
     def _chained(self, head: Head, fresh: Fresh, stored: Mapping[int, Part]) -> Chain:
+        streams = {draft.stream_no: draft.stream_id for draft, _ in fresh}
         with self._parts.transactions(head.tenant_id, write=False) as session:
             require_not_back(session, head)
-            positions = index.positions(session, head.tenant_id, (draft.stream_no for draft, _ in fresh))
-        return chain(fresh, stored, previous=head.previous, positions=positions)
+            found, doubts = head.positions.of(session, head.tenant_id, streams)
+        if doubts:
+            batches = backwards(self._reader_of(head), head.log_id, head.batch_first, head.batch_digest)
+            with self._parts.transactions(head.tenant_id) as session:
+                found |= settle(session, head.tenant_id, {number: streams[number] for number in doubts}, batches)
+        return chain(fresh, stored, previous=head.previous, positions=found)
+
+    def _reader_of(self, head: Head) -> Callable[[str], bytes]:
+        return lambda key: self._parts.locked.get(head.key(key))
 
     def _answer_staged(self, head: Head, calls: Sequence[_Call], answers: Sequence[Appended], now: datetime) -> None:
         wanted = _staged_answers(calls, answers)

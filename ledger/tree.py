@@ -2,9 +2,9 @@
 
 Guarantees: a full tile is written once and an existing one must be equal, otherwise `LogForked`. A tile that is read is
 compared with the level above it, up to the tails, which stand under the root; what the store gives in place of a tile
-is never in a proof: a tile of leaves is made again from the leaves, any other is RecordDamaged. What `open` reads is
-under the root that its caller compares. Not here: batches, checkpoints, signatures. Source: RFC 6962 §2.1,
-c2sp.org/tlog-tiles.
+is never in a proof: it is made again from the leaves or from the tiles below it, and where that does not lead to the
+same root it is RecordDamaged. What `open` reads is under the root that its caller compares. Not here: batches,
+checkpoints, signatures. Source: RFC 6962 §2.1, c2sp.org/tlog-tiles.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from enum import Enum, auto
 
 from ledger.errors import BadProof, LogForked, MalformedTilePath, ObjectExists, ObjectMissing, RecordDamaged
 from ledger.merkle import Frontier, root
@@ -22,6 +23,16 @@ _TILE_HEIGHT = 8
 _HELD_TILES = 256
 _MANY, _TOGETHER = 4, 8
 """So many tiles are stored at once, and so many of them together."""
+
+
+class Again(Enum):
+    """What `open` makes again instead of reading it, for a store whose tiles do not lead to the right root."""
+
+    NOTHING = auto()
+    LEAVES = auto()
+    """The newest tiles of leaves, from the leaves."""
+    ABOVE = auto()
+    """Those, and the newest tiles of each level above from the tiles below them: 256 are read for each."""
 
 
 class Tree:
@@ -54,10 +65,8 @@ class Tree:
         """The number of leaves."""
         return self._frontier.size
 
-    def open(self, size: int, tail: Sequence[bytes], *, from_leaves: bool = False) -> None:
+    def open(self, size: int, tail: Sequence[bytes], *, again: Again = Again.NOTHING) -> None:
         """Take up the tree of `size` leaves; `tail` are the leaf hashes after its last full tile.
-
-        `from_leaves` makes the newest tiles of leaves again, for a store whose tiles do not lead to the right root.
 
         Raises: BadProof when the tail does not fit the size, RecordDamaged for a tile that is none.
         """
@@ -65,11 +74,9 @@ class Tree:
             reason = f"a tree of size {size} has {size % TILE_WIDTH} leaves after its last full tile, got {len(tail)}"
             raise BadProof(reason)
         self._tails = [list(tail)]
-        if from_leaves and self._leaves is not None:
-            count = size // TILE_WIDTH
-            self._held = OrderedDict(
-                (tile_path(0, n), tuple(self._leaves(n))) for n in range(count - count % TILE_WIDTH, count)
-            )
+        self._held = OrderedDict()
+        if again is not Again.NOTHING and self._leaves is not None:
+            self._make_again(size, 1 if again is Again.LEAVES else size.bit_length())
         level = 1
         while count := size >> (_TILE_HEIGHT * level):
             first = count - count % TILE_WIDTH
@@ -82,6 +89,12 @@ class Tree:
                 nodes.append(self._node(size, bit, start >> bit))
                 start += 1 << bit
         self._frontier = Frontier.from_nodes(size, nodes)
+
+    def _make_again(self, size: int, levels: int) -> None:
+        for level in range(levels):
+            count = size >> (_TILE_HEIGHT * (level + 1))
+            for number in range(count - count % TILE_WIDTH, count):
+                self._held[tile_path(level, number)] = self._made(level, number)
 
     def append(self, leaves: Iterable[bytes]) -> None:
         """Add leaf hashes and store every tile that becomes full. Raises: LogForked, and what the store raises.
@@ -176,13 +189,28 @@ class Tree:
         try:
             return self._loaded(path, above)
         except RecordDamaged:
-            if level or above is None or self._leaves is None:
+            if above is None or self._leaves is None:
                 raise
-            made = tuple(self._leaves(number))
+            made = self._made(level, number)
             if root(made) != above:
                 raise
         self._mend(path, tile_bytes(made))
         return made
+
+    def _made(self, level: int, number: int) -> tuple[bytes, ...]:
+        """Make a tile from the leaves, or from the tiles below it as they are stored: its root proves it, or not."""
+        if level == 0:
+            return () if self._leaves is None else tuple(self._leaves(number))
+        return tuple(root(self._stored_or_made(level - 1, number * TILE_WIDTH + n)) for n in range(TILE_WIDTH))
+
+    def _stored_or_made(self, level: int, number: int) -> tuple[bytes, ...]:
+        path = tile_path(level, number)
+        if path in self._held:
+            return self._held[path]
+        try:
+            return self._loaded(path, None)
+        except RecordDamaged:
+            return self._made(level, number)
 
     def _loaded(self, path: str, above: bytes | None) -> tuple[bytes, ...]:
         try:

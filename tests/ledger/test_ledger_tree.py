@@ -10,7 +10,7 @@ import pytest
 from ledger import merkle
 from ledger.errors import LogForked, ObjectExists, ObjectMissing, RecordDamaged
 from ledger.tiles import TILE_WIDTH
-from ledger.tree import Tree
+from ledger.tree import Again, Tree
 
 LEAVES = [merkle.leaf_hash(number.to_bytes(4, "big")) for number in range(TILE_WIDTH * 9 + 7)]
 
@@ -129,6 +129,36 @@ def test_an_upper_tile_that_was_exchanged_is_never_opened_as_the_same_tree() -> 
     tree.append(MANY)
     tiles["tile/1/000"] = tiles["tile/0/001"]
     assert opened(tiles).root() != tree.root()
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"x" * TILE_WIDTH * 32, b"x" * 31])
+def test_an_upper_tile_is_made_again_from_those_below_it_where_that_gives_the_same_root(damage: bytes | None) -> None:
+    """One damaged tile above the leaves stopped the log at the next start, though everything below it was there."""
+    tiles: dict[str, bytes] = {}
+    tree = Tree(put=tiles.__setitem__, get=tiles.__getitem__)
+    tree.append(MANY)
+    whole = dict(tiles)
+
+    def get(path: str) -> bytes:
+        if path not in tiles:
+            raise ObjectMissing(path)
+        return tiles[path]
+
+    def leaves(number: int) -> list[bytes]:
+        return MANY[number * TILE_WIDTH : (number + 1) * TILE_WIDTH]
+
+    for lower in (None, "tile/0/007"):
+        for path in filter(None, ("tile/1/000", lower)):
+            tiles.pop(path)
+            if damage is not None and path != lower:
+                tiles[path] = damage
+        again = Tree(put=tiles.__setitem__, get=get, leaves=leaves, mend=tiles.__setitem__)
+        again.open(SIZE, MANY[-5:], again=Again.ABOVE)
+        assert again.root() == tree.root()
+        merkle.verify_inclusion(9, SIZE, MANY[9], merkle.inclusion_proof(9, SIZE, again.read), tree.root())
+        again.mend()
+        again.read(0, 7 * TILE_WIDTH)
+        assert tiles == whole
 
 
 def test_many_full_tiles_are_created_together_unless_one_is_there_already() -> None:
