@@ -116,7 +116,11 @@ def decode_lines(data: bytes, entry_ids: Sequence[str]) -> list[IndexLine]:
     ends = list(accumulate(columns.widths))
     if columns.ids != _digest_of_ids(entry_ids) or not len(ends) == len(columns.which) == len(entry_ids):
         raise msgspec.DecodeError(_OTHERS)
-    if not all(0 <= number < len(columns.shared) for number in columns.which) or min(columns.widths, default=0) < 0:
+    if (
+        not all(0 <= number < len(columns.shared) for number in columns.which)
+        or min(columns.widths, default=0) < 0
+        or sum(columns.widths) != len(columns.digests)
+    ):
         message = "an index object that names what it does not hold"
         raise msgspec.DecodeError(message)
     return [

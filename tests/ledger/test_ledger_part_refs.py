@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 import zstandard
+from msgspec.structs import replace
 from sqlmodel import Session, SQLModel, col, create_engine
 
 from ledger import index, statements
@@ -129,6 +130,19 @@ def test_lines_come_back_and_only_for_the_entries_they_were_written_for() -> Non
     for wrong in (ids[1:], ids[::-1], [*ids, "id-400"], []):
         with pytest.raises(msgspec.DecodeError):
             index.decode_lines(index.encode_lines(lines), wrong)
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [(2, [0, 1, 2]), (2, [0, -1, 0]), (3, b"short"), (3, bytes(49)), (4, [16, 48, -16])]
+)
+def test_lines_whose_columns_do_not_fit_each_other_are_refused(column: int, value: Any) -> None:
+    lines = [replace(line((key,), ("s",)), digest=bytes(16)) for key in "aba"]
+    whole = index.encode_lines(lines)
+    columns = msgspec.msgpack.decode(zstandard.ZstdDecompressor().decompress(whole[1:]))
+    columns[column] = value
+    forged = whole[:1] + zstandard.ZstdCompressor().compress(msgspec.msgpack.encode(columns))
+    with pytest.raises(msgspec.DecodeError):
+        index.decode_lines(forged, ["", "", ""])
 
 
 def test_lines_of_the_first_version_are_read() -> None:
