@@ -30,7 +30,7 @@ from api.clock import Clock
 from api.clock_check import AWS, apart, register_clock_check
 from api.database import Database
 from api.idempotency import expire
-from api.jobs import Job, Jobs
+from api.jobs import LOOK_EVERY, Job, Jobs
 from api.lineage_feed import Feed, open_sink
 from api.registry_jobs import register_registry_jobs
 from api.secrets import Secrets
@@ -101,6 +101,8 @@ CHECKPOINT_EVERY_EMBEDDED = timedelta(seconds=1)
 ANCHORS_EVERY = timedelta(seconds=10)
 JOURNAL_EVERY = timedelta(minutes=1)
 SNAPSHOT_EVERY = timedelta(minutes=10)
+HOLD_UNDER_WAY = timedelta(minutes=1)
+"""So long a hold may take from its event to its row before the row counts as lost."""
 HOUR = timedelta(hours=1)
 CERTIFICATES_EVERY = timedelta(minutes=1)
 DAY = timedelta(days=1)
@@ -345,6 +347,11 @@ class Services:
             # Whoever cannot read the record now does not serve less for it: the next start looks again.
             self.telemetry.log.warning("holds were not compared", tenant=acting.tenant, error=type(error).__name__)
 
+    def finish_hold_rows(self, tenant_id: int, now: datetime) -> int:
+        """As `finish_holds` for one tenant that serves: what is under way is left alone. Raises: as the record does."""
+        log_id = self.tenant(tenant_id).log_id
+        return self.recovery.rebuild.finish_holds(tenant_id, log_id, now, until=now - HOLD_UNDER_WAY)
+
     def heal_first(self) -> list[Healed]:
         """As `heal`, before anything is served. Raises: StoreRefused without the log."""
         try:
@@ -564,6 +571,7 @@ def _register_jobs(services: Services) -> None:
     jobs.add(Job(name="roots", every=DAY, run=services.keks.turn))
     jobs.add(Job(name="vault", every=VAULT_EVERY, run=lambda _now: services.vault.expire(), shared=False))
     # Before the requests: what a released hold gives free is free in its store when they come to it.
+    jobs.add(Job(name="holds", every=LOOK_EVERY, run=for_each(services.finish_hold_rows), shared=False))
     register_holds(jobs, lambda: services.erasure, services.tenants, leads=lambda: services.leads)
     jobs.add_work(lambda now: _work_on_requests(services, now))
     sink = open_sink(services.settings.openlineage)

@@ -119,10 +119,11 @@ class Rebuild:
         self._turn(made, now, grace)  # 5
         return made
 
-    def finish_holds(self, tenant_id: int, log_id: str, now: datetime) -> int:
-        """Put in force, or end, the holds whose event a crash parted from its row; returns how many events were read.
+    def finish_holds(self, tenant_id: int, log_id: str, now: datetime, *, until: datetime | None = None) -> int:
+        """Put in force, or end, the holds whose event was parted from its row; returns how many events were read.
 
-        Nothing is read where rows and events are equally many. Raises: what the log's store raises, RecordDamaged.
+        Nothing is read where rows and events are equally many, up to `until` if given: younger ones may be under way.
+        Raises: what the log's store raises, RecordDamaged.
         """
         kinds = (Kind.HOLD_PLACED, Kind.HOLD_RELEASED)
         holds = self._tables["hold"]
@@ -132,7 +133,11 @@ class Rebuild:
             )
             rows = sa.select(holds.c.hold_id).where(holds.c.tenant_id == tenant_id)
             ended = rows.where(holds.c.released_at.is_not(None))
-            if _count(session, ours) == _count(session, rows) + _count(session, ended):
+            counted = ours
+            if until is not None:
+                counted = ours.where(col(EntryRow.at) <= until)
+                rows, ended = rows.where(holds.c.created_at <= until), ended.where(holds.c.released_at <= until)
+            if _count(session, counted) == _count(session, rows) + _count(session, ended):
                 return 0
             newest = ours.order_by(col(EntryRow.idx).desc())
             before = session.scalar(newest.offset(_NEWEST_HOLDS).limit(1))

@@ -8,7 +8,8 @@ and nothing is left of. Another principal than the one who placed a hold release
 Free text is sealed under the tenant's own key.
 
 Placing: 1 resolve the selector. 2 The record (binding). 3 One transaction: the hold, what it holds, what came too late.
-A crash after 2 leaves an event without effect; the caller got no answer and places it again.
+What ends between 2 and 3, crash or not, is applied by the next look at the record: at a start, and every few minutes.
+The caller got no answer then.
 """
 
 from __future__ import annotations
@@ -104,13 +105,20 @@ class Holds:
             "entries": sorted(hold.entries),
         }
         self._record.event(acting.tenant_id, Kind.HOLD_PLACED, body, now)  # 2
-        with self._transactions(acting.tenant_id) as session:  # 3
+        try:
+            return self._put(acting, hold, wanted.name, sealed, now)  # 3
+        except Exception:  # noqa: BLE001 - whatever it was, the second attempt raises it again
+            # The record has it in force. If this fails too, the next look at the record applies it (`api.wiring`).
+            return self._put(acting, hold, wanted.name, sealed, now)
+
+    def _put(self, acting: Acting, hold: Hold, name: str, sealed: bytes, now: datetime) -> dict[str, Any]:
+        """Write the row, or complete the one that was made of the event meanwhile, and say what is held."""
+        with self._transactions(acting.tenant_id) as session:
             wait_for_decisions(session, acting.tenant_id)
-            row = HoldRow(
+            row = session.get(HoldRow, (acting.tenant_id, hold.hold_id)) or HoldRow(
                 tenant_id=acting.tenant_id,
-                hold_id=hold_id,
-                name=wanted.name,
-                sealed=sealed,
+                hold_id=hold.hold_id,
+                name=name,
                 subjects=sorted(hold.subjects),
                 data_classes=sorted(hold.data_classes),
                 scopes=sorted(hold.scopes),
@@ -119,10 +127,11 @@ class Holds:
                 created_by=acting.principal,
                 created_at=now,
             )
+            row.name, row.sealed = name, sealed
             session.add(row)
             session.flush()
             late = _gone(session, acting.tenant_id, hold)
-            hold = self._known(session, acting.tenant_id)[hold_id]
+            hold = self._known(session, acting.tenant_id)[hold.hold_id]
             late |= set(self._sent(session, acting.tenant_id, hold))
             return {**view_of(row), **counts_of(session, acting.tenant_id, hold), "too_late": sorted(late)}
 
@@ -141,11 +150,18 @@ class Holds:
                 raise SecondPersonNeeded("release the hold", "placement")
         body = {"hold": hold_id, "by": acting.principal, "due": found["due"]}
         self._record.event(acting.tenant_id, Kind.HOLD_RELEASED, body, now)
+        try:
+            view = self._end(acting, hold_id, now)
+        except Exception:  # noqa: BLE001 - as for placing
+            view = self._end(acting, hold_id, now)
+        return {**view, **found, "released": True}
+
+    def _end(self, acting: Acting, hold_id: str, now: datetime) -> dict[str, Any]:
         with self._transactions(acting.tenant_id) as session:
             row = self._open(session, acting.tenant_id, hold_id, lock=True)
             row.released_by, row.released_at = acting.principal, now
             session.add(row)
-            return {**view_of(row), **found, "released": True}
+            return view_of(row)
 
     def holds(
         self, acting: Acting, *, released: bool | None = None, after: str = "", limit: int = 50
