@@ -23,6 +23,10 @@ from registry.acting import Acting
 from registry.models import Token
 
 router = make_router("operations")
+_REFUSED = (
+    "nothing is stored in it: muniment verify --all says what is wrong and whose log it is; bring back what is older, "
+    "the bucket or the database, and start again"
+)
 
 
 class NewToken(Body):
@@ -66,6 +70,11 @@ class Readiness(BaseModel):
 
     status: str = Field(examples=["ready"])
     not_ready: dict[str, str] = Field(examples=[{}], description="Part to reason; empty when ready.")
+    refusing_logs: dict[str, str] = Field(
+        default_factory=dict,
+        examples=[{}],
+        description="Id of each log that takes nothing, with the reason and what to do; of other tenants' all is well.",
+    )
 
 
 def _view(row: Token) -> TokenView:
@@ -88,12 +97,29 @@ def healthz() -> Health:
 
 @router.get("/readyz", responses={503: {"description": "Something named in `not_ready` is missing."}})
 def readyz(parts: Parts, response: Response) -> Readiness:
-    """Whether database, schema, keys, object store and log can be used."""
+    """Whether database, schema, keys, object store and logs can be used.
+
+    One tenant's log that refuses is named and keeps nobody else from being served: 503 where every log does.
+    """
     reasons = not_ready(parts)
+    refusing: dict[str, str] = {}
+    count = 0
+    if "database" not in reasons and "schema" not in reasons:
+        refusing, count = _refusing(parts)
+    if refusing and len(refusing) == count:
+        reasons.setdefault("log", "no log takes anything: see refusing_logs")
     if reasons:
         response.status_code = 503
         response.headers["Retry-After"] = "5"
-    return Readiness(status="not ready" if reasons else "ready", not_ready=reasons)
+    return Readiness(status="not ready" if reasons else "ready", not_ready=reasons, refusing_logs=refusing)
+
+
+def _refusing(parts: Services) -> tuple[dict[str, str], int]:
+    """The logs that take nothing, by their random ids, and how many there are: no tenant's name without a token."""
+    known = parts.log.refusing
+    tenants_now = parts.tenants()
+    reasons = {acting.log_id: known[acting.tenant_id] for acting in tenants_now if acting.tenant_id in known}
+    return {log_id: f"{reason}; {_REFUSED}" for log_id, reason in reasons.items()}, len(tenants_now)
 
 
 def not_ready(parts: Services) -> dict[str, str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,9 +20,11 @@ from api import folder
 from ledger.batches import batch_key
 from ledger.checkpoint import parse_checkpoint, verify_note
 from ledger.merkle import verify_inclusion
-from ledger.models import EntryRow
+from ledger.models import EntryRow, LogState
 from ledger.signing import verifier_from_vkey
 from muniment.errors import ApiProblem
+from registry.acting import Acting
+from tests.process.conftest import new_desk
 from tests.process.test_process_rebuild import tenant_id
 from tests.process.test_process_record import entry, post
 from tests.process.test_process_restore import command
@@ -211,6 +213,37 @@ def test_a_lost_or_damaged_tile_is_made_again_from_the_batches(desk: Any, runnin
         if opened_again:
             assert hot.get(name) == good
         hot.replace(name, good)
+
+
+def test_a_log_that_takes_nothing_is_named_by_readyz_until_it_is_well_again(desk: Any, running: Any) -> None:
+    """A load balancer, and whoever was on call, saw a healthy service while every post of a tenant was refused."""
+    services = running.services
+    new_desk(running).close()
+    [mine] = [one for one in services.tenants() if one.tenant == desk.tenant]
+
+    def turned(tenants: Sequence[Acting], read_only: str | None) -> dict[str, Any]:
+        for acting in tenants:
+            with services.database.transaction(acting.tenant_id) as session:
+                session.get_one(LogState, acting.tenant_id).read_only = read_only
+        services.log.forget_heads()
+        for acting in tenants:
+            services.log.publish(acting.tenant_id, services.clock.now())
+        return dict(desk.call("auditor", "GET", "/readyz"))
+
+    assert turned([mine], None)["refusing_logs"] == {}
+    found = turned([mine], "the bucket holds a checkpoint of size 9 with another root")
+    with pytest.raises(ApiProblem) as refused:
+        post(desk, entry())
+    assert refused.value.type == "/problems/read-only"
+    assert list(found["refusing_logs"]) == [mine.log_id]
+    assert "another root; nothing is stored in it: muniment verify" in found["refusing_logs"][mine.log_id]
+    assert desk.tenant not in str(found), "no token was shown"
+    assert found["status"] == "ready", "the other tenants are served"
+    with pytest.raises(ApiProblem) as down:
+        turned(services.tenants(), "two histories")
+    assert down.value.status == 503
+    assert turned(services.tenants(), None)["refusing_logs"] == {}
+    assert post(desk, entry())[0]["status"] == "stored"
 
 
 @pytest.mark.slow
