@@ -51,6 +51,7 @@ def test_a_joint_copy_that_a_human_kept_is_kept_by_a_database_that_does_not_know
     yesterday = Backup(world)
     joint = world.file("both.txt", "ada and bob", subjects=(ADA, BOB))
     world.file("ada.txt", "ada alone")
+    world.file("bob.txt", "bob alone", subjects=(BOB,))  # by which the store's place is known again
 
     def backup(moment: str) -> None:
         if when == moment:

@@ -14,6 +14,7 @@ from sqlmodel import col, select
 
 from ledger.entry import Kind, uuid7
 from registry.keyed import IDENTITY_CLASS
+from tests.process.conftest import wait_for
 from tests.process.test_process_rebuild import (
     lose_database,
     own,
@@ -89,3 +90,25 @@ def test_what_was_announced_as_going_stays_under_a_hold_and_goes_without_one(des
     assert refused(desk, apart) == 410
     # The name of whoever is held is still known: a later request finds its data.
     assert desk.call("legal", "POST", "/v1/subjects:lookup", {"subjects": ["user:person"]})["known"] == 1
+
+
+@pytest.mark.slow
+def test_a_restriction_younger_than_the_announcement_keeps_what_was_to_go(desk: Any, running: Any) -> None:
+    [kept], [gone] = say(desk, "disputing", "is that true?"), say(desk, "gone", "held by nothing")
+    announce(running, desk)
+    made = desk.call("legal", "POST", "/v1/requests",
+                     {"right": "restriction", "subjects": ["user:disputing"], "regulation": "gdpr"})  # fmt: skip
+    path = f"/v1/requests/{made['id']}"
+    identity = {"identifier": "user:disputing", "method": "login", "evidence": "session"}
+    desk.call("legal", "POST", f"{path}/verify-identity", identity)
+    plan = desk.call("legal", "POST", f"{path}/plan")
+    desk.call("legal2", "POST", f"{path}/approve", {"plan_hash": plan["plan_hash"]})
+    wait_for(lambda: desk.call("legal", "GET", path)["state"].startswith("completed"), 60)
+    ship(running, desk)
+    running.stop()
+    lose_database(running)
+
+    rebuild(running)
+    running.start()
+    assert json.loads(read(desk, kept))["body"]["text"] == "is that true?"
+    assert refused(desk, gone) == 410
