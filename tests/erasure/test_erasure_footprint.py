@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -17,6 +17,8 @@ from erasure.history import load
 from erasure.models import CopyRow, RequestRow, RequestSubject
 from erasure.planning import request_seal
 from erasure.sealed import REQUEST_CLASS
+from ledger.entry import Kind
+from ledger.models import OutboxRow
 from registry.models import Artifact
 from retention.models import HoldRow, SweepRow
 from vault.errors import KeyDestroyed
@@ -140,6 +142,34 @@ def test_a_legal_hold_keeps_the_words_until_it_is_released(world: Any, selector:
             session.add(hold)
     assert end(world) == 1
     assert left(world, request) == NOTHING
+
+
+def test_a_hold_in_the_last_moment_keeps_the_words_and_the_record_says_that_nothing_went(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The announcement stood alone in the record, so a rebuild years later, the hold released, took it for done."""
+    world.note("n1", "Ada wrote about her rash")
+    request = world.erase()
+    to_final(world, request)
+    world.now += timedelta(days=31)
+    say = world.parts.record.event
+
+    def event(tenant_id: int, kind: Kind, body: dict[str, Any], now: datetime) -> str:
+        entry_id = str(say(tenant_id, kind, body, now))
+        if kind is Kind.KEY_DESTROYING:
+            with world.parts.transactions(tenant_id) as session:
+                people = load(session, tenant_id, request).subjects
+                session.add(_hold(world, {"subjects": people, "data_classes": [], "scopes": [], "artifacts": []}))
+        return entry_id
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.parts.record, "event", event)
+        end(world)
+    assert left(world, request)["said"]
+    with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
+        told = session.exec(select(OutboxRow).where(OutboxRow.kind == Kind.KEY_DESTROYED)).all()
+        last = max(told, key=lambda row: row.n)
+    assert json.loads(last.body) == {"owner": request, "keys": []}
 
 
 def _hold(world: Any, selectors: dict[str, Any]) -> HoldRow:
