@@ -19,7 +19,8 @@ from ledger.models import ActionRow
 from registry import streams
 from registry.acting import Acting
 from registry.duration import Duration
-from registry.keyed import NOBODY, Lookups, Seals
+from registry.keyed import Lookups
+from registry.outcomes import open_reference, seal_reference
 
 router = make_router("actions")
 _DIGEST = r"^[0-9a-f]{64}$"
@@ -41,7 +42,7 @@ class Wanted(Body):
 
 
 class Outcome(Body):
-    """How it ended, and the provider's own id of it."""
+    """How it ended, and the provider's own id of it, which goes with the first person of the stream who is erased."""
 
     state: Literal["succeeded", "failed"]
     provider_ref: str | None = Field(default=None, max_length=512)
@@ -69,7 +70,7 @@ def claim(body: Wanted, acting: Writer, parts: Parts, response: Response) -> Row
         )
         row, claimed = actions.claim(session, acting.tenant_id, wanted, now)
         response.status_code = 201 if claimed else 200
-        return _view(session, parts, acting, row, body.action_id)
+        return _view(session, parts, row, body.action_id)
 
 
 @router.post("/v1/actions/{action_id:path}/outcome")
@@ -79,10 +80,10 @@ def outcome(action_id: str, body: Outcome, acting: Writer, parts: Parts) -> Row:
     with parts.database.transaction(acting.tenant_id) as session:
         sealed = None
         if body.provider_ref is not None:
-            seals = Seals(session, parts.vault, acting.tenant_id)
-            sealed = seals.seal(NOBODY, "action", lookup.hex(), body.provider_ref.encode())
+            claimed = actions.find(session, acting.tenant_id, lookup)
+            sealed = seal_reference(session, parts.vault, claimed, body.provider_ref)
         row = actions.settle(session, acting.tenant_id, lookup, ActionState(body.state), sealed, now=parts.clock.now())
-        return _view(session, parts, acting, row, action_id)
+        return _view(session, parts, row, action_id)
 
 
 @router.get("/v1/actions/{action_id:path}")
@@ -90,16 +91,15 @@ def read(action_id: str, acting: Writer, parts: Parts) -> Row:
     """What is known of an action, and whether doing it again is safe."""
     with parts.database.transaction(acting.tenant_id, write=False) as session:
         row = actions.find(session, acting.tenant_id, _lookup(parts, acting, action_id))
-        return _view(session, parts, acting, row, action_id)
+        return _view(session, parts, row, action_id)
 
 
 def _lookup(parts: Services, acting: Acting, action_id: str) -> bytes:
     return Lookups(parts.vault, acting.tenant_id).of("action", action_id)
 
 
-def _view(session: Session, parts: Services, acting: Acting, row: ActionRow, action_id: str) -> dict[str, Any]:
+def _view(session: Session, parts: Services, row: ActionRow, action_id: str) -> dict[str, Any]:
     state = actions.state_at(row, parts.clock.now())
-    opened = Seals(session, parts.vault, acting.tenant_id).open(NOBODY, "action", row.lookup.hex(), row.provider_ref)
     return {
         "action_id": action_id,
         "kind": row.kind,
@@ -107,5 +107,5 @@ def _view(session: Session, parts: Services, acting: Acting, row: ActionRow, act
         "retry": actions.retry_of(state).value,
         "owner": row.owner,
         "lease_until": f"{row.lease_until:%Y-%m-%dT%H:%M:%S.%fZ}",
-        "provider_ref": None if opened is None else opened.decode(),
+        "provider_ref": open_reference(session, parts.vault, row),
     }
