@@ -22,7 +22,7 @@ from sqlmodel import Session, col, select
 
 from connectors.agent import AGENT
 from connectors.base import Connector, Finding, Level, ReclaimReport
-from erasure import copies, history, tasks
+from erasure import copies, history, place, tasks
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.regenerate import ANEW
@@ -86,6 +86,8 @@ class _Looked(NamedTuple):
     started_at: datetime | None
     finished_at: datetime | None
     verified_at: datetime | None
+    verified_how: str | None
+    detail: str | None
 
 
 def confirm(
@@ -255,7 +257,9 @@ class _Confirmation:
         level = None if finding.level is None else finding.level.value
         if finding.present is False and finding.level is not None and finding.level >= copies.level_of(copy.required):
             change = {"level": level, "verified_at": at, "verified_how": finding.how, "detail": None}
-            if copy.state != CopyState.ALREADY_ABSENT:
+            if copy.state == CopyState.ALREADY_ABSENT:
+                change["verified_how"] = place.as_absent(finding.how, copy.verified_how or copy.detail)
+            else:
                 physical = finding.level >= Level.L2
                 change["state"] = (CopyState.ERASED_PHYSICAL if physical else CopyState.ERASED_LOGICAL).value
             if (copy.method or "").startswith(ANEW):

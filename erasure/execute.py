@@ -4,7 +4,8 @@
  2. Close the persons' keys for sealing and mark the request destructive: from here it cannot be cancelled.
  3. Record keys: give parts that stay keys of their own (`erasure.keeping`); put into the record which keys go (binds),
     then decide each again and delete it, in one transaction. Keys of parts whose ground to stay has ended go alike.
- 4. Stores, leaves first, in batches; then free the bytes (`erasure.dispatch`).
+ 4. Stores, leaves first, in batches; then free the bytes (`erasure.dispatch`). What was absent there is gone only where
+    something shows that it is the right place (`erasure.place`).
  5. Bury what is gone: registry rows without their sealed places, tombstones.
  6. The identity key, when nothing else waits for it: readable names, stream names, the key. In a sweep those of people
     of whom nothing is left (`erasure.departed`).
@@ -33,6 +34,7 @@ from erasure.keeping import Keeping, list_kept, sealed_still, staying, uncovered
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.persons import leave_out_strangers
+from erasure.place import look_at_places
 from erasure.plan import IDENTITY, redecide
 from erasure.request import BROKEN, GONE, WAITING, CopyState, Move, State, move
 from erasure.work import (
@@ -77,6 +79,7 @@ def execute(parts: Parts, tenant_id: int, owner: str, now: datetime) -> Outcome:
     run.destroy_record_keys()  # 3
     run.destroy_part_keys()
     Dispatch(parts, tenant_id, owner, now).run()  # 4
+    look_at_places(parts, tenant_id, owner, now)
     run.bury()  # 5
     run.destroy_identity()  # 6
     run.rotate()  # 7
