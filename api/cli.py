@@ -120,7 +120,9 @@ def _explained(error: Exception) -> tuple[str, int]:
 
 
 def _say(line: str, code: int) -> int:
-    click.echo(f"muniment: {line}", err=True)
+    from api.commands.terminal import say
+
+    say(f"muniment: {line}", err=True)
     return code
 
 

@@ -12,8 +12,9 @@ from pathlib import Path
 import click
 
 from api.commands.failures import explain
-from api.commands.options import CannotRun, client_of, printable, remote, show
+from api.commands.options import CannotRun, client_of, remote, show
 from api.commands.requests import path_of
+from api.commands.terminal import say
 from api.commands.watching import collateral_lines, exit_code, next_of, plan_lines, watch_request
 from muniment.errors import ApiProblem
 from muniment.registry import Client
@@ -45,7 +46,7 @@ def approve(
         except ApiProblem as problem:
             if problem.type != "/problems/stale-plan":
                 raise
-            click.echo(f"muniment: {explain(problem)[0]}\nnext: muniment request plan {request_id}", err=True)
+            say(f"muniment: {explain(problem)[0]}\nnext: muniment request plan {request_id}", err=True)
             return 1
         state = watch_request(client, request_id) if watch else client.request("GET", path)
     lines = [f"request {request_id}: {state['state']}", *(next_of(state) if watch else [])]
@@ -58,7 +59,7 @@ def _approve(client: Client, path: str, plan_hash: str | None, *, accept_collate
     right = client.request("GET", path)["right"]
     plan = client.request("GET", f"{path}/plan")
     for line in plan_lines(plan, right=right):
-        click.echo(printable(line), err=as_json)
+        say(line, err=as_json)
     told = collateral_lines(plan, right=right)
     if told and not accept_collateral:
         _ask(told)

@@ -18,7 +18,8 @@ import click
 import yaml
 
 from api.commands.failures import explain
-from api.commands.options import CannotRun, Listed, client_of, printable, remote, show
+from api.commands.options import CannotRun, Listed, client_of, remote, show
+from api.commands.terminal import say
 from muniment.errors import ApiProblem, MunimentError
 from muniment.registry import Client
 
@@ -223,7 +224,7 @@ def _run(client: Client, section: str, path: str, specs: Mapping[str, Any], *, d
     told: dict[str, Any] = {"dry_run": dry_run, "refused": [asdict(one) for one in refused]}
     if not as_json:
         for line in _lines(changes, refused):
-            click.echo(printable(line))
+            say(line)
     code, end = 0, []
     if refused:
         code, end = 1, [f"nothing was applied: {len(refused)} of {len(specs)} declarations are refused"]

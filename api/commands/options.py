@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import click
 
+from api.commands.terminal import printable, say
 from muniment.errors import BadAddress, BadToken, TransportError
 from muniment.registry import Client
 
@@ -137,18 +138,16 @@ def _announced(data: Path) -> str:
         raise CannotRun(message) from error
 
 
-def show(value: Any, *, as_json: bool, lines: Sequence[str]) -> None:
-    """Prints one JSON document, or lines for a reader."""
+def show(value: Any, *, as_json: bool, lines: Sequence[str], exact: bool = False) -> None:
+    """Prints one JSON document, or lines for a reader; `exact` ones, in which the record speaks, also on a terminal."""
     if as_json:
         click.echo(_UNPRINTED.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False)))
         return
     for line in lines:
-        click.echo(printable(line))
-
-
-def printable(text: str) -> str:
-    """The text without control characters: what somebody said could move a terminal's cursor, or colour a lie."""
-    return text if text.isprintable() else "".join(one if one.isprintable() or one in "\n\t" else "�" for one in text)
+        if exact:
+            click.echo(printable(line))
+        else:
+            say(line)
 
 
 def progress(length: int, label: str) -> Any:

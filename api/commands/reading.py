@@ -36,7 +36,7 @@ def replay(
         if purpose is None:
             raise CannotRun(_NEED_PURPOSE)
         found = client.request("POST", "/v1/replay", body, purpose=purpose)
-    show(found, as_json=as_json, lines=list(text_lines(found)))
+    show(found, as_json=as_json, lines=list(text_lines(found)), exact=True)
     verdicts = {entry["integrity"] for entry in found["entries"]}
     return 1 if verdicts & _FAULTS else 2 if "unreadable" in verdicts else 0
 
@@ -77,7 +77,7 @@ def explain(
             + (f" by {activity['kind']}" if activity.get("kind") else "")
             + (f" ({', '.join(with_what)})" if with_what else "")
         )
-    show(found, as_json=as_json, lines=lines or ["nothing is known about its origin"])
+    show(found, as_json=as_json, lines=lines or ["nothing is known about its origin"], exact=True)
     return 0
 
 

@@ -14,7 +14,8 @@ from urllib.parse import quote, urlencode
 
 import click
 
-from api.commands.options import CannotRun, Listed, client_of, printable, remote, show
+from api.commands.options import CannotRun, Listed, client_of, remote, show
+from api.commands.terminal import say
 from api.commands.watching import exit_code, next_of, plan_lines, request_lines, watch_request
 from muniment.registry import Client
 
@@ -96,6 +97,9 @@ def _filing(name: str, right: str) -> click.Command:
         as_json: bool,
     ) -> int:
         people = subjects_of(subjects)
+        if right == "rectification" and not corrections:
+            message = "nothing to correct: pass --correct FIELD=VALUE, the field and what it is to read"
+            raise CannotRun(message)
         body: dict[str, Any] = {"right": right, "subjects": people, "regulation": regulation}
         body |= {"jurisdiction": jurisdiction, "timezone": timezone, "channel": "cli"}
         body |= {"scope": _scope(conversation, data_classes), "corrections": _corrections(corrections)}
@@ -105,7 +109,7 @@ def _filing(name: str, right: str) -> click.Command:
             shown = _shown_plan(client, state)
             if not as_json:
                 for line in (f"request {made['id']}: {state['state']}, due {made['due_at']}", *shown):
-                    click.echo(printable(line))
+                    say(line)
             if watch:
                 state = watch_request(client, made["id"])
         lines = [f"request {made['id']}: {state['state']}"] if watch else []

@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
-import click
-
 from api.commands.options import progress
+from api.commands.terminal import say
 from muniment.registry import Client
 
 DONE = frozenset(
@@ -69,12 +68,12 @@ def watch_request(client: Client, request_id: str) -> dict[str, Any]:
             waits = waiting_for(state)
             if waits != said or time.monotonic() - at > _SAY_S:
                 said, at = waits, time.monotonic()
-                click.echo(f"{request_id} {waits}", err=True)
+                say(f"{request_id} {waits}", err=True)
             time.sleep(_POLL_S)
             state = client.request("GET", path)
         bar.update(bar.length - bar.pos)
     if state["state"] not in DONE:
-        click.echo(f"{request_id} {waiting_for(state)}; somebody has to act", err=True)
+        say(f"{request_id} {waiting_for(state)}; somebody has to act", err=True)
     return state
 
 

@@ -98,6 +98,12 @@ def test_a_file_copied_with_another_time_is_known_again_by_the_old_one(
     assert "like 2026-01-31T12:00:00Z" in one_line(capsys)
 
 
+def test_a_correction_of_nothing_names_its_option(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["request", "rectify", "--subject", "email:ada@example.org", "--token", "t", "--url", "http://127.0.0.1:1"]
+    assert cli.run(words) == 2
+    assert "--correct FIELD=VALUE" in one_line(capsys)
+
+
 def test_what_somebody_said_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     body = {"words": "\x1b[2J\u202etxet\x9b31m\nso"}
     show(body, as_json=False, lines=[body["words"]])
