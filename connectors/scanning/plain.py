@@ -101,6 +101,8 @@ def _who(scan: Scan) -> str:
     count, complete = scan.people()
     nobody = sum(place.nobody for place in scan.places)
     fields = sorted({field for place in scan.places if (field := place.owner_field())})
+    if not any(place.rows or place.nobody or place.unread or any(place.parts.values()) for place in scan.places):
+        return "No item lies here now, so nobody's data would be found; whose later items are cannot be seen yet."
     if not count:
         return "No field says whose anything here is, so a person's data could not even be found."
     told = f"{'' if complete else 'At least '}{_n(count, 'person', 'people')} can be told apart by {', '.join(fields)}"

@@ -298,6 +298,17 @@ def test_three_sentences_say_who_what_stays_and_what_would_be_done(threads: Any)
     assert "1 thread of several people would be left and reported" in said[2]
 
 
+def test_an_empty_table_is_not_said_to_lack_a_field(tmp_path: Path) -> None:
+    path = tmp_path / "notes.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE note (id INTEGER PRIMARY KEY, owner TEXT, hue TEXT)")
+        db.commit()
+        assert sentences(look(tmp_path))[0].startswith("No item lies here now")
+        db.execute("INSERT INTO note (hue) VALUES ('red')")
+        db.commit()
+        assert sentences(look(tmp_path))[0].startswith("No field says whose anything here is")
+
+
 def test_names_are_printed_only_where_they_are_asked_for(threads: Any) -> None:
     bed, _, _ = threads
     found = look(bed.path, subject="user:ada_lovelace")
