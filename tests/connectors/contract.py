@@ -119,6 +119,17 @@ class Contract(Troubles):
         assert receipt.outcome is Outcome.ALREADY_ABSENT
         assert receipt.level is Level.L1
 
+    @clause("wrong scope")
+    @pytest.mark.scenario("S37")
+    def test_what_is_there_shows_the_place_by_its_locator_alone_whoever_cannot_write(self, bed: Bed) -> None:
+        """What tells a place apart from an empty one where everything is absent alike (`erasure.place`)."""
+        mine, others = fill(bed, 2)
+        with bed.open() as connector:
+            erase(connector, mine)
+        with bed.open(read_only=True) as reader:
+            findings = reader.verify([*mine, *others], Level.L1, deadline=30)
+        assert [bool(finding.present) for finding in findings] == [False, False, True, True]
+
     @clause("ownership check")
     def test_an_item_of_somebody_else_is_left_untouched(self, bed: Bed) -> None:
         mine, others = fill(bed, 2)
