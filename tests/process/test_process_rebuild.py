@@ -310,6 +310,7 @@ def test_a_killed_rebuild_is_not_served_and_ends_when_run_again(desk: Any, runni
     before = replay(desk, "conv_kept")
     ship(running, desk)
     running.stop()
+    (running.settings.data / "run" / "initialised").write_text("1\n")
     for delay in (0.0, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8) if full_length else (0.15,):
         lose_database(running)
         (running.settings.data / "run" / "rebuilding").unlink(missing_ok=True)
