@@ -208,6 +208,7 @@ _LONG_ON = {
             "test_process_killed.py",
             "test_process_lists.py",
             "test_process_payload.py",
+            "test_process_place.py",
             "test_process_rebuild.py",
             "test_process_rebuild_held.py",
             "test_process_recorders.py",
