@@ -215,6 +215,7 @@ _LONG_ON = {
             "test_process_restore.py",
             "test_process_rights.py",
             "test_process_scan.py",
+            "test_process_words_left.py",
         }
     ),
     "[embedded-old keys kept": frozenset({"test_process_restore.py"}),
