@@ -46,6 +46,8 @@ _BETWEEN = "\x1f"
 _ARMED = "muniment: milliseconds that a statement has"
 _LATE = 50
 """Milliseconds by which a statement may end after its deadline; setting a limit costs a round trip."""
+_IN_A_CAST = {"character": "bpchar", "bit": "bit varying"}
+"""Types of which a cast means one character, or one bit, and would cut the value short: another row, or none."""
 _GRACE = 2.0
 """Seconds the server has to obey its own statement_timeout before the socket is cut."""
 
@@ -152,8 +154,7 @@ class PostgresDatabase(Database):
                 " WHERE attrelid = %s::regclass AND attnum > 0 AND NOT attisdropped",
                 (_plain(table),),
             )
-            # `character` means one character in a cast and would cut the value short.
-            self._types[table.label] = {name: "bpchar" if kind == "character" else kind for name, kind in rows}
+            self._types[table.label] = {name: _IN_A_CAST.get(kind, kind) for name, kind in rows}
         kinds = self._types[table.label]
         return [f"CAST(%s AS {kinds[column].replace('%', '%%')})" for column in columns]
 

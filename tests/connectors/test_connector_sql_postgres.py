@@ -205,6 +205,7 @@ def test_the_write_ahead_log_is_dated_only_when_the_store_says_how_long_it_is_ke
         ("integer", "5", "5"),
         ("char(4)", "ab", "ab"),
         ("varchar(3)", "abc", "abc"),
+        ("bit(4)", "1010", "1010"),
         ("timestamptz", "2026-01-01 00:00:00+01", "2025-12-31T23:00:00Z"),
         ("numeric", "1.50", "1.50"),
         ("boolean", "true", True),
@@ -224,6 +225,7 @@ def test_keys_of_every_common_type_name_their_row(bed: PostgresBed, kind: str, s
     [
         ("varchar(3)", "abc", "abcdef"),
         ("char(1)", "a", "ab"),
+        ("bit(1)", "1", "10"),
         ("integer", "2", 1.5),
         ("integer", "1", True),
         ("uuid", "6f1d3a52-0f3e-4a8b-9d58-0c7f5f3b2a11", "not a uuid"),
