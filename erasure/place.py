@@ -8,7 +8,7 @@ copy alone, in a store where nothing else is registered and whose address is the
 absent, and says that nothing shows the place. Otherwise the copies wait for a human, with the reason.
 
 Guarantees: reads only; what was seen before the store's declaration in force was made shows nothing. Not covered:
-stores in an agent's process; an address that changes behind a secret's reference after something was erased.
+stores in an agent's process; an address that changes behind a secret's reference while a plan is carried out.
 """
 
 from __future__ import annotations
