@@ -6,7 +6,10 @@ import threading
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from sqlalchemy import event
+
+from retention import holds
 
 ADA = "email:ada@example.org"
 
@@ -56,3 +59,24 @@ def test_a_hold_names_what_nothing_is_left_of_and_keeps_the_rest(house: Any) -> 
     assert (answer["items"], answer["entries"]) == (1, 1)
     by_person = house.holds.place(house.acting(), {**spec, "selector": {"subjects": [ADA]}}, house.now)
     assert by_person["too_late"] == [], "only what was named one by one was asked about"
+
+
+def test_a_hold_on_a_conversation_counts_the_entries_of_which_something_is_left(
+    house: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # It said that it kept what had been erased before, to the desk and in every list of holds.
+    house.plain("talk", state="record", retention={"keep": "P30D", "from": "created", "then": "erase"})
+    house.say("chat", "I live in Lima", "talk")
+    house.say("other", "me too", "talk")
+    house.now += timedelta(days=70)
+    house.sweep()
+    later = house.say("chat", "I live in Rome", "talk")
+    spec = {"name": "n", "matter": "m", "reason": "r"}
+    for conversation, entries, kept in (("chat", [], 1), ("chat", [later], 1), ("other", [], 0), ("other", [later], 1)):
+        selector = {"scope": {"conversation": conversation}, **({"entries": entries} if entries else {})}
+        placed = house.holds.place(house.acting(), {**spec, "selector": selector}, house.now)
+        assert placed["entries"] == kept, (conversation, entries)
+    # Of a very long one all are counted, since a list would look at each entry of each hold.
+    monkeypatch.setattr(holds, "_LOOKED_AT", 1)
+    chat = {"scope": {"conversation": "chat"}}
+    assert house.holds.place(house.acting(), {**spec, "selector": chat}, house.now)["entries"] == 2
