@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -11,6 +11,13 @@ import click
 
 from api.commands.options import CannotRun, Listed, client_of, remote, show
 from api.commands.requests import subjects_of
+
+_KEPT = (("items", "copy", "copies"), ("entries", "entry", "entries"), ("keys", "key", "keys"))
+_FREED = (
+    ("items", "copy", "copies"),
+    ("keys", "whole key of the record", "whole keys of the record"),
+    ("entries", "part with a key of its own", "parts with keys of their own"),
+)
 
 
 @click.group("hold", cls=Listed)
@@ -102,15 +109,18 @@ def release(
 
 def kept_now(found: Mapping[str, Any]) -> str:
     """How much a hold in force keeps: copies, entries of the record, keys; of a released one that it keeps nothing."""
-    counted = (("items", "copy", "copies"), ("entries", "entry", "entries"), ("keys", "key", "keys"))
-    words = [f"{found[name]} {one if found[name] == 1 else many}" for name, one, many in counted if found.get(name)]
-    return ", ".join(words) or "nothing"
+    return _counted(found, _KEPT) or "nothing"
+
+
+def _counted(found: Mapping[str, Any], names: Sequence[tuple[str, str, str]]) -> str:
+    words = [f"{found[name]} {one if found[name] == 1 else many}" for name, one, many in names if found.get(name)]
+    return ", ".join(words)
 
 
 def release_lines(found: Mapping[str, Any]) -> list[str]:
     """What a release sets free: by retention, and at once by the requests that waited for it."""
-    kept = f"{found['items']} items, {found['keys']} keys and {found['entries']} parts of the record were kept"
-    lines = [f"  {kept}; {found['due']} of these and of what was made from them are due then"]
+    told = _counted(found, _FREED) or "no copy, no whole key of the record and no part with a key of its own"
+    lines = [f"  kept: {told}; due then, with what was made from them: {found['due']}"]
     for request in found["requests"]:
         lines.append(
             f"  request {request['request']}: {request['erased_at_once']} erased at once, "

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from api.commands.holds import release_lines
 from api.commands.options import show
 from api.commands.terminal import fitted
 
@@ -62,3 +63,17 @@ def test_only_a_terminal_gets_lines_that_are_not_as_they_were_told(monkeypatch: 
         monkeypatch.setattr(sys, "stdout", out)
         show({}, as_json=False, lines=[line], exact=exact)
         assert out.getvalue() == told
+
+
+@pytest.mark.parametrize(
+    ("items", "keys", "entries", "told"),
+    [
+        (1, 0, 0, "kept: 1 copy; due"),
+        (2, 1, 3, "kept: 2 copies, 1 whole key of the record, 3 parts with keys of their own; due"),
+        (0, 0, 0, "kept: no copy, no whole key of the record and no part with a key of its own; due"),
+    ],
+)
+def test_a_release_says_what_was_kept_in_words_that_agree(items: int, keys: int, entries: int, told: str) -> None:
+    found = {"items": items, "keys": keys, "entries": entries, "due": 1, "requests": []}
+    [line] = release_lines(found)
+    assert line == f"  {told} then, with what was made from them: 1"
