@@ -92,7 +92,7 @@ class Settings(BaseSettings):
         ge=0,
         le=64,
         description="Processes that read and seal large calls for `muniment serve`; 0 for none. Default: one for each "
-        "processor, at most four.",
+        "processor it may use, at most four.",
     )
     openlineage: str | None = Field(
         None,
