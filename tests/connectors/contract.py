@@ -35,9 +35,13 @@ OF_PROCESSES = frozenset(
         "test_restarted_between_batches_nothing_counts_as_absent_and_another_process_ends_it",
         "test_whom_the_store_refuses_sees_nothing_changes_nothing_and_proves_nothing",
         "test_a_part_of_the_store_that_may_not_be_read_is_no_proof_that_nothing_is_in_it",
+        "test_killed_between_batches_it_starts_again_and_ends_the_same",
+        "test_a_store_that_blocks_ends_at_the_deadline_and_recovers",
+        "test_no_verb_outlasts_its_deadline_in_a_store_that_blocks_and_none_makes_an_absence_of_it",
     }
 )
-"""Tests that start other processes: one way of each kind runs them always, its other ways in `make test-all`."""
+"""Tests that start other processes or wait for a deadline: one way of each kind runs them always, its other ways in
+`make test-all`."""
 
 __all__ = [
     "BEN",
