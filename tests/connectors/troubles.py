@@ -207,10 +207,11 @@ class Troubles:
         assert set(outcomes[3:5]) <= ({erased, absent} if Outcome.ERASED in between else {erased})
         assert outcomes[5:] == [erased] * 2
         assert seen == [list(reached(reach))]
+        if reach >= Level.L2:
+            # Before this process opens it: an engine may write old memory of its process, which has read these texts.
+            assert [bed.hits(text_of(item.copy_id)) for item in mine] == [0] * len(mine)
         assert [bed.get(item.copy_id) for item in mine] == [None] * len(mine)
         assert {item.copy_id: bed.whole(item.copy_id) for item in others} == kept
-        if reach >= Level.L2:
-            assert [bed.hits(text_of(item.copy_id)) for item in mine] == [0] * len(mine)
 
     @clause("wrong credentials")
     def test_whom_the_store_refuses_sees_nothing_changes_nothing_and_proves_nothing(self, bed: Bed) -> None:
