@@ -197,11 +197,13 @@ _LONG_ON = {
         {
             "test_process_action_references.py",
             "test_process_actions.py",
+            "test_process_agent.py",
             "test_process_backups.py",
             "test_process_bad_input.py",
             "test_process_bad_requests.py",
             "test_process_certificate.py",
             "test_process_certificate_store.py",
+            "test_process_classes.py",
             "test_process_copies.py",
             "test_process_damaged.py",
             "test_process_desk.py",
@@ -211,6 +213,7 @@ _LONG_ON = {
             "test_process_holds_parted.py",
             "test_process_keeping.py",
             "test_process_keeping_lost.py",
+            "test_process_keys.py",
             "test_process_killed.py",
             "test_process_langgraph.py",
             "test_process_lists.py",
@@ -223,6 +226,7 @@ _LONG_ON = {
             "test_process_rebuild.py",
             "test_process_rebuild_held.py",
             "test_process_recorders.py",
+            "test_process_replay.py",
             "test_process_restore.py",
             "test_process_rights.py",
             "test_process_scan.py",
@@ -230,7 +234,7 @@ _LONG_ON = {
         }
     ),
     "[embedded-old keys kept": frozenset({"test_process_restore.py"}),
-    "[embedded": frozenset({"test_process_isolation.py", "test_process_keeping_lost.py"}),
+    "[embedded": frozenset({"test_process_airline.py", "test_process_isolation.py", "test_process_keeping_lost.py"}),
 }
 """Tests that `make test` runs on one kind of store only, because they are long; `make test-all` runs them on both."""
 
