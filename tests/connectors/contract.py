@@ -36,12 +36,11 @@ OF_PROCESSES = frozenset(
         "test_whom_the_store_refuses_sees_nothing_changes_nothing_and_proves_nothing",
         "test_a_part_of_the_store_that_may_not_be_read_is_no_proof_that_nothing_is_in_it",
         "test_killed_between_batches_it_starts_again_and_ends_the_same",
-        "test_the_stores_own_delete_leaves_bytes_and_ours_does_not",
         "test_a_store_that_blocks_ends_at_the_deadline_and_recovers",
         "test_no_verb_outlasts_its_deadline_in_a_store_that_blocks_and_none_makes_an_absence_of_it",
     }
 )
-"""Tests that start other processes, wait for a deadline or read every byte: one way of each kind runs them always, its other ways in
+"""Tests that start other processes or wait for a deadline: one way of each kind runs them always, its other ways in
 `make test-all`."""
 
 __all__ = [
