@@ -198,6 +198,7 @@ _LONG_ON = {
             "test_process_action_references.py",
             "test_process_actions.py",
             "test_process_agent.py",
+            "test_process_airline.py",
             "test_process_backups.py",
             "test_process_bad_input.py",
             "test_process_bad_requests.py",
@@ -207,6 +208,7 @@ _LONG_ON = {
             "test_process_copies.py",
             "test_process_damaged.py",
             "test_process_desk.py",
+            "test_process_doctor.py",
             "test_process_embedded.py",
             "test_process_governed.py",
             "test_process_holds.py",
@@ -234,7 +236,7 @@ _LONG_ON = {
         }
     ),
     "[embedded-old keys kept": frozenset({"test_process_restore.py"}),
-    "[embedded": frozenset({"test_process_airline.py", "test_process_isolation.py", "test_process_keeping_lost.py"}),
+    "[embedded": frozenset({"test_process_isolation.py", "test_process_keeping_lost.py"}),
 }
 """Tests that `make test` runs on one kind of store only, because they are long; `make test-all` runs them on both."""
 
