@@ -13,10 +13,11 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from erasure.copies import of as copies_of
 from erasure.models import CopyRow, RequestRow
 from erasure.packages import holds_about
-from erasure.plan import redecide
-from erasure.request import CopyState, State
+from erasure.plan import IDENTITY, redecide
+from erasure.request import BROKEN, WAITING, CopyState, State
 from erasure.setbacks import last_answer
 from erasure.standing import standing
 from erasure.work import BY_HAND, PART, Work, facts_now, is_unseen, load_work
@@ -115,8 +116,9 @@ class RequestDesk:
 
 
 def _resumed(session: Session, work: Work, copies: Sequence[CopyRow], hold_id: str, now: datetime) -> list[Resumed]:
-    """Each copy as it is decided without the hold."""
-    given = facts_now(session, work, copies, now)
+    """Each copy as it is decided without the hold; the identity key too, where nothing needs it any more then."""
+    keys = [copy for copy in _identity_of(session, work) if copy not in copies]
+    given = facts_now(session, work, [*copies, *keys], now)
     lines = redecide(replace(given, holds=[hold for hold in given.holds if hold.hold_id != hold_id]))
     found = []
     for copy in copies:
@@ -127,4 +129,32 @@ def _resumed(session: Session, work: Work, copies: Sequence[CopyRow], hold_id: s
         if line.action == "review" or is_unseen(copy, line):
             then = "awaiting_human"
         found.append(Resumed(ref=copy.ref, then=then, rule=line.rule, collateral=line.collateral))
+    going = {one.ref for one in found if one.then == "erased"}
+    if _needing_identity(session, work) <= going:
+        ending = ((key.ref, lines[key.ref]) for key in keys if key.ref in lines)
+        found += [
+            Resumed(ref=ref, then="erased", rule=line.rule, collateral=None)
+            for ref, line in ending
+            if line.action in DESTRUCTIVE
+        ]
     return found
+
+
+def _identity_of(session: Session, work: Work) -> list[CopyRow]:
+    """The identity keys that stay while copies of the request do."""
+    query = select(CopyRow).where(
+        copies_of(work.tenant_id, work.owner),
+        col(CopyRow.data_class) == IDENTITY,
+        col(CopyRow.state) == CopyState.RETAINED.value,
+    )
+    return list(session.exec(query.order_by(col(CopyRow.copy_no))))
+
+
+def _needing_identity(session: Session, work: Work) -> set[str]:
+    """What is not gone and is found by the identity key alone."""
+    query = sa.select(col(CopyRow.ref)).where(
+        copies_of(work.tenant_id, work.owner),
+        col(CopyRow.data_class) != IDENTITY,
+        col(CopyRow.state).in_([state.value for state in (*WAITING, *BROKEN, CopyState.RETAINED)]),
+    )
+    return set(session.scalars(query))
