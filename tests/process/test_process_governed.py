@@ -7,6 +7,7 @@ import os
 import signal
 import sqlite3
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -108,7 +109,10 @@ def test_a_thread_that_was_used_once_is_found_and_erased_with_its_key(run: Agent
 
 def in_a_child(work: Callable[[], None]) -> int:
     """Run this in a process of its own, for half a minute at most; return how it ended."""
-    child = os.fork()
+    with warnings.catch_warnings():
+        # A library that another test of this process has loaded says so at every fork; the child does not use it.
+        warnings.filterwarnings("ignore", message="lance is not fork-safe")
+        child = os.fork()
     if not child:
         try:
             signal.alarm(30)
