@@ -59,74 +59,59 @@ def _has_copies(session: Session, row: RequestRow) -> bool:
 
 
 def _correcting_nothing(row: RequestRow) -> dict[str, Any]:
-    return {
-        "code": "nothing_to_correct",
-        "request": row.request_id,
-        "right": row.right,
-        "state": row.state,
-        "due_at": instant_text(row.extended_until or row.due_at),
-        "detail": (
-            "no copy was found that holds what is to be corrected, so nothing will be changed in any store: compare "
-            "the names of the fields, and what is said to be wrong, with what is stored"
-        ),
-    }
+    return _warning(
+        "nothing_to_correct",
+        row,
+        "no copy was found that holds what is to be corrected, so nothing will be changed in any store: compare "
+        "the names of the fields, and what is said to be wrong, with what is stored",
+    )
 
 
 def _answered_already(row: RequestRow) -> dict[str, Any]:
-    return {
-        "code": "answered_unworked",
-        "request": row.request_id,
-        "right": row.right,
-        "state": row.state,
-        "due_at": instant_text(row.extended_until or row.due_at),
-        "detail": (
-            f"it was noted as answered and is {row.state}: nothing was approved or refused, and no date is named any "
-            "more. Carry it out, refuse it or cancel it"
-        ),
-    }
+    return _warning(
+        "answered_unworked",
+        row,
+        f"it was noted as answered and is {row.state}: nothing was approved or refused, and no date is named any "
+        "more. Carry it out, refuse it or cancel it",
+    )
 
 
 def _left_alone(row: RequestRow) -> dict[str, Any]:
-    received = instant_text(row.received_at)
-    return {
-        "code": "left_alone",
-        "request": row.request_id,
-        "right": row.right,
-        "state": row.state,
-        "due_at": instant_text(row.extended_until or row.due_at),
-        "detail": (
-            f"it ended as a duplicate of {row.duplicate_of}, which was cancelled since, or is about somebody else as "
-            f"it turned out: nobody works on it. File it again with received_at {received}, from which the time for "
-            "an answer runs, or note the answer here"
-        ),
-    }
+    return _warning(
+        "left_alone",
+        row,
+        f"it ended as a duplicate of {row.duplicate_of}, which was cancelled since, or is about somebody else as "
+        f"it turned out: nobody works on it. File it again with received_at {instant_text(row.received_at)}, from "
+        "which the time for an answer runs, or note the answer here",
+    )
 
 
 def _emptying(other: RequestRow) -> dict[str, Any]:
-    return {
-        "code": "erasure_pending",
-        "request": other.request_id,
-        "right": other.right,
-        "state": other.state,
-        "due_at": instant_text(other.extended_until or other.due_at),
-        "detail": (
-            f"an erasure of the same person, {other.request_id}, is {other.state}: what it erases will be missing "
-            "from the package, which says so"
-        ),
-    }
+    return _warning(
+        "erasure_pending",
+        other,
+        f"an erasure of the same person, {other.request_id}, is {other.state}: what it erases will be missing "
+        "from the package, which says so",
+    )
 
 
 def _emptied(other: RequestRow) -> dict[str, Any]:
     due = other.extended_until or other.due_at
     stands = "its package is not noted as handed over" if other.state in DONE else f"it is {other.state}"
+    return _warning(
+        "access_pending",
+        other,
+        f"the same person's request for {other.right} {other.request_id} is not answered ({stands}, due "
+        f"{due:%Y-%m-%d}): its package will lack what is erased; answer it first, or approve knowingly",
+    )
+
+
+def _warning(code: str, about: RequestRow, detail: str) -> dict[str, Any]:
     return {
-        "code": "access_pending",
-        "request": other.request_id,
-        "right": other.right,
-        "state": other.state,
-        "due_at": instant_text(due),
-        "detail": (
-            f"the same person's request for {other.right} {other.request_id} is not answered ({stands}, due "
-            f"{due:%Y-%m-%d}): its package will lack what is erased; answer it first, or approve knowingly"
-        ),
+        "code": code,
+        "request": about.request_id,
+        "right": about.right,
+        "state": about.state,
+        "due_at": instant_text(about.extended_until or about.due_at),
+        "detail": detail,
     }
