@@ -130,6 +130,28 @@ def erase(connector: Connector, items: list[Item], who: str = MIA, deadline: flo
     return connector.erase(items, owner_identifiers=[who], now=NOW, deadline=deadline)
 
 
+class FolderBed(Bed):
+    """A store that is one folder, which its engine keeps open in this process until it is told to `release` it."""
+
+    path: Path
+
+    @abstractmethod
+    def release(self) -> None:
+        """Have the engine give its files up."""
+
+    def folder(self) -> Path:
+        return self.path
+
+    def restart(self) -> None:
+        self.release()
+
+    @contextmanager
+    def stranger(self) -> Iterator[str]:
+        self.release()
+        with shut_out(self.path, self.source()) as source:
+            yield source
+
+
 def oracle(paths: list[Path], canary: str) -> int:
     """Count by the shared byte scanner in another process; skip where it is not there, unless CI has to have it."""
     tool = SHARED / "tools" / "residue.py"

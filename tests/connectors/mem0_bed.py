@@ -16,7 +16,7 @@ from urllib.parse import quote
 from uuid import NAMESPACE_URL, uuid4, uuid5
 
 from connectors.base import Connector, open_connector
-from tests.connectors.beds import Bed, oracle, shut_out, text_of
+from tests.connectors.beds import FolderBed, oracle, text_of
 from tests.connectors.vector_beds import DIMENSIONS, vector_of
 from tests.lazily import Lazily
 
@@ -45,7 +45,7 @@ def scope_of(members: Mapping[str, str]) -> str:
     return "&".join(f"{key}={escaped[key]}" for key in ("agent_id", "run_id", "user_id") if key in escaped)
 
 
-class Mem0Bed(Bed):
+class Mem0Bed(FolderBed):
     def __init__(self, folder: Path) -> None:
         self.path = folder / "mem0"
         self.path.mkdir()
@@ -168,18 +168,6 @@ class Mem0Bed(Bed):
             self.run("DROP TRIGGER refused")
 
         return release
-
-    def folder(self) -> Path:
-        return self.path
-
-    def restart(self) -> None:
-        self.release()
-
-    @contextmanager
-    def stranger(self) -> Iterator[str]:
-        self.release()
-        with shut_out(self.path, self.source()) as source:
-            yield source
 
     def open(self, *, read_only: bool = False, owner: bool = True) -> Connector:
         self.release()

@@ -18,8 +18,8 @@ import pytest
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.chroma_files import Index
 from connectors.errors import BadConfig, BadLocator, StoreUnreachable, Timeout
-from tests.connectors.beds import shut_out
-from tests.connectors.contract import BEN, MIA, NOW, ROOT, Bed, Contract, captured, erase, fill, oracle, text_of
+from tests.connectors.beds import FolderBed
+from tests.connectors.contract import BEN, MIA, NOW, ROOT, Contract, captured, erase, fill, oracle, text_of
 from tests.connectors.vector_beds import DIMENSIONS, near, raw, vector_of
 from tests.lazily import Lazily
 
@@ -55,7 +55,7 @@ def locked(file: Path) -> Callable[[], None]:
     return lambda: (other.communicate(timeout=10), None)[1]
 
 
-class ChromaBed(Bed):
+class ChromaBed(FolderBed):
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.path = folder / "vectors"
         self.running: Any = None
@@ -128,18 +128,6 @@ class ChromaBed(Bed):
             self.run("DROP TRIGGER refused")
 
         return release
-
-    def folder(self) -> Path:
-        return self.path
-
-    def restart(self) -> None:
-        self.release()
-
-    @contextmanager
-    def stranger(self) -> Iterator[str]:
-        self.release()
-        with shut_out(self.path, self.source()) as source:
-            yield source
 
     def near(self, text: str, count: int = 100) -> list[str]:
         with self.notes() as notes:

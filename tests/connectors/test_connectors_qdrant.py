@@ -16,8 +16,8 @@ import pytest
 
 from connectors.base import Connector, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import BadConfig, ModeNotBuilt, StoreUnreachable
-from tests.connectors.beds import shut_out
-from tests.connectors.contract import BEN, MIA, NOW, Bed, Contract, captured, erase, fill, oracle, text_of
+from tests.connectors.beds import FolderBed
+from tests.connectors.contract import BEN, MIA, NOW, Contract, captured, erase, fill, oracle, text_of
 from tests.connectors.vector_beds import DIMENSIONS, near, vector_of
 from tests.lazily import Lazily
 
@@ -36,7 +36,7 @@ def doubles(text: str) -> bytes:
     return b"".join(b"G" + struct.pack(">d", number) for number in vector_of(text)[:8])
 
 
-class QdrantBed(Bed):
+class QdrantBed(FolderBed):
     def __init__(self, folder: Path) -> None:
         self.path = folder / "vectors"
         self.running: QdrantClient | None = None
@@ -96,18 +96,6 @@ class QdrantBed(Bed):
                 connection.execute("DROP TRIGGER refused")
 
         return release
-
-    def folder(self) -> Path:
-        return self.path
-
-    def restart(self) -> None:
-        self.release()
-
-    @contextmanager
-    def stranger(self) -> Iterator[str]:
-        self.release()
-        with shut_out(self.path, self.source()) as source:
-            yield source
 
     def near(self, text: str) -> list[str]:
         names = {uid(f"{who}-{number}"): f"{who}-{number}" for who in ("mia", "ben") for number in range(50)}
