@@ -219,16 +219,18 @@ def test_a_lost_or_damaged_tile_is_made_again_from_the_batches(desk: Any, runnin
 def test_a_log_that_takes_nothing_is_named_by_readyz_until_it_is_well_again(desk: Any, running: Any) -> None:
     """A load balancer, and whoever was on call, saw a healthy service while every post of a tenant was refused."""
     services = running.services
-    if not services.database.on_sqlite:
-        pytest.skip("a checkpoint that takes as long as on servers writes back the row that is changed here beside it")
     new_desk(running).close()
     [mine] = [one for one in services.tenants() if one.tenant == desk.tenant]
 
     def turned(tenants: Sequence[Acting], read_only: str | None) -> dict[str, Any]:
         for acting in tenants:
-            with services.database.transaction(acting.tenant_id) as session:
-                session.get_one(LogState, acting.tenant_id).read_only = read_only
-        services.log.forget_heads()
+            with contextlib.ExitStack() as held:
+                with contextlib.suppress(LedgerError):  # a log that another test damaged
+                    # A checkpoint that is still on its way would write back what is changed here.
+                    held.enter_context(services.log.entered(acting.tenant_id))
+                with services.database.transaction(acting.tenant_id) as session:
+                    session.get_one(LogState, acting.tenant_id).read_only = read_only
+                services.log.forget_heads()
         for acting in tenants:
             with contextlib.suppress(LedgerError):  # a log that another test damaged
                 services.log.publish(acting.tenant_id, services.clock.now())
