@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 from hypothesis import settings as hypothesis_settings
@@ -49,14 +50,37 @@ if "TMPDIR" not in os.environ and _room_in_memory():
     tempfile.tempdir = None
 
 
+_ONE_OF_ON_POSTGRESQL = {"api": 3, "retention": 8}
+"""Of the tests of these folders `make test` runs on PostgreSQL one of so many, always the same; `make test-all` all."""
+_WHOLE_ON_POSTGRESQL = frozenset(
+    {
+        "test_api_audit.py",
+        "test_api_idempotency.py",
+        "test_api_migrations.py",
+        "test_api_problems.py",
+        "test_api_query.py",
+    }
+)
+_LONGEST_FIRST = ("process", "connectors", "erasure", "retention")
+
+
+def _rank(item: pytest.Item) -> int:
+    area = item.path.parent.name
+    return _LONGEST_FIRST.index(area) if area in _LONGEST_FIRST else len(_LONGEST_FIRST)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put tests of whole processes first: they are the longest, and several workers then end together.
+    """Put what lasts long first, so that several workers end together, and leave some of it to `make test-all`.
 
     What asks for a folder is marked `files`: `make test-unit` leaves it out.
     """
-    items.sort(key=lambda item: item.get_closest_marker("process") is None)
+    items.sort(key=_rank)
     for item in items:
+        one_of = _ONE_OF_ON_POSTGRESQL.get(item.path.parent.name, 1)
+        on_postgres = "[postgres" in item.name and item.path.name not in _WHOLE_ON_POSTGRESQL
+        if on_postgres and crc32(item.name.encode()) % one_of:
+            item.add_marker(pytest.mark.slow)
         if not _FOLDERS.isdisjoint(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.files)
 

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from functools import cache
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
 import yaml
@@ -169,21 +168,6 @@ class House:
         run = self.sweeps.start(self.acting(principal), self.now, **more)
         self.sweeps.run_due(self.tenant_id, self.now)
         return self.sweeps.get(self.acting(), run["id"])
-
-
-_ONE_OF = 8
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On PostgreSQL `make test` runs one test of eight, always the same ones; `make test-all` runs them all."""
-    for item in items:
-        if (
-            item.path.parent == Path(__file__).parent
-            and "[postgres" in item.name
-            and crc32(item.name.encode()) % _ONE_OF
-        ):
-            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
