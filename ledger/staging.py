@@ -9,7 +9,7 @@
  5. The process reads its answer and deletes the row; one that nobody reads is deleted by a later flush.
 
 Guarantees: a row is content-free; staging promises nothing to anybody, only an answer does. Not here: the lease, the
-order of writes inside a flush (`ledger.log`).
+order of writes inside a flush (`ledger.flush`).
 """
 
 from __future__ import annotations

@@ -29,8 +29,9 @@ from ledger import canonical, index
 from ledger.draft import Draft, Placed, PlacedState, SealedPart
 from ledger.entry import Kind, decode_header, uuid7
 from ledger.head import Transactions
-from ledger.log import Admit, Log
+from ledger.log import Log
 from ledger.models import EntryRow, LogState, OutboxRow
+from ledger.turns import Admit
 from registry import bulk, limited, subjects
 from registry.acting import Acting
 from registry.drafting import Drafting, Item, lock_end, parsed_item

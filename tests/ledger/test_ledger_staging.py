@@ -21,9 +21,8 @@ import sqlalchemy as sa
 from sqlmodel import Session
 
 from api.database import Database
+from ledger import handover, staging
 from ledger import lease as lease_module
-from ledger import log as log_module
-from ledger import staging
 from ledger.batches import batch_digest, decode_batch, verify_follows
 from ledger.checkpoint import parse_checkpoint, verify_note
 from ledger.draft import Draft, PlacedState, SealedPart
@@ -31,12 +30,13 @@ from ledger.entry import decode_header, header_hash, uuid7
 from ledger.errors import CheckpointPending, LogForked, NotLeader, StoreUnavailable
 from ledger.head import LogParts
 from ledger.lease import Lease
-from ledger.log import Admit, Log
+from ledger.log import Log
 from ledger.memory_objects import MemoryStore
 from ledger.merkle import root, verify_inclusion
 from ledger.models import LogKnock, LogLease, LogState, StagedRow
 from ledger.signing import Ed25519Signer, verifier_from_vkey
 from ledger.tiles import parse_tile_path, read_tile
+from ledger.turns import Admit
 from tests import schema
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
@@ -57,7 +57,7 @@ class Mortal:
         self.writes = 0
         self.on_write: Callable[[str], None] = lambda _key: None
 
-    def put(self, key: str, data: bytes, *, lock_until: datetime | None) -> None:
+    def put(self, key: str, data: bytes | memoryview, *, lock_until: datetime | None) -> None:
         self._write(key, lambda: self._store.put(key, data, lock_until=lock_until))
 
     def replace(self, key: str, data: bytes) -> None:
@@ -438,7 +438,7 @@ def test_what_nobody_places_in_time_is_refused_and_a_retry_is_answered(
 ) -> None:
     leader, other = world.process().lead(), world.process()
     with monkeypatch.context() as patch:
-        patch.setattr(log_module, "STAGED_SECONDS", 0.2)
+        patch.setattr(handover, "STAGED_SECONDS", 0.2)
         with pytest.raises(NotLeader, match="nobody sequenced"):
             other.append(draft(0))
     leader.clerk.start()
@@ -448,7 +448,7 @@ def test_what_nobody_places_in_time_is_refused_and_a_retry_is_answered(
 
 def test_answers_that_nobody_came_for_are_dropped_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     leader, other = world.process().lead(), world.process()
-    monkeypatch.setattr(log_module, "STAGED_SECONDS", 0.1)
+    monkeypatch.setattr(handover, "STAGED_SECONDS", 0.1)
     with pytest.raises(NotLeader):
         other.append(draft(0))
     leader.log.serve(datetime.now(UTC))
@@ -500,7 +500,7 @@ def test_proofs_tiles_and_checkpoints_are_served_without_the_lease(world: World)
 def test_without_anybody_who_leads_a_proof_is_pending_and_what_is_published_is_served(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_module, "CHECKPOINT_SECONDS", 0.1)
+    monkeypatch.setattr(handover, "CHECKPOINT_SECONDS", 0.1)
     leader, other = world.process().lead(), world.process()
     leader.append(draft(0))
     leader.log.publish(TENANT, datetime.now(UTC))

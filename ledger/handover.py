@@ -1,0 +1,95 @@
+"""What a process does that does not lead: it hands calls over to the one that does, and waits.
+
+Guarantees: what is staged has its payload in the bucket and is answered once, by whoever leads; while it waits, a
+process takes the lease over when nobody holds it. Not here: the rows (`ledger.staging`), what the leader does with
+them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+
+from ledger import index, staging
+from ledger.draft import Appended
+from ledger.errors import CheckpointPending, NotLeader, ObjectMissing
+from ledger.head import LogParts
+from ledger.heads import Heads
+from ledger.lease import Lease
+from ledger.placing import Stored
+from ledger.storing import storing
+from ledger.turns import Call
+
+STAGED_SECONDS = 20.0
+"""How long a staged call waits: longer than it takes another process to find out that the holder is gone."""
+
+CHECKPOINT_SECONDS = 3.0
+_POLL_SECONDS = 0.02
+_TAKEOVER_SECONDS = 1.0
+
+
+class Handover:
+    """Hands over and waits. `serve` does what a leader does, for a process that took the lease over while it waited."""
+
+    def __init__(self, parts: LogParts, heads: Heads, lease: Lease, serve: Callable[[datetime], int]) -> None:
+        self._parts = parts
+        self._heads = heads
+        self._lease = lease
+        self._serve = serve
+
+    def stage(self, tenant_id: int, calls: Sequence[Call], stored: Stored, now: datetime) -> list[Appended]:
+        """Hand calls to the lease holder and return its answers. Raises: NotLeader without one in time; LogForked."""
+        drafts = [draft for call in calls for draft in call.drafts]
+        fresh = [(draft, frozenset[int]()) for draft in drafts]
+        with storing(self._heads.putter(self._heads.head(tenant_id)), fresh, stored, now) as (_, is_stored):
+            is_stored()
+        with self._parts.transactions(tenant_id) as session:
+            staged_id = staging.put(session, tenant_id, drafts, stored, now)
+
+        def answered() -> Appended | None:
+            with self._parts.transactions(tenant_id, write=False) as session:
+                return staging.answer_of(session, tenant_id, staged_id)
+
+        found = self._poll(answered, now, seconds=STAGED_SECONDS)
+        if found is None:
+            raise NotLeader("nobody sequenced in time what was staged")
+        with self._parts.transactions(tenant_id) as session:
+            staging.forget(session, tenant_id, staged_id)
+        placed = iter(found.placed)
+        return [Appended(placed=[next(placed) for _ in call.drafts], receipt=found.receipt) for call in calls]
+
+    def _poll(self, read: Callable[[], Appended | None], now: datetime, *, seconds: float) -> Appended | None:
+        begun = time.monotonic()
+        tried = begun
+        while True:
+            found = read()
+            elapsed = time.monotonic() - begun
+            if found is not None or elapsed > seconds:
+                return found
+            if begun + elapsed - tried > _TAKEOVER_SECONDS:
+                # Whoever waits sees to it that somebody leads; usually somebody does.
+                tried = begun + elapsed
+                moment = now + timedelta(seconds=elapsed)
+                if self._lease.held or self._lease.take(moment):
+                    self._serve(moment)
+            time.sleep(_POLL_SECONDS)
+
+    def await_checkpoint(self, tenant_id: int, now: datetime, at_least: int) -> bytes:
+        """Ask the holder for a checkpoint over what is stored, or over `at_least`. Raises: CheckpointPending."""
+        with self._parts.transactions(tenant_id, write=False) as session:
+            state = index.state_of(session, tenant_id)
+        if state is None:
+            raise ObjectMissing("log_state")
+        wanted = at_least or state.size
+        if state.checkpoint_size < wanted:
+            with self._parts.transactions(tenant_id) as session:
+                staging.knock(session, tenant_id, staging.CHECKPOINT, now)
+        end = time.monotonic() + CHECKPOINT_SECONDS
+        while True:
+            with self._heads.reading(tenant_id) as head:
+                if head.checkpoint_size >= wanted:
+                    return head.checkpoint_note
+            if time.monotonic() > end:
+                raise CheckpointPending(size=wanted)
+            time.sleep(_POLL_SECONDS)
