@@ -28,6 +28,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from ledger import outbox
 from ledger.behind import settle
 from ledger.entry import Kind
 from ledger.head import Transactions, save
@@ -96,6 +97,7 @@ class Rebuild:
             made.entries, made.checkpoint_size = head.size, head.checkpoint_size
             with self._transactions(made.tenant_id) as session:
                 save(session, head)
+                outbox.stand_at_record(session, made.tenant_id, log_id)
         Replay(self._parts(), made, now, progress).run()  # 4
         self._turn(made, now, grace)  # 5
         self._count_losses(made)  # 6

@@ -20,17 +20,16 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
-import sqlalchemy as sa
-from sqlmodel import Session, col, select
+from sqlmodel import Session
 
-from ledger import canonical, index
+from ledger import canonical, index, outbox
 from ledger.draft import Draft, Placed, PlacedState, SealedPart
 from ledger.entry import Kind, decode_header, uuid7
 from ledger.head import Transactions
 from ledger.log import Log
-from ledger.models import EntryRow, LogState, OutboxRow
+from ledger.models import EntryRow
 from ledger.turns import Admit
 from registry import bulk, limited, subjects
 from registry.acting import Acting
@@ -66,6 +65,16 @@ class AppendResult:
     receipt: dict[str, Any] | None
     redacted: Mapping[str, int] = field(default_factory=dict)
     """Class → parts of this call that held content which the class does not expect."""
+
+
+class _Event(NamedTuple):
+    """An event of the service; `number` of an announcement."""
+
+    entry_id: str
+    kind: Kind
+    body: bytes
+    at: datetime
+    number: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +230,7 @@ class Record:
         The caller lets it take effect only then (DESIGN §3). The body names nobody: ids, counts, digests.
         """
         entry_id = uuid7(now)
-        self._append_events(tenant_id, [(entry_id, kind, canonical.dumps(dict(body)), now)], now)
+        self._append_events(tenant_id, [_Event(entry_id, kind, canonical.dumps(dict(body)), now)], now)
         return entry_id
 
     def announce(
@@ -232,23 +241,9 @@ class Record:
         `body`: canonical JSON, where the caller has written it already. Raises: UnknownTenant.
         """
         session.flush()
-        connection = session.connection()
-        counted = sa.update(LogState).where(col(LogState.tenant_id) == tenant_id)
-        number = connection.execute(
-            counted.values(outbox_counter=col(LogState.outbox_counter) + 1).returning(col(LogState.outbox_counter))
-        ).scalar()
-        if number is None:
+        entry_id, data = uuid7(now), body if isinstance(body, bytes) else canonical.dumps(dict(body))
+        if outbox.put(session, tenant_id, entry_id=entry_id, kind=kind.value, body=data, at=now) is None:
             raise UnknownTenant
-        entry_id = uuid7(now)
-        row = {
-            "tenant_id": tenant_id,
-            "n": number,
-            "entry_id": entry_id,
-            "kind": kind.value,
-            "body": body if isinstance(body, bytes) else canonical.dumps(dict(body)),
-            "at": now,
-        }
-        connection.execute(sa.insert(OutboxRow), row)
         return entry_id
 
     def ship_outbox(self, tenant_id: int, now: datetime) -> int:
@@ -256,20 +251,23 @@ class Record:
         shipped = 0
         while True:
             with self._transactions(tenant_id, write=False) as session:
-                query = select(OutboxRow).where(OutboxRow.tenant_id == tenant_id, col(OutboxRow.idx).is_(None))
-                rows = list(session.exec(query.order_by(col(OutboxRow.n)).limit(_OUTBOX_BATCH)))
-                events = [(row.entry_id, Kind(row.kind), row.body, row.at) for row in rows]
-                numbers = [row.n for row in rows]
+                rows = outbox.waiting(session, tenant_id, _OUTBOX_BATCH)
+                events = [_Event(row.entry_id, Kind(row.kind), row.body, row.at, row.n) for row in rows]
+                numbers = {row.entry_id: row.n for row in rows}
+                log_id = _tenant(session, tenant_id).log_id if rows else ""
+                astray = outbox.astray(session, tenant_id, log_id, rows)
             if not events:
                 return shipped
+            if astray:
+                with self._transactions(tenant_id) as session:
+                    outbox.renumber(session, tenant_id, astray)
+                continue
             placed = self._append_events(tenant_id, events, now)
             with self._transactions(tenant_id) as session:
-                for number, one in zip(numbers, placed, strict=True):
-                    session.execute(
-                        sa.update(OutboxRow)
-                        .where(col(OutboxRow.tenant_id) == tenant_id, col(OutboxRow.n) == number)
-                        .values(idx=one.index)
-                    )
+                # One of which the record holds another text was shipped, and its row was changed before that was noted.
+                there = index.known(session, tenant_id, [one.entry_id for one in placed if one.index is None])
+                places = {one.entry_id: one.index for one in placed} | {key: row.idx for key, row in there.items()}
+                outbox.shipped(session, tenant_id, {numbers[key]: idx for key, idx in places.items()})
             shipped += len(events)
 
     def evidence(self, tenant_id: int, entry_ids: Sequence[str], now: datetime) -> Evidence:
@@ -341,21 +339,16 @@ class Record:
         known = self._vault.info(session, tenant_id, ids)
         return frozenset(key_id for key_id, info in known.items() if info.state != KeyState.LIVE)
 
-    def _append_events(
-        self, tenant_id: int, events: Sequence[tuple[str, Kind, bytes, datetime]], now: datetime
-    ) -> Sequence[Placed]:
+    def _append_events(self, tenant_id: int, events: Sequence[_Event], now: datetime) -> Sequence[Placed]:
         with self._transactions(tenant_id) as session:
-            tenant = session.get(Tenant, tenant_id)
-            if tenant is None:
-                raise UnknownTenant
-            log_id = tenant.log_id
+            log_id = _tenant(session, tenant_id).log_id
             spec = skeleton_class(session, tenant_id)
             ring = Keyring(self._vault, session, tenant_id)
             # By the month of receipt, like everything: the key of its own month may be gone when an event waited long.
             handle = ring.key(NOBODY, spec.name, f"{now:%Y-%m}")
             digest_key = Lookups(self._vault, tenant_id)
         drafts = []
-        for entry_id, kind, body, at in events:
+        for entry_id, kind, body, at, number in events:
             bound = context(str(tenant_id), log_id, entry_id, "part.0")
             part = SealedPart(
                 role="part.0",
@@ -372,8 +365,8 @@ class Record:
                     class_version=spec.version,
                     at=at,
                     received=now,
-                    recorder=None,
-                    seq=None,
+                    recorder=None if number is None else log_id,
+                    seq=number,
                     stream_id=log_id,
                     stream_no=SYSTEM_STREAM,
                     run_no=None,
@@ -388,6 +381,13 @@ class Record:
         if self._journal is not None:
             self._journal.before(tenant_id, log_id, drafts, now)
         return self._log.append(tenant_id, drafts, now=now).placed
+
+
+def _tenant(session: Session, tenant_id: int) -> Tenant:
+    tenant = session.get(Tenant, tenant_id)
+    if tenant is None:
+        raise UnknownTenant
+    return tenant
 
 
 def entry_row(session: Session, tenant_id: int, entry_id: str) -> EntryRow | None:
