@@ -21,7 +21,7 @@ from typing import Protocol
 import sqlalchemy as sa
 from sqlmodel import Session, col
 
-from ledger import index
+from ledger import index, outbox
 from ledger.batches import Batch, batch_key, decode_batch
 from ledger.behind import Behind, note
 from ledger.checkpoint import Checkpoint
@@ -75,6 +75,8 @@ class LogParts:
     lock_end: Callable[[datetime], datetime]
     later_signer: Callable[[str, int], NamedSigner] | None = None
     behind: Callable[[], None] = lambda: None
+    forked: dict[str, int] = field(default_factory=dict)
+    """Logs whose batches, all of them, led to another root than was signed, and their size: not tried again."""
 
     def signer_of(self, origin: str, generation: int) -> NamedSigner:
         """Return the log's key of a generation. Raises: SigningKeyMissing."""
@@ -171,7 +173,9 @@ def _open_head(parts: LogParts, tenant_id: int, *, clears: bool = False) -> Head
             _check_newest_checkpoint(parts, head)
         except (LogForked, RecordDamaged):
             # A tile may be lost or damaged: what the batches, or the tiles below it, give decides, and mends it.
-            if again is Again.ABOVE:
+            if again is Again.EVERYTHING:
+                parts.forked[head.log_id] = head.size
+            if again is Again.EVERYTHING or (again is Again.ABOVE and parts.forked.get(head.log_id) == head.size):
                 raise
         else:
             break
@@ -199,7 +203,7 @@ def open_reader(parts: LogParts, tenant_id: int) -> Head:
         return head
     head.checkpoint_note = parts.locked.get(head.key(checkpoint_key(size)))
     checkpoint = read_checkpoint(head, head.checkpoint_note)
-    for again in Again:
+    for again in (Again.NOTHING, Again.LEAVES, Again.ABOVE):
         with suppress(RecordDamaged):
             head.tree.open(size, tail, again=again)
             if (checkpoint.size, checkpoint.root) == (size, head.tree.root()):
@@ -257,6 +261,7 @@ def catch_up(parts: LogParts, head: Head, *, after: int | None, clears: bool = F
             index.insert(session, head.tenant_id, batch.first, headers, lines)
             head.took(batch, digest, leaves)
             save(session, head)
+            outbox.caught_up(session, head.tenant_id, head.log_id, headers)
         added += batch.count
     return added
 
@@ -366,6 +371,11 @@ def _leave(_path: str, _data: bytes) -> None:
 
 
 def _open_tree(parts: LogParts, head: Head, again: Again) -> None:
+    if again is Again.EVERYTHING:
+        everything = _leaves_from(parts, head, 0)
+        head.tree.make_again(head.checkpoint_size, islice(everything, head.checkpoint_size))
+        head.unintegrated = list(everything)
+        return
     start = head.checkpoint_size - head.checkpoint_size % TILE_WIDTH
     leaves = list(_leaves_from(parts, head, start))
     tail = head.checkpoint_size - start
@@ -421,11 +431,13 @@ def _check_newest_checkpoint(parts: LogParts, head: Head) -> None:
     checkpoint = read_checkpoint(head, note)
     if checkpoint.size > head.size:
         raise LogRolledBack(expected=checkpoint.size, got=head.size)
+    new: list[tuple[str, bytes]] = []
     if checkpoint.size > head.checkpoint_size:
-        head.tree.append(head.unintegrated[: checkpoint.size - head.checkpoint_size])
+        new = head.tree.grow(head.unintegrated[: checkpoint.size - head.checkpoint_size])
         head.unintegrated = head.unintegrated[checkpoint.size - head.checkpoint_size :]
     if root_of(checkpoint.size, head.tree.read) != checkpoint.root:
         raise LogForked(_ANOTHER_ROOT.format(size=checkpoint.size), size=head.size)
+    head.tree.restore(new)
     head.checkpoint_size, head.checkpoint_note = checkpoint.size, note
     head.checkpoint_digest = sha256(note).digest()
 

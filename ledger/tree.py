@@ -2,9 +2,9 @@
 
 Guarantees: a full tile is written once and an existing one must be equal, otherwise `LogForked`. A tile that is read is
 compared with the level above it, up to the tails, which stand under the root; what the store gives in place of a tile
-is never in a proof: it is made again from the leaves or from the tiles below it, and where that does not lead to the
-same root it is RecordDamaged. What `open` reads is under the root that its caller compares. Not here: batches,
-checkpoints, signatures. Source: RFC 6962 §2.1, c2sp.org/tlog-tiles.
+is never in a proof: it is made again from the leaves or from the tiles below it, or where these are damaged too from
+the leaves alone, and where that does not lead to the same root it is RecordDamaged. What `open` reads is under the root
+that its caller compares. Not here: batches, checkpoints, signatures. Source: RFC 6962 §2.1, c2sp.org/tlog-tiles.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from enum import Enum, auto
+from itertools import islice
 
 from ledger.errors import BadProof, LogForked, MalformedTilePath, ObjectExists, ObjectMissing, RecordDamaged
 from ledger.merkle import Frontier, root
@@ -23,6 +24,7 @@ _TILE_HEIGHT = 8
 _HELD_TILES = 256
 _MANY, _TOGETHER = 4, 8
 """So many tiles are stored at once, and so many of them together."""
+_LEAVES_AT_ONCE = 1 << 16
 
 
 class Again(Enum):
@@ -33,6 +35,8 @@ class Again(Enum):
     """The newest tiles of leaves, from the leaves."""
     ABOVE = auto()
     """Those, and the newest tiles of each level above from the tiles below them: 256 are read for each."""
+    EVERYTHING = auto()
+    """The whole tree, from the leaves alone (`Tree.make_again`): every batch is read."""
 
 
 class Tree:
@@ -59,6 +63,7 @@ class Tree:
         self._frontier = Frontier()
         self._tails: list[list[bytes]] = [[]]
         self._held: OrderedDict[str, tuple[bytes, ...]] = OrderedDict()
+        self._is_made = False
 
     @property
     def size(self) -> int:
@@ -75,6 +80,7 @@ class Tree:
             raise BadProof(reason)
         self._tails = [list(tail)]
         self._held = OrderedDict()
+        self._is_made = False
         if again is not Again.NOTHING and self._leaves is not None:
             self._make_again(size, 1 if again is Again.LEAVES else size.bit_length())
         level = 1
@@ -96,11 +102,28 @@ class Tree:
             for number in range(count - count % TILE_WIDTH, count):
                 self._held[tile_path(level, number)] = self._made(level, number)
 
+    def make_again(self, size: int, leaves: Iterable[bytes]) -> None:
+        """Take up the tree of these leaves, without a look at any tile; `mend` then compares them all with it.
+
+        Raises: BadProof unless there are `size` leaves.
+        """
+        self._frontier, self._tails, self._held, self._is_made = Frontier(), [[]], OrderedDict(), True
+        source = iter(leaves)
+        while some := list(islice(source, _LEAVES_AT_ONCE)):
+            self.grow(some)
+        if self.size != size:
+            reason = f"expected {size} leaves, got {self.size}"
+            raise BadProof(reason)
+
     def append(self, leaves: Iterable[bytes]) -> None:
         """Add leaf hashes and store every tile that becomes full. Raises: LogForked, and what the store raises.
 
         After an error the tree is to be opened again.
         """
+        self._put_all(self.grow(leaves))
+
+    def grow(self, leaves: Iterable[bytes]) -> list[tuple[str, bytes]]:
+        """Add leaf hashes; return the tiles that became full, which are not stored yet."""
         before = self.size
         rows = self._frontier.append_many(leaves)
         full: list[tuple[str, bytes]] = []
@@ -114,7 +137,15 @@ class Tree:
                 full.append((tile_path(level, number), tile_bytes(tail[:TILE_WIDTH])))
                 del tail[:TILE_WIDTH]
                 number += 1
-        self._put_all(full)
+        return full
+
+    def restore(self, tiles: Sequence[tuple[str, bytes]]) -> None:
+        """Store tiles that are under a signed root: whatever else lies in the place of one is replaced."""
+        try:
+            self._put_all(tiles)
+        except LogForked:
+            for path, data in tiles:
+                self._mend_unless_equal(path, data)
 
     def _put_all(self, tiles: Sequence[tuple[str, bytes]]) -> None:
         """Store tiles, several at a time where there are many: each waits for its disk or its answer alone."""
@@ -132,15 +163,22 @@ class Tree:
                 done.result()
 
     def mend(self) -> None:
-        """Store what `open` made of the leaves, where something else lies; its caller found the right root by it."""
+        """Store what was made of the leaves, where something else lies; its caller found the right root by it."""
+        if self._is_made:
+            for level in reversed(range(len(self._tails))):
+                for number in range(self.size >> (_TILE_HEIGHT * (level + 1))):
+                    self._tile(level, number)
+            return
         for path, hashes in self._held.items():
-            data = tile_bytes(hashes)
-            try:
-                is_there = self._get(path) == data
-            except ObjectMissing:
-                is_there = False
-            if not is_there:
-                self._mend(path, data)
+            self._mend_unless_equal(path, tile_bytes(hashes))
+
+    def _mend_unless_equal(self, path: str, data: bytes) -> None:
+        try:
+            is_there = self._get(path) == data
+        except ObjectMissing:
+            is_there = False
+        if not is_there:
+            self._mend(path, data)
 
     def root(self) -> bytes:
         """Return the root over all leaves."""
@@ -192,6 +230,9 @@ class Tree:
             if above is None or self._leaves is None:
                 raise
             made = self._made(level, number)
+            if level and root(made) != above:
+                # One below it is damaged as well, and is made again when it is read itself.
+                made = self._of_leaves(level, number)
             if root(made) != above:
                 raise
         self._mend(path, tile_bytes(made))
@@ -202,6 +243,11 @@ class Tree:
         if level == 0:
             return () if self._leaves is None else tuple(self._leaves(number))
         return tuple(root(self._stored_or_made(level - 1, number * TILE_WIDTH + n)) for n in range(TILE_WIDTH))
+
+    def _of_leaves(self, level: int, number: int) -> tuple[bytes, ...]:
+        if level == 0:
+            return self._made(level, number)
+        return tuple(root(self._of_leaves(level - 1, number * TILE_WIDTH + n)) for n in range(TILE_WIDTH))
 
     def _stored_or_made(self, level: int, number: int) -> tuple[bytes, ...]:
         path = tile_path(level, number)

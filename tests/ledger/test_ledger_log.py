@@ -22,12 +22,12 @@ from sqlmodel import Session, SQLModel, col, create_engine, select
 
 from ledger import index
 from ledger.batches import decode_batch, verify_follows
-from ledger.checkpoint import parse_checkpoint, verify_note
+from ledger.checkpoint import format_checkpoint, parse_checkpoint, sign_note, verify_note
 from ledger.draft import Draft, PlacedState, SealedPart
 from ledger.entry import decode_header, header_hash, uuid7
 from ledger.errors import DatabaseWentBack, LogForked, LogRolledBack, NotLeader, StoreUnavailable
 from ledger.files import FileStore
-from ledger.head import LogParts
+from ledger.head import LogParts, checkpoint_key, open_head
 from ledger.lease import Lease
 from ledger.log import Log
 from ledger.memory_objects import MemoryStore
@@ -60,11 +60,21 @@ class Bench:
         self.locked: Any = MemoryStore(lambda: NOW)
         self.hot: Any = MemoryStore(lambda: NOW, locked=False)
         self._breaks: tuple[int, str] | None = None
-        self.engine = self._engine("log.db")
-        with Session(self.engine, expire_on_commit=False) as session:
+        self.engine = self._begun("log.db")
+        self.log = self.reopen()
+
+    def lose_database(self) -> None:
+        """Begin with an empty one, as a rebuild does."""
+        self.engine.dispose()
+        self.engine = self._begun("anew.db")
+        self.reopen()
+
+    def _begun(self, name: str) -> sa.Engine:
+        engine = self._engine(name)
+        with Session(engine, expire_on_commit=False) as session:
             Log.create(session, TENANT, LOG_ID)
             session.commit()
-        self.log = self.reopen()
+        return engine
 
     def _engine(self, name: str) -> sa.Engine:
         engine = create_engine(f"sqlite:///{self.folder / name}", connect_args={"timeout": 20})
@@ -205,6 +215,47 @@ def test_a_reopened_log_goes_on_where_it_stopped(bench: Bench) -> None:
     after = bench.log.publish(TENANT, NOW)
     old, new = (parse_checkpoint(verify_note(note, [_verifier(bench)])) for note in (before, after))
     verify_consistency(old.size, new.size, bench.log.consistency(TENANT, old.size, new.size), old.root, new.root)
+
+
+def test_a_database_that_was_lost_is_made_anew_beside_a_damaged_tile_which_is_made_again_too(bench: Bench) -> None:
+    """The rebuild stopped: it took the tile for another history, whatever the signed checkpoint said."""
+    bench.log.append(TENANT, [draft(number) for number in range(600)], now=NOW)
+    note = bench.log.publish(TENANT, NOW)
+    key = f"{LOG_ID}/tile/0/001"
+    whole = bench.hot.get(key)
+    bench.hot.replace(key, b"y" * len(whole))
+    bench.lose_database()
+    assert bench.log.head(TENANT).checkpoint_note == note
+    assert bench.hot.get(key) == whole
+    _require_sound(bench, 600)
+
+
+def test_a_history_that_was_not_signed_is_read_whole_once_and_refused_at_once_the_next_time(bench: Bench) -> None:
+    for start in range(0, 300, 10):
+        bench.log.append(TENANT, [draft(number) for number in range(start, start + 10)], now=NOW)
+        if start == 280:
+            bench.log.publish(TENANT, NOW)
+    head = bench.log.head(TENANT)
+    note = sign_note(format_checkpoint(head.origin, 300, b"x" * 32), head.signers)
+    bench.locked.put(head.key(checkpoint_key(300)), note, lock_until=NOW + timedelta(days=1))
+    reads: list[str] = []
+    get = bench.locked.get
+
+    def counted(key: str, **more: Any) -> bytes:
+        reads.append(key)
+        found: bytes = get(key, **more)
+        return found
+
+    bench.locked.get = counted
+    parts = bench.parts()
+    seen = []
+    for _ in range(2):
+        reads.clear()
+        with pytest.raises(LogForked, match="another root"):
+            open_head(parts, TENANT)
+        seen.append(len(reads))
+    assert parts.forked == {LOG_ID: 300}
+    assert seen[1] <= seen[0] - 30
 
 
 @pytest.mark.scenario("L17", "L20", "L28", "L39")

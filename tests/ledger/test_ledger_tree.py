@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ledger import merkle
-from ledger.errors import LogForked, ObjectExists, ObjectMissing, RecordDamaged
+from ledger.errors import BadProof, LogForked, ObjectExists, ObjectMissing, RecordDamaged
 from ledger.tiles import TILE_WIDTH
 from ledger.tree import Again, Tree
 
@@ -159,6 +159,82 @@ def test_an_upper_tile_is_made_again_from_those_below_it_where_that_gives_the_sa
         again.mend()
         again.read(0, 7 * TILE_WIDTH)
         assert tiles == whole
+
+
+def missing(tiles: dict[str, bytes]) -> Any:
+    def get(path: str) -> bytes:
+        if path not in tiles:
+            raise ObjectMissing(path)
+        return tiles[path]
+
+    return get
+
+
+def leaves_of(number: int) -> list[bytes]:
+    return MANY[number * TILE_WIDTH : (number + 1) * TILE_WIDTH]
+
+
+@pytest.mark.parametrize("damage", [b"x" * TILE_WIDTH * 32, b"x", None])
+def test_an_upper_tile_and_one_below_it_that_are_both_damaged_are_made_again_of_the_leaves(
+    damage: bytes | None,
+) -> None:
+    """Each was made of the other as it lay there, so both together were only named."""
+    tiles: dict[str, bytes] = {}
+    tree = Tree(put=tiles.__setitem__, get=tiles.__getitem__)
+    tree.append(MANY)
+    whole = dict(tiles)
+    tiles |= dict.fromkeys(("tile/1/000", "tile/0/007"), b"y" * TILE_WIDTH * 32)
+    if damage is None:
+        del tiles["tile/0/200"]
+    else:
+        tiles["tile/0/200"] = damage
+    again = Tree(put=tiles.__setitem__, get=missing(tiles), leaves=leaves_of, mend=tiles.__setitem__)
+    again.open(SIZE, MANY[-5:], again=Again.ABOVE)
+    assert again.root() != tree.root(), "what lies below is taken as it is"
+    again.make_again(SIZE, iter(MANY))
+    assert (again.size, again.root(), again.nodes()) == (SIZE, tree.root(), tree.nodes())
+    again.mend()
+    assert tiles == whole
+    merkle.verify_inclusion(9, SIZE, MANY[9], merkle.inclusion_proof(9, SIZE, again.read), tree.root())
+
+
+def test_a_tree_is_not_made_of_fewer_leaves_than_it_had() -> None:
+    tree, _ = grown(10)
+    with pytest.raises(BadProof, match="expected 11 leaves, got 10"):
+        tree.make_again(11, iter(LEAVES[:10]))
+
+
+def test_both_tiles_are_made_again_when_a_proof_asks_for_them_while_the_log_is_open() -> None:
+    tiles: dict[str, bytes] = {}
+    whole_tree = Tree(put=tiles.__setitem__, get=tiles.__getitem__)
+    whole_tree.append(MANY)
+    whole = dict(tiles)
+    tree = Tree(put=tiles.__setitem__, get=missing(tiles), leaves=leaves_of, mend=tiles.__setitem__)
+    tree.open(SIZE, MANY[-5:])
+    for number in range(TILE_WIDTH + 3):  # so many are held that the upper one is let go of
+        tree.read(0, number * TILE_WIDTH)
+    tiles |= dict.fromkeys(("tile/1/000", "tile/0/000"), b"y" * TILE_WIDTH * 32)
+    merkle.verify_inclusion(9, SIZE, MANY[9], merkle.inclusion_proof(9, SIZE, tree.read), whole_tree.root())
+    assert tiles == whole
+
+
+def test_tiles_under_a_signed_root_take_the_place_of_what_lies_there() -> None:
+    tree, tiles = grown(len(LEAVES))
+    whole = dict(tiles)
+    tiles["tile/0/003"] = b"y" * TILE_WIDTH * 32
+    del tiles["tile/0/004"]
+
+    def put(path: str, data: bytes) -> None:
+        if tiles.setdefault(path, data) != data:
+            raise LogForked(f"tile {path} is there with other hashes")
+
+    made = Tree(put=put, get=missing(tiles), mend=tiles.__setitem__)
+    new = made.grow(LEAVES)
+    assert made.root() == tree.root()
+    with pytest.raises(LogForked):
+        Tree(put=put, get=missing(tiles), mend=tiles.__setitem__).append(LEAVES)
+    made.restore(new)
+    assert tiles == whole
 
 
 def test_many_full_tiles_are_created_together_unless_one_is_there_already() -> None:
