@@ -2,8 +2,8 @@
 
 Guarantees: reads only. The record is the truth: each row is compared with the header in its batch and with the line
 that the unlocked store keeps for a rebuild, so a row or a line that was changed is named by its entry, and one that is
-gone as missing. Rows of entries that came while it reads are left out. Does not judge the record: `audit` does, and a
-batch that it named is skipped here.
+gone as missing. Rows of entries that came while it reads are left out. The tables beside it are `api.tables_check`'s.
+Does not judge the record: `audit` does, and a batch that it named is skipped here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import msgspec
 import sqlalchemy as sa
 from sqlmodel import Session
 
+from api.tables_check import SeenHeader, TablesCheck
 from audit.findings import Findings, Report, Verdict, with_findings
 from audit.reader import Reader
 from ledger.batches import PREFIX, decode_batch
@@ -44,18 +45,7 @@ _OUTSIDE = sa.text(
 """Of entries that came meanwhile there are both rows."""
 
 
-class _Header(msgspec.Struct, frozen=True, rename={"data_class": "class"}):
-    """What the index repeats of a header."""
-
-    id: str
-    kind: str
-    data_class: str
-    at: str
-    received: str
-    position: int
-
-
-_HEADER = msgspec.json.Decoder(_Header)
+_HEADER = msgspec.json.Decoder(SeenHeader)
 
 
 def check_index(
@@ -65,14 +55,17 @@ def check_index(
     found = Findings()
     prefix = f"{report.log_id}/"
     named = {finding.object for finding in report.findings}
+    tables = TablesCheck(tenant_id=tenant_id, log_id=report.log_id, bucket=bucket, found=found)
     for key in bucket.list(prefix + PREFIX):
         if key in named:
+            tables.passed_over()
             continue
         try:
             data = bucket.get(key)
             batch = decode_batch(data)
             headers = [_HEADER.decode(raw) for raw in batch.headers]
         except (LedgerError, MalformedBatch, msgspec.MsgspecError):
+            tables.passed_over()
             continue
         if batch.end > size:
             break
@@ -81,6 +74,7 @@ def check_index(
         with sessions(tenant_id) as session:
             rows = {row[0]: row for row in map(tuple, session.connection().execute(_ROWS, span).all())}
             refs = list(map(tuple, session.connection().execute(_REFS, span).all()))
+            tables.batch(session, batch, headers, lines)
         astray = set() if lines is None else _astray(refs, lines, batch.first)
         for want, header in zip(_expected(headers, lines, batch.first), headers, strict=True):
             _compare(want, rows.get(want[0]), header.id, want[0] in astray, found)
@@ -88,11 +82,12 @@ def check_index(
         for start in session.scalars(_OUTSIDE, {"t": tenant_id, "size": size}):
             detail = f"the index names keys of parts where the record has no entry; {_ADVICE}"
             found.add(Verdict.ALTERED, detail, object="part_places", index=start if isinstance(start, int) else None)
+        tables.end(session)
     return with_findings(report, found)
 
 
 def _lines(
-    hot: Reader, key: str, headers: Sequence[_Header], first: int, found: Findings
+    hot: Reader, key: str, headers: Sequence[SeenHeader], first: int, found: Findings
 ) -> Sequence[IndexLine] | None:  # fmt: skip
     """The lines of one batch; None, and a finding, where they cannot be believed."""
     try:
@@ -112,7 +107,7 @@ def _lines(
 
 
 def _expected(
-    headers: Sequence[_Header], lines: Sequence[IndexLine] | None, first: int
+    headers: Sequence[SeenHeader], lines: Sequence[IndexLine] | None, first: int
 ) -> Iterator[tuple[Any, ...]]:  # fmt: skip
     """Yield what each row should hold, without the columns of the line where there is none."""
     for number, header in enumerate(headers):
