@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from ledger.entry import uuid7
+from registry import preparing as preparing_module
 from registry.preparing import LEAST_BYTES, Preparing, Taken
 from registry.sheets import SealedSheet, SealOrder, Shape, ShapedHeader, read_sheet
 from vault.envelope import context, in_entry, unseal
@@ -252,3 +253,55 @@ def test_none_is_left_when_this_process_closes_it_or_is_killed() -> None:
             for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+
+
+OPEN = Path("/proc/self/fd")
+HOSTILE = """
+import os, struct, sys
+frame = struct.Struct("<cQQ")
+os.write(1, b"\\x06")
+while len(asked := os.read(0, frame.size)) == frame.size:
+    kind, number, size = frame.unpack(asked)
+    {answer}
+"""
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        pytest.param("os.write(1, frame.pack(b'y', number + 1, 1))", "EOFError", id="of another call"),
+        pytest.param("os.write(1, frame.pack(b'y', number, 1 << 40))", "EOFError", id="larger than the memory"),
+        pytest.param("os.write(1, frame.pack(b'y', number, 0))", "DecodeError", id="empty"),
+        pytest.param("os.write(1, frame.pack(b'y', number, size))", "ValidationError", id="what was asked"),
+        pytest.param("os.write(1, frame.pack(b'y', number, 9)[:9]); break", "EOFError", id="cut off"),
+        pytest.param("os.write(1, frame.pack(b'y', number, 9)[:9])", "TimeoutError", id="cut off and silent"),
+        pytest.param("os.write(1, frame.pack(b'n', number - 1, 0) * 2)", "EOFError", id="one that comes too late"),
+        pytest.param("os.close(1); import time; time.sleep(9)", "EOFError", id="none, and it lives"),
+    ],
+)
+def test_a_process_that_answers_wrongly_is_given_up_and_leaves_nothing_open(
+    monkeypatch: pytest.MonkeyPatch, answer: str, told: str
+) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(preparing_module, "_MAIN", HOSTILE.format(answer=answer).replace("{", "{{").replace("}", "}}"))
+    open_before = len(list(OPEN.iterdir()))
+    with preparing(told=heard.append, patience_seconds=0.2) as made:
+        pids = [wait_for(lambda: made.pids)[0]]
+        for times in (1, 2, 3):
+            while len(heard) < times:
+                assert made.take(call(), lines=False) is None
+                time.sleep(0.01)
+            pids += made.pids
+        assert heard == [told] * 3
+        assert made.take(b"x" * LEAST_BYTES, lines=False) is None
+    assert all(is_gone(pid) for pid in pids)
+    assert len(list(OPEN.iterdir())) == open_before
+
+
+def test_a_fork_of_this_process_asks_none_and_disturbs_no_answer() -> None:
+    with preparing() as made, taken_by(made, call()) as taken:
+        child = os.fork()
+        if not child:
+            os._exit(0 if made.take(call(), lines=False) is None and taken.seal(order("7", taken)) is None else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert bodies(taken.seal(order("7", taken)), taken, "7")
