@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from hashlib import sha256
@@ -270,11 +271,14 @@ def change_key(
     revoke: bool,
     now: datetime,
     lock_until: datetime,
+    pinned: AbstractContextManager[None] | None = None,
 ) -> bytes:
     """Make the next key and create the signed note of the change; returns the note.
 
-    The caller holds the log, whose newest checkpoint has this size. Crash before the put: an unused key, taken up by
-    the next try. Raises: ObjectExists when another process changed the key meanwhile, SigningKeyMissing, ….
+    The caller holds the log, whose newest checkpoint has this size; `pinned` sees to it that it still does while the
+    note is put, since making a key may take long and nobody can take the note back. Crash before the put: an unused
+    key, taken up by the next try. Raises: ObjectExists when another process changed the key meanwhile,
+    SigningKeyMissing, ….
     """
     before = signers(keys, signer_of)
     generation = keys[-1].generation + 1
@@ -291,12 +295,13 @@ def change_key(
     )
     note = sign_note(change.text(), [*before, new])
     key = f"{keys_prefix(log_id, change.use)}{generation:06d}"
-    try:
-        store.put(key, note, lock_until=lock_until)
-    except ObjectExists:
-        # A lost answer of our own put leaves the same bytes, since Ed25519 signs deterministically.
-        if store.get(key) != note:
-            raise
+    with pinned or nullcontext():
+        try:
+            store.put(key, note, lock_until=lock_until)
+        except ObjectExists:
+            # A lost answer of our own put leaves the same bytes, since Ed25519 signs deterministically.
+            if store.get(key) != note:
+                raise
     return note
 
 

@@ -119,6 +119,20 @@ class Lease:
         self._fence = fence
         return fence
 
+    @contextmanager
+    def pinned(self, fence: int) -> Iterator[None]:
+        """Keep every other process from taking the lease while the block runs, however long that takes.
+
+        For what must not be written behind the back of a successor. Others wait for the row meanwhile; if this process
+        ends, its database connection does too and lets them go on. Raises: NotLeader when the lease is not that of
+        `fence` any more.
+        """
+        with self._lock, self._sessions() as session:
+            row = session.get(LogLease, _NAME, with_for_update=True)
+            if row is None or (row.owner, row.fence) != (self._owner, fence):
+                raise NotLeader
+            yield
+
     def is_led(self, now: datetime) -> bool:
         """Return whether some process leads, so that a post would be sequenced."""
         if self.held:

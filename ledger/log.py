@@ -109,6 +109,8 @@ class Log:
                 revoke=revoke,
                 now=now,
                 lock_until=self._parts.lock_end(now),
+                # A successor would sign on without the new key, which `revoke` makes a fault of its log for ever.
+                pinned=self._lease.pinned(head.under),
             )
             self._heads.reopen(head)
         return note

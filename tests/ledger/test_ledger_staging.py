@@ -29,6 +29,7 @@ from ledger.draft import Draft, PlacedState, SealedPart
 from ledger.entry import decode_header, header_hash, uuid7
 from ledger.errors import CheckpointPending, LogForked, NotLeader, StoreUnavailable
 from ledger.head import LogParts
+from ledger.keyring import open_checkpoint
 from ledger.lease import Lease
 from ledger.log import Log
 from ledger.memory_objects import MemoryStore
@@ -76,6 +77,10 @@ class Mortal:
         return getattr(self._store, name)
 
 
+def later_key(origin: str, generation: int) -> Ed25519Signer:
+    return Ed25519Signer.from_seed(origin, bytes([5 + generation]) * 32)
+
+
 class Process:
     """One process of the service as far as the log is concerned."""
 
@@ -88,11 +93,16 @@ class Process:
             hot=self.hot,
             signer=lambda origin: Ed25519Signer.from_seed(origin, b"\x05" * 32),
             lock_end=lambda at: at + timedelta(days=7 * 365),
+            later_signer=self._key_of,
         )
+        self.later_signer: Callable[[str, int], Ed25519Signer] = later_key
         self.lease = Lease(owner=secrets.token_hex(8), sessions=self.database.shared)
         self.log = Log(parts, self.lease, stages=True)
         self.faults: list[Exception] = []
         self.clerk = staging.Clerk(self.log.serve, lambda: datetime.now(UTC), failed=self.faults.append)
+
+    def _key_of(self, origin: str, generation: int) -> Ed25519Signer:
+        return self.later_signer(origin, generation)
 
     def lead(self) -> Process:
         assert self.lease.take(datetime.now(UTC))
@@ -406,6 +416,54 @@ def test_a_holder_stopped_between_batch_and_index_finds_its_entries_indexed_by_i
     sleeper.locked.on_write = taken_over
     assert states(sleeper.append(draft(1))) == [(DUPLICATE, 1)]
     world.check({draft(number).entry_id: number for number in range(3)})
+
+
+@pytest.mark.scenario("L3")
+@pytest.mark.parametrize("led_again", [False, True])
+def test_a_holder_stopped_while_it_makes_a_key_revokes_none_behind_its_successors_back(
+    world: World, led_again: bool
+) -> None:
+    # It once did, and no process could open the log any more: its newest checkpoint counted as a thief's.
+    sleeper, successor = world.process().lead(), world.process()
+
+    def key_of(origin: str, generation: int) -> Ed25519Signer:
+        if sleeper.later_signer is key_of:
+            sleeper.later_signer = later_key
+            world.end_lease()
+            successor.lead().append(draft(1))
+            successor.log.publish(TENANT, datetime.now(UTC))
+            if led_again:
+                world.end_lease()
+                sleeper.lead()
+        return later_key(origin, generation)
+
+    sleeper.append(draft(0))
+    sleeper.believe()
+    sleeper.later_signer = key_of
+    with pytest.raises(NotLeader):
+        sleeper.log.rotate_key(TENANT, datetime.now(UTC), revoke=True)
+    world.end_lease()
+    third = world.process().lead()
+    third.append(draft(2))
+    third.log.rotate_key(TENANT, datetime.now(UTC), revoke=True)
+    third.append(draft(3))
+    checkpoint = open_checkpoint(third.log.publish(TENANT, datetime.now(UTC)), third.log.keys(TENANT))
+    assert (checkpoint.size, [key.until_size for key in third.log.keys(TENANT)]) == (4, [3, None])
+    assert world.entries() == [draft(number).entry_id for number in range(4)]
+
+
+def test_while_a_lease_is_pinned_it_changes_hands_for_nobody(world: World) -> None:
+    leader, other = world.process().lead(), world.process()
+    taken: list[bool] = []
+    taking = threading.Thread(target=lambda: taken.append(other.lease.take(datetime.now(UTC))), daemon=True)
+    with leader.lease.pinned(leader.lease.fence):
+        taking.start()
+        taking.join(0.2)
+        assert taking.is_alive()
+    taking.join(20)
+    assert taken == [False]
+    with pytest.raises(NotLeader), leader.lease.pinned(leader.lease.fence + 1):
+        pass
 
 
 def test_a_database_that_was_restored_counts_its_fences_above_those_in_the_bucket(world: World) -> None:
