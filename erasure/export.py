@@ -24,6 +24,7 @@ from retention.parts import part_ref
 SCHEMA = "muniment-export/v1"
 EXPORT_CLASS = "export"
 EARLIER_EXPORT = "an earlier export, handed out then"
+_JOINT_EXPORT = "an export with what is about other persons too (GDPR Art. 15(4))"
 _OTHER_BASIS = "not processed on consent or a contract"
 _DERIVED = "inferred or derived, neither provided nor observed"
 SOMEBODY_ELSES = "its store says that it is somebody else's (GDPR Art. 15(4))"
@@ -88,7 +89,8 @@ def _artifact(
     store = given.stores.get(fact.store)
     state, detail = CopyState.PENDING, None
     if fact.item.data_class == EXPORT_CLASS:
-        state, detail = CopyState.WITHHELD, EARLIER_EXPORT
+        is_joint = bool(fact.item.subjects - given.subjects)
+        state, detail = CopyState.WITHHELD, _JOINT_EXPORT if is_joint else EARLIER_EXPORT
     elif right is Right.PORTABILITY and (why := not_portable(fact, terms, source_types.get(fact.artifact_id))):
         state, detail = CopyState.WITHHELD, why
     elif store is None or store.not_covered is not None:

@@ -9,9 +9,10 @@ Making, in order (one pass; a crash anywhere begins it again):
 
 Guarantees: one item is in memory at a time; what a store did not give is `failed` or `unreachable`, never left out;
 parts about others are left out and counted, unless a human released them (`erasure.exported_entries`); what became
-somebody else's since it was planned, by the registry or by its store's own owner field, waits for a human too. An
-export about a person whose erasure was approved meanwhile is not kept. Where there is nothing left to hand out, an
-empty package says why.
+somebody else's since it was planned, by the registry or by its store's own owner field, waits for a human too, and so
+does what is about more people by now than the human saw who released it. An export about a person whose erasure was
+approved meanwhile is not kept; of others it is registered as about them too (`erasure.package_people`). Where there is
+nothing left to hand out, an empty package says why.
 """
 
 from __future__ import annotations
@@ -30,13 +31,14 @@ from sqlmodel import Session
 from connectors.base import Item, owner_forms
 from connectors.errors import ConnectorError
 from erasure import answer_plans, history
-from erasure.additions import addendum
+from erasure.additions import addendum, exceeds
 from erasure.errors import NotBuilt
 from erasure.export import EXPORT_CLASS, REQUESTS, SOMEBODY_ELSES, Contents, is_somebody_elses, manifest
 from erasure.exported_entries import write_entries
 from erasure.handout import contents_of, json_bytes, request_view
 from erasure.models import CopyRow, RequestRow
 from erasure.package_file import Package, digest_of
+from erasure.package_people import leave_out_who_goes, names_for, others_of
 from erasure.packages import STORE
 from erasure.parts import Parts, Tenant
 from erasure.persons import leave_out_strangers
@@ -138,8 +140,9 @@ class _Making:
                 history.put_copies(session, self._tenant.tenant_id, self._id, more, {})
                 body = {"request": self._id, "addendum": [copy.ref for copy in more]}
                 self._parts.record.announce(session, self._tenant.tenant_id, Kind.REQUEST_STATE, body, self._now)
-            waiting = history.copies_of(session, self._tenant.tenant_id, self._id, CopyState.AWAITING_HUMAN)
-            return not waiting
+            copies = history.copies_of(session, self._tenant.tenant_id, self._id)
+            leave_out_who_goes(session, copies, others_of(session, self._tenant.tenant_id, copies, row.subjects))
+            return not any(copy.state == CopyState.AWAITING_HUMAN for copy in copies)
 
     @staticmethod
     def _ask_about(session: Session, copies: Sequence[CopyRow], fresh: Plan) -> None:
@@ -147,7 +150,10 @@ class _Making:
         asked = {(line.kind, line.ref): line for line in fresh.copies if line.state == CopyState.AWAITING_HUMAN}
         for copy in copies:
             line = asked.get((copy.kind, copy.ref))
-            if line is not None and copy.state in (CopyState.PENDING, CopyState.EXPORTED) and copy.method != BY_HAND:
+            if line is None or copy.state not in (CopyState.PENDING, CopyState.EXPORTED):
+                continue
+            # Whoever released it saw so many others in it; of more they are asked again.
+            if copy.method != BY_HAND or exceeds(line.collateral, copy.collateral):
                 copy.state, copy.detail = CopyState.AWAITING_HUMAN, line.detail
                 copy.collateral = None if line.collateral is None else dict(line.collateral)
                 session.add(copy)
@@ -299,7 +305,9 @@ class _Making:
             kept: dict[str, Any] = {"attempt": self._attempt_of(name), "made_at": instant_text(self._now)}
             kept |= {"sha256": sha256, "bytes": size}
             if len(closed) < len(row.subjects):
-                artifact = self._register(session, row, name)
+                others = others_of(session, row.tenant_id, copies, row.subjects)
+                people = frozenset[int]().union(*others.values())
+                artifact = self._register(session, row, name, people)
                 kept |= {"artifact": artifact, "file": name, "expires_at": instant_text(self._now + KEPT)}
             row.details = {**row.details, "export": kept}
             session.add(row)
@@ -340,7 +348,7 @@ class _Making:
             session.add(copy)
         return again
 
-    def _register(self, session: Session, row: RequestRow, name: str) -> str:
+    def _register(self, session: Session, row: RequestRow, name: str, others: frozenset[int]) -> str:
         acting = Acting.system(tenant_id=self._tenant.tenant_id, tenant=self._tenant.name, log_id=self._tenant.log_id)
         if EXPORT_CLASS not in classes.in_force(session, row.tenant_id):
             classes.put_class(session, acting, EXPORT_CLASS, STARTER_CLASSES[EXPORT_CLASS], self._now)
@@ -352,7 +360,10 @@ class _Making:
             "data_class": EXPORT_CLASS,
             "store": STORE,
             "locator": {"path": name},
-            "subjects": [said["subjects"][place]["text"] for place in verified],
+            "subjects": [
+                *(said["subjects"][place]["text"] for place in verified),
+                *names_for(session, self._parts.vault, row.tenant_id, others),
+            ],
             "activity": {"kind": "export"},
             "expires_at": instant_text(self._now + KEPT),
         }

@@ -1,0 +1,169 @@
+"""A package with what is about others too: they find it, it never goes out to more people than a human saw."""
+
+from __future__ import annotations
+
+import zipfile
+from io import BytesIO
+from typing import Any
+
+import pytest
+
+from erasure import answers
+from erasure.exporting import _Making  # the pass of a worker that is overtaken in its middle
+from erasure.handout import open_export
+from erasure.package_people import TOO_MANY
+from erasure.packages import STORE
+from tests.erasure.conftest import ADA, BOB, World
+
+CARL = "user:carl_9"
+SECRET = "the vault opens with 4711"
+
+
+def waiting(world: World, request: str) -> list[dict[str, Any]]:
+    return world.reader.copies(world.acting(), request, state="awaiting_human")
+
+
+def settle(world: World, request: str, copy: dict[str, Any], outcome: str = "release") -> None:
+    world.desk.settle_copy(
+        world.acting("carol"), request, copy["copy"], outcome=outcome, comment="weighed", now=world.now
+    )
+
+
+def asked(world: World) -> str:
+    """An approved request for access that waits for a human."""
+    request = world.ask(right="access")
+    world.plan(request)
+    world.approve(request)
+    world.work(1)
+    assert waiting(world, request)
+    return request
+
+
+def text_of(world: World, request: str) -> str:
+    """Every word of the package as it is handed out now."""
+    handout = open_export(world.parts, world.acting(), request, world.now)
+    archive = zipfile.ZipFile(BytesIO(b"".join(handout.pieces)))
+    return "".join(archive.read(name).decode() for name in archive.namelist())
+
+
+def given(world: World) -> str:
+    """Ada's package with what Bob said, released by a human."""
+    request = asked(world)
+    for copy in waiting(world, request):
+        settle(world, request, copy)
+    world.work(2)
+    assert world.state(request) == "completed"
+    assert SECRET in text_of(world, request)
+    return request
+
+
+@pytest.mark.parametrize("kind", ["artifact", "entry"])
+def test_whoever_is_in_somebody_elses_package_takes_it_along_with_their_erasure(world: World, kind: str) -> None:
+    # Bob had a certificate that all was gone, and his words lay in our own folder for another month.
+    world.note("n1", "ada's own")
+    if kind == "artifact":
+        world.file("both.txt", SECRET, subjects=[ADA, BOB])
+    else:
+        world.say(SECRET, subjects=[ADA, BOB])
+    request = given(world)
+    erasure = world.ask(BOB)
+    world.plan(erasure)
+    plan = world.reader.plan_view(world.acting(), erasure)
+    package = next(copy for copy in plan["copies"] if copy["store"] == STORE)
+    assert package["collateral"] == {"subjects": 1}, "whoever approves it sees that Ada loses it too"
+    world.approve(erasure)
+    world.work()
+    assert world.state(erasure) == "completed"
+    assert SECRET not in text_of(world, request)
+    assert not list(world.parts.exports.rglob("*.zip"))  # type: ignore[union-attr]  # this world has a folder
+
+
+def test_neither_of_them_is_given_a_package_of_both(world: World) -> None:
+    world.note("n1", "ada's own secret")
+    world.file("both.txt", SECRET, subjects=[ADA, BOB])
+    given(world)
+    for person in (ADA, BOB):
+        request = world.ask(person, right="access")
+        world.plan(request)
+        copies = world.reader.copies(world.acting(), request)
+        [package] = [copy for copy in copies if copy["store"] == STORE]
+        assert (package["state"], package["collateral"]) == ("withheld", {"subjects": 1})
+        assert "about other persons too" in package["detail"]
+
+
+def test_what_is_about_more_people_than_the_human_saw_is_asked_about_again(world: World) -> None:
+    # Between the release of one copy and that of the last, the first had become about somebody nobody had thought of.
+    first = world.file("both.txt", SECRET, subjects=[ADA, BOB])
+    world.file("both2.txt", "ada and bob, again", subjects=[ADA, BOB])
+    request = asked(world)
+    one, two = sorted(waiting(world, request), key=lambda copy: copy["artifact"] != first)
+    settle(world, request, one)
+    place = {"data_class": "summary", "store": "cvs", "locator": {"path": "both.txt"}, "subjects": [ADA, BOB]}
+    world.register({**place, "sources": [world.note("c1", "a word of carl", owner=CARL)]})
+    settle(world, request, two, "withhold")
+    world.work(2)
+    assert world.state(request) == "executing"
+    [again] = waiting(world, request)
+    assert (again["artifact"], again["collateral"]) == (first, {"subjects": 2})
+    settle(world, request, again)
+    world.work(2)
+    assert world.state(request) == "completed"
+    assert SECRET in text_of(world, request)
+
+
+def test_what_was_released_before_somebody_elses_erasure_was_approved_does_not_go_out(world: World) -> None:
+    world.note("n1", "ada's own")
+    world.file("both.txt", SECRET, subjects=[ADA, BOB])
+    world.say(SECRET, subjects=[ADA, BOB])
+    request = asked(world)
+    for copy in waiting(world, request):
+        settle(world, request, copy)
+    erasure = world.ask(BOB)
+    world.plan(erasure)
+    world.approve(erasure)
+    answers.carry_on(world.parts, world.tenant, request, world.now)
+    assert world.state(request) == "completed"
+    text = text_of(world, request)
+    assert "ada's own" in text
+    assert SECRET not in text
+
+
+def test_a_package_that_an_approval_overtakes_joins_that_erasure_and_is_not_handed_out(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.file("both.txt", SECRET, subjects=[ADA, BOB])
+    request = asked(world)
+    for copy in waiting(world, request):
+        settle(world, request, copy)
+    erasure = world.ask(BOB)
+    world.plan(erasure)
+    made = _Making._manifest
+
+    def overtaken(self: _Making, package: Any) -> None:
+        made(self, package)
+        world.approve(erasure)
+
+    monkeypatch.setattr(_Making, "_manifest", overtaken)
+    answers.carry_on(world.parts, world.tenant, request, world.now)
+    assert SECRET not in text_of(world, request)
+    world.work()
+    [late] = waiting(world, erasure)
+    assert late["store"] == STORE
+    settle(world, erasure, late, "erase")
+    world.work()
+    assert world.state(erasure) == "completed"
+    assert not list(world.parts.exports.rglob("*.zip"))  # type: ignore[union-attr]  # this world has a folder
+
+
+def test_what_is_about_more_people_than_can_be_named_is_left_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("erasure.package_people._MOST", 1)
+    world.file("both.txt", "ada and bob", subjects=[ADA, BOB])
+    world.file("three.txt", SECRET, subjects=[ADA, BOB, CARL])
+    request = asked(world)
+    for copy in waiting(world, request):
+        settle(world, request, copy)
+    world.work(2)
+    assert world.state(request) == "completed"
+    assert SECRET not in text_of(world, request)
+    [left] = world.reader.copies(world.acting(), request, state="withheld")
+    assert left["detail"] == TOO_MANY
