@@ -214,6 +214,7 @@ class Desk:
             row.state = move(State(row.state), Move.REFUSE, self._facts(row, acting, now, ground=ground))
             row.details = {**row.details, "ground": ground}
             self._state(session, row, acting, now, event="refused", detail={"ground": ground})
+            tell_of_duplicates(session, self._parts, acting, row.subjects, now)
             return history.view_of(session, row)
 
     def extend(self, acting: Acting, request_id: str, *, reason: str, now: datetime) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Which duplicates are left alone: the request that does their work is somebody else's since, or was cancelled.
+"""Which duplicates are left alone: what does their work is somebody else's since, was cancelled, or nobody's request.
+
+A request that was refused since nobody could tell who had sent it answers nobody who proved who they are.
 
 A request that ended never comes back to life, so what its person asked for is filed again, with the day on which it
 came in: the time for an answer runs from there (GDPR Art. 12(3)). Until a request for the same stands, the ended one
@@ -56,11 +58,14 @@ def is_left_alone(session: Session, row: RequestRow) -> bool:
 
 
 def _instead(session: Session, row: RequestRow) -> RequestRow | None:
-    """The request that does the work of a duplicate; None where that was called off."""
+    """The request that does the work of a duplicate; None where that was called off, or came from a stranger."""
     seen = {row.request_id}
     other: RequestRow | None = row
     while other is not None and other.state == State.DUPLICATE:
         name = other.duplicate_of
         other = None if name is None or name in seen else session.get(RequestRow, (row.tenant_id, name))
         seen.add(name or "")
-    return None if other is None or other.state == State.CANCELLED else other
+    if other is None or other.state == State.CANCELLED:
+        return None
+    is_a_strangers = other.state == State.REFUSED and other.details.get("ground") == "identity_not_verified"
+    return None if is_a_strangers else other

@@ -374,6 +374,24 @@ def test_a_duplicate_of_what_was_cancelled_is_named_until_its_answer_is_noted(wo
     assert "warnings" not in world.reader.get(world.acting(), second)
 
 
+@pytest.mark.parametrize(("ground", "is_named"), [("identity_not_verified", True), ("excessive", False)])
+def test_a_duplicate_of_what_a_stranger_sent_is_not_answered_by_that_refusal(
+    world: Any, ground: str, *, is_named: bool
+) -> None:
+    # A hostile request that came first took the real one with it: refused as a stranger's, it answered both.
+    world.note("1", "Ada")
+    strangers = world.ask(ADA)
+    real = world.ask(ADA)
+    assert world.state(real) == "duplicate"
+    world.desk.refuse(world.acting(), strangers, ground=ground, now=world.now)
+    view = world.reader.get(world.acting(), real)
+    assert [line["code"] for line in view.get("warnings", ())] == (["left_alone"] if is_named else [])
+    assert (view["history"][-1]["event"] == "left_alone") is is_named
+    again = world.ask(ADA)
+    assert world.state(again) == "verified"
+    assert "warnings" not in world.reader.get(world.acting(), real)
+
+
 def test_an_answer_that_is_noted_before_anybody_worked_on_it_is_shown_as_that(world: Any) -> None:
     world.note("1", "Ada")
     request = world.ask(ADA)
