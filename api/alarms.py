@@ -53,7 +53,7 @@ def deadline_alarms(database: Database, telemetry: Telemetry) -> Callable[[int, 
             )  # fmt: skip
             key = (one.what, "missed" if one.is_over else "near")
             counts[key] = counts.get(key, 0) + 1
-        for what in ("answer", "confirmation", "recipients", "review", "quarantine", "run"):
+        for what in ("answer", "extension", "confirmation", "recipients", "review", "quarantine", "run"):
             for state in ("near", "missed"):
                 gauge.set(counts.get((what, state), 0), {"tenant": str(tenant_id), "what": what, "state": state})
 

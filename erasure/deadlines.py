@@ -4,8 +4,10 @@ What an operator must hear in time.
 
 Guarantees: reads only; opaque ids and dates. An answer is due until the person was told, whether the work is under
 way, done, refused, found nobody, or ended as a duplicate that nobody works on; a request whose
-person was told, or whose clock stands still, alarms nobody. What a person had forgotten by their own word was answered
-where they said it. Which date counts is decided when a request is received (`retention.calendar`), not here.
+person was told, or whose clock stands still, alarms nobody. An extension counts once the person was told of it within
+the first date (GDPR Art. 12(3), second sentence); until then that date is the one that is near. What a person had
+forgotten by their own word was answered where they said it. Which date counts is decided when a request is received
+(`retention.calendar`), not here.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from sqlmodel import Session, col, select
 
 from erasure.left_alone import EVENT, is_left_alone
 from erasure.models import RequestEvent, RequestRow
+from erasure.overlaps import is_extension_told
 from erasure.recipients import to_be_told
 from erasure.request import DONE, OPEN, State
 from ledger.models import Instant
@@ -36,7 +39,7 @@ APPROVAL = timedelta(days=7)
 _UNANSWERED = sorted(OPEN | DONE | {State.REFUSED, State.NO_MATCH})
 """States in which the person still has to be told. Source: GDPR Art. 12(3) and (4)."""
 
-What = Literal["answer", "confirmation", "recipients", "review", "quarantine", "run"]
+What = Literal["answer", "extension", "confirmation", "recipients", "review", "quarantine", "run"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,7 @@ def todo_of(deadline: Deadline) -> str:
     """What to do about it."""
     return {
         "answer": "answer the person and record the notice; an extension is told before the first date",
+        "extension": "tell the person of the extension and why before this first date, and record the notice",
         "confirmation": "confirm receipt to the person and record the notice",
         "recipients": "tell each recipient, or note why it cannot be told, and record the notices (GDPR Art. 19)",
         "run": "look at its plan and approve it as a second person, or stop it; what it would end stays until then",
@@ -98,9 +102,12 @@ def _requests(session: Session, tenant_id: int, now: datetime) -> list[Deadline]
             continue  # filed again, or one person with the other once more
         if row.state not in OPEN and "roots" in row.details:
             continue  # said to an agent, which answered (`erasure.forget`)
-        due_at = row.extended_until or row.due_at
+        due_at = row.due_at if row.extended_until is None else row.extended_until
+        what: What = "answer"
+        if row.extended_until is not None and not is_extension_told(session, row):
+            due_at, what = row.due_at, "extension" if now <= row.due_at else "answer"
         if due_at <= now + AHEAD:
-            found.append(_deadline("answer", row.request_id, due_at, now))
+            found.append(_deadline(what, row.request_id, due_at, now))
         confirm_by = row.acknowledge_by
         if confirm_by is not None and confirm_by <= now + AHEAD and not _is_confirmed(session, row):
             found.append(_deadline("confirmation", row.request_id, confirm_by, now))

@@ -55,7 +55,7 @@ def claim_of(row: RequestRow) -> Claim:
         row.right,
         frozenset(row.subjects),
         row.received_at,
-        row.extended_until or row.due_at,
+        None if "paused_at" in row.details else row.extended_until or row.due_at,
         None if wanted is None else frozenset(wanted),
         None if scopes is None else frozenset(scopes),
         None if artifacts is None else frozenset(artifacts),

@@ -10,7 +10,8 @@ The order (DESIGN §6), first match wins:
 2. `restriction` in force (GDPR Art. 18): restrict, until the same person's later erasure request.
 3. `floor` of content, or `exemption` (Art. 17(3)) from a request: restrict, dated.
 4. `request` for erasure: the class's rule for the person's own items, the derived rule for what was made from them.
-5. `access_pending`: retention waits for the export of an open access request, at most to its due date.
+5. `access_pending`: retention waits for the export of an open access request, at most to its due date, which is none
+   while the request's clock stands still.
 6. `item_expiry`: the item's own end, given or by the decay of confidence in it.
 7. `class_retention`: the class's clock.
 8. `source_end`: what a source's end triggers in what was derived from it.
@@ -105,7 +106,8 @@ class Claim(NamedTuple):
     right: str
     subjects: frozenset[int]
     at: datetime
-    due_at: datetime
+    due_at: datetime | None
+    """None while its clock stands still: the date moves on with every day of that."""
     data_classes: frozenset[str] | None = None
     scopes: frozenset[str] | None = None
     artifacts: frozenset[int] | None = None
@@ -297,7 +299,8 @@ def _wanted(item: Item, rules: Rules, erasures: Sequence[Claim], requests: Seque
     if due is None:
         return _not_due(item, rules, end)
     for claim in requests:
-        if claim.right in _EXPORTS and now <= claim.due_at and concerns(claim, item):
+        is_open = claim.right in _EXPORTS and (claim.due_at is None or now <= claim.due_at)
+        if is_open and concerns(claim, item):
             return Decision(
                 "keep",
                 "access_pending",

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from erasure.errors import TooLate
+from erasure.sweep_copies import Sweeps
+from retention.sweep import Brakes
 
 
 def test_a_pause_moves_the_second_date_as_well_whichever_comes_first(world: Any) -> None:
@@ -41,3 +48,50 @@ def test_any_number_of_short_pauses_moves_a_date_by_the_days_they_last_together(
         desk.pause(ann, request, reason="identity", now=world.now)
         world.now += timedelta(hours=hours)
         assert desk.resume(ann, request, now=world.now)["due_at"][:10] == due
+
+
+def test_retention_waits_for_an_export_whose_clock_stands_still_and_no_longer(world: Any) -> None:
+    # It waited to the date from before the pause, and ended what the person had asked to see.
+    desk, ann, sweeps = world.desk, world.acting("ann"), Sweeps(world.parts, brakes=Brakes())
+    world.note("n1", "what Ada asks to see")
+    world.now += timedelta(days=55)
+    request = world.ask(right="access")
+    desk.pause(ann, request, reason="clarification", now=world.now)
+    world.now += timedelta(days=50)
+    assert sweeps.start(ann, world.now)["counts"]["ends"] == 0
+    desk.resume(ann, request, now=world.now)
+    assert sweeps.start(ann, world.now)["counts"]["ends"] == 0
+    world.now += timedelta(days=40)
+    assert sweeps.start(ann, world.now)["counts"]["ends"] == 1
+
+
+def test_a_clock_that_waits_for_an_identity_that_was_shown_says_so(world: Any) -> None:
+    # Nobody works on a request that is paused: approved and forgotten, it was neither carried out nor named.
+    desk, ann = world.desk, world.acting("ann")
+    world.note("n1", "a note")
+    spec = {"right": "erasure", "subjects": ["email:ada@example.org"], "regulation": "gdpr"}
+    request = desk.create(ann, spec, world.now)["id"]
+    assert "warnings" not in desk.pause(ann, request, reason="identity", now=world.now)
+    [warning] = world.verify(request)["warnings"]
+    assert (warning["code"], warning["request"]) == ("standing_still", request)
+    assert "warnings" not in desk.resume(ann, request, now=world.now)
+    assert "warnings" not in desk.pause(ann, request, reason="clarification", now=world.now)
+
+
+@pytest.mark.parametrize(("late", "day"), [(False, "2027-01-29"), (True, None)])
+def test_a_ccpa_date_is_extended_up_to_its_last_moment_where_the_person_is(
+    world: Any, *, late: bool, day: str | None
+) -> None:
+    """45 days from 31 October 2026, over the end of summer time: to the end of 15 December in Los Angeles."""
+    zone = ZoneInfo("America/Los_Angeles")
+    world.now = datetime(2026, 10, 31, 23, 30, tzinfo=zone)
+    request = world.ask(regulation="ccpa", jurisdiction="US-CA", timezone="America/Los_Angeles")
+    world.now = datetime(2026, 12, 15, 23, 59, 59, tzinfo=zone) + timedelta(seconds=late)
+    if day is None:
+        with pytest.raises(TooLate, match="first date"):
+            world.desk.extend(world.acting("ann"), request, reason="many systems", now=world.now)
+        return
+    due = world.desk.extend(world.acting("ann"), request, reason="many systems", now=world.now)["due_at"]
+    assert datetime.fromisoformat(due).astimezone(zone).date().isoformat() == day
+    [warning] = world.reader.get(world.acting(), request)["warnings"]
+    assert "2026-12-15" in warning["detail"], "the day there, which was over in UTC"

@@ -140,6 +140,8 @@ DERIVED = replace(FRESH, own_subjects=frozenset(), sources=(SourceEnd("live", No
         ("access over expiry", replace(FRESH, expires_at=ago(1)), NOTE, [], [], [ACCESS], ("keep", "access_pending")),
         ("access over source", DERIVED, NOTE, [], [], [ACCESS], ("keep", "access_pending")),
         ("access after its date", OLD, NOTE, [], [], [ACCESS._replace(due_at=ago(1))], ("erase", "class_retention")),
+        ("access whose clock stands still", OLD, NOTE, [], [], [ACCESS._replace(due_at=None)],
+         ("keep", "access_pending")),
         ("access with nothing due", FRESH, NOTE, [], [], [ACCESS], ("keep", "class_retention")),
         # Deletions: the shortest wins.
         ("expiry before class", replace(FRESH, expires_at=ago(1)), NOTE, [], [], [], ("erase", "item_expiry")),

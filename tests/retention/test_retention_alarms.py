@@ -86,12 +86,40 @@ def test_a_confirmation_is_named_until_the_person_heard_of_us(house: Any) -> Non
     assert found(house) == []
 
 
-def test_a_clock_that_stands_still_and_an_extension_alarm_nobody(house: Any) -> None:
+def test_a_clock_that_stands_still_alarms_nobody_until_it_runs_again(house: Any) -> None:
     request = ask(house, GDPR)
+    house.now += 20 * DAY
+    desk = Desk(house.parts)
+    desk.pause(house.acting(), request, reason="identity", now=house.now)
+    house.now += 40 * DAY
+    assert found(house) == []
+    desk.resume(house.acting(), request, now=house.now)
+    assert found(house) == []
+    house.now += 8 * DAY
+    assert [(what, ref) for what, ref, _ in found(house)] == [("answer", request)]
+
+
+def test_an_extension_is_named_until_the_person_was_told_within_the_first_date(house: Any) -> None:
+    # It silenced the first date by itself: nobody told the person, and in law the answer was late (GDPR Art. 12(3)).
+    told, forgotten, late = (ask(house, GDPR) for _ in range(3))
     house.now += 25 * DAY
     desk = Desk(house.parts)
-    desk.extend(house.acting(), request, reason="many systems", now=house.now)
-    assert found(house) == []
+    for request in (told, forgotten, late):
+        desk.extend(house.acting(), request, reason="many systems", now=house.now)
+    assert {(what, ref) for what, ref, _ in found(house)} == {
+        ("extension", request) for request in (told, forgotten, late)
+    }
+    tell(house, told, "extended")
+    house.now += 20 * DAY
+    tell(house, late, "extended")
+    overdue = {(what, ref): days < 0 for what, ref, days in found(house)}
+    assert overdue == {("answer", forgotten): True, ("answer", late): True}
+    reader = Reader(house.parts)
+    assert "warnings" not in reader.get(house.acting(), told)
+    [warning] = reader.get(house.acting(), late)["warnings"]
+    assert warning["code"] == "extension_untold"
+    house.now += 44 * DAY
+    assert {ref for what, ref, _ in found(house) if what == "answer"} == {told, forgotten, late}
 
 
 def test_a_review_is_named_before_it_is_overdue(house: Any) -> None:
