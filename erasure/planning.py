@@ -53,7 +53,8 @@ from registry.errors import RegistryError
 from registry.keyed import hold_writer
 from registry.merging import check_unambiguous
 
-_SYSTEM = "system"
+_NOBODY = "nobody by the verified names is known"
+_NOTHING = "nothing of what the request is limited to is held of the verified names"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,19 +80,24 @@ class Planner:
         self._desk = Desk(parts)
 
     def plan(self, acting: Acting, request_id: str, now: datetime) -> dict[str, Any]:
-        """The request planned, or ended as `no_match` or `duplicate`. Raises: IllegalMove."""
+        """The request planned, or ended as `duplicate`, or as `no_match` where it finds nobody or nothing to erase.
+
+        Raises: IllegalMove.
+        """
         with bulk.without_collector():
             selected = self._select(acting, request_id, now)
         if selected is None:
             return self._desk_view(acting, request_id)
         if selected.nobody:
-            return self._end_without_match(acting, request_id, selected.given, now)
+            return self._end_without_match(acting, request_id, selected.given, now, is_known=False)
         verified, people = selected.row.subjects, selected.given.subjects
         restricts = selected.row.right == Right.OBJECTION
         with Spool() as sealed:
             if selected.row.right == Right.ERASURE:
                 with bulk.without_collector():
                     plan = build(selected.given)
+                if plan.is_empty:  # of a request that is limited: there is nothing to approve, and nothing would end it
+                    return self._end_without_match(acting, request_id, selected.given, now, is_known=True)
                 del selected  # as large as the plan
                 self._capture(acting.tenant_id, request_id, plan, sealed)
             else:
@@ -337,14 +343,18 @@ class Planner:
             session, row, event="plan_outdated", actor=acting.principal, now=now, detail=detail, entry_id=entry_id
         )
 
-    def _end_without_match(self, acting: Acting, request_id: str, given: PlanInput, now: datetime) -> dict[str, Any]:
+    def _end_without_match(
+        self, acting: Acting, request_id: str, given: PlanInput, now: datetime, *, is_known: bool
+    ) -> dict[str, Any]:
+        """The request ended with where was looked: nobody is known, or nothing is held of what it is limited to."""
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
             row.state = move(State(row.state), Move.FIND_NOBODY, facts_of(row, acting.principal, now))
             row.completed_at = now
             statement = {
                 "at": instant_text(now),
-                "text": "nobody by the verified names is known; this is no certificate of erasure",
+                "known": is_known,
+                "text": f"{_NOTHING if is_known else _NOBODY}; this is no certificate of erasure",
                 "stores": sorted(given.stores),
                 "data_classes": sorted(given.classes),
             }

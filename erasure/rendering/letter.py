@@ -72,6 +72,8 @@ def letter_of(facts: LetterFacts) -> dict[str, Any]:
     if facts.kind != "acknowledgement":
         sections.append(_remedies(facts, words))
     subject = "subject_answer_erasure" if facts.kind == "answer" and facts.certificate else f"subject_{facts.kind}"
+    if facts.kind == "no_match" and _is_known(facts):
+        subject = "subject_nothing"
     return {
         "lang": facts.lang,
         "at": facts.at,
@@ -164,10 +166,15 @@ def _no_match(facts: LetterFacts, words: Mapping[str, str], asked: str) -> list[
     )
     day = day_text(datetime.fromisoformat(statement["at"]).date() if "at" in statement else facts.today, facts.lang)
     return [
-        text(asked, words["nom_none"].format(day=day)),
+        text(asked, words["nom_nothing" if _is_known(facts) else "nom_none"].format(day=day)),
         items(*facts.names),
         text(where, words["nom_more"], words["nom_no_certificate"]),
     ]
+
+
+def _is_known(facts: LetterFacts) -> bool:
+    """Whether the person is known, and nothing is held of what the request was limited to."""
+    return bool((facts.statement or {}).get("known"))
 
 
 def _recipients(facts: LetterFacts, words: Mapping[str, str], asked: str) -> list[Block]:

@@ -27,6 +27,7 @@ _EN = {
     "subject_extension": "We need more time for your request",
     "subject_refusal": "We cannot do what you asked",
     "subject_no_match": "We know nobody by the names you gave",
+    "subject_nothing": "We hold nothing of what your request is limited to",
     "subject_restriction_lifting": "The restriction of your data is about to end",
     "subject_answer_erasure": "Your data: what we erased, and how you can check it",
     "subject_answer": "Our answer to your request",
@@ -70,6 +71,7 @@ _EN = {
     "ground_exempt": "an exemption of the law applies",
     "ground_compelling_grounds": "we have compelling legitimate grounds that override your interests",
     "nom_none": "On {day} we looked for you under these names, and know nobody by them:",
+    "nom_nothing": "On {day} we looked under these names for what your request is limited to, and hold nothing of it:",
     "nom_where": "We looked in the systems {stores} and in the classes of data {classes}.",
     "nom_more": "If you were known to us by another name, address or number, tell us and we look again.",
     "nom_no_certificate": "This letter is no certificate of an erasure: there was nothing to erase.",
@@ -178,6 +180,7 @@ _DE = {
     "subject_extension": "Wir brauchen für Ihren Antrag mehr Zeit",
     "subject_refusal": "Wir können Ihrem Antrag nicht entsprechen",
     "subject_no_match": "Unter den genannten Namen kennen wir niemanden",
+    "subject_nothing": "Wir haben nichts von dem, worauf sich Ihr Antrag beschränkt",
     "subject_restriction_lifting": "Die Einschränkung der Verarbeitung Ihrer Daten endet demnächst",
     "subject_answer_erasure": "Ihre Daten: was wir gelöscht haben und wie Sie es nachprüfen können",
     "subject_answer": "Unsere Antwort auf Ihren Antrag",
@@ -227,6 +230,8 @@ _DE = {
     "ground_exempt": "das Gesetz sieht eine Ausnahme vor",
     "ground_compelling_grounds": "wir haben zwingende schutzwürdige Gründe, die Ihre Interessen überwiegen",
     "nom_none": "Am {day} haben wir Sie unter diesen Namen gesucht und kennen darunter niemanden:",
+    "nom_nothing": "Am {day} haben wir unter diesen Namen nach dem gesucht, worauf sich Ihr Antrag beschränkt, und "
+    "haben nichts davon:",
     "nom_where": "Gesucht haben wir in den Systemen {stores} und in den Datenarten {classes}.",
     "nom_more": "Falls Sie uns unter einem anderen Namen, einer anderen Adresse oder Nummer bekannt waren, "
     "nennen Sie uns diese, und wir suchen noch einmal.",

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from api.wiring import all_tables
-from erasure.errors import InvalidRequest
+from erasure.errors import InvalidRequest, ReportNotReady
+from erasure.letters import Asked, write
+from erasure.rendering.letter import plain
 from ledger.entry import uuid7
 from registry.journal import Journal
 from registry.record import Record
@@ -55,6 +57,26 @@ def test_an_erasure_of_one_class_leaves_the_others_and_the_identity(world: World
     assert (world.files / "cv.txt").exists()
     assert kept not in world.copy_states(request)
     assert world.say("and more words") == "stored"
+
+
+@pytest.mark.parametrize("scope", [{"data_classes": ["summary"]}, {"conversation": "never held"}])
+def test_a_limited_request_of_which_nothing_is_held_ends_with_a_statement(world: World, scope: dict[str, Any]) -> None:
+    # It was planned without a copy, approved, and stood in `verifying` for ever: no move led out of there.
+    kept = world.note("n1", "text of n1")
+    world.say("the words stay")
+    request = world.ask(ADA, scope=scope)
+    view = world.plan(request)
+    assert view["state"] == "no_match"
+    assert view["statement"]["text"].startswith("nothing of what the request is limited to is held")
+    world.work(1)
+    with pytest.raises(ReportNotReady):
+        world.reader.certificate(world.acting(), request)
+    for language, word in (("en", "hold nothing of it"), ("de", "haben nichts davon")):
+        letter = plain(write(world.parts, world.acting(), request, Asked(language=language), world.now))
+        assert word in letter
+        assert "know nobody" not in letter
+    whole = world.erase()
+    assert world.copy_states(whole)[kept] == "erased_physical", "what was held elsewhere was known all the time"
 
 
 def test_after_a_limited_erasure_new_words_are_taken_in_and_late_ones_are_not(world: World) -> None:
