@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from typing import Any
 
 import sqlalchemy as sa
 from sqlmodel import col
 
+from erasure.errors import UnknownRequest
 from erasure.models import RequestRow
 from erasure.parts import Parts
 from retention.models import SweepRow
@@ -23,6 +25,7 @@ from retention.models import SweepRow
 TERM = timedelta(seconds=10)
 RENEW_SECONDS = 2.5
 _MARGIN_SECONDS = 1.0
+_Model = type[RequestRow | SweepRow]
 
 
 class Lease:
@@ -38,6 +41,14 @@ class Lease:
         self._began = time.monotonic()
         self._good_until = 0.0
         self._ended = threading.Event()
+        self._row: RequestRow | SweepRow | None = None
+
+    @property
+    def request(self) -> RequestRow:
+        """The request's row as it was when this last wrote to it: taken, renewed or let go. Raises: UnknownRequest."""
+        if not isinstance(self._row, RequestRow):
+            raise UnknownRequest("request", self._owner)
+        return self._row
 
     @property
     def is_mine(self) -> bool:
@@ -46,50 +57,49 @@ class Lease:
 
     def take(self) -> bool:
         """Take it if it is free or its worker's time is over; says whether that succeeded."""
-        return self._write(until=None)
+        return self._hold(lambda model, now: sa.or_(col(model.lease_until).is_(None), col(model.lease_until) <= now))
 
     def renew(self) -> bool:
         """Hold it for another term; False when somebody else has it."""
-        return self._write(until=self._worker)
+        return self._hold(lambda model, _: self._is_owner(model))
 
     def release(self) -> None:
-        """Let go at once."""
+        """Let go at once, without waiting for the disk of a server.
+
+        A server that crashes within the second may forget it: the lease then ends by its time. It forgets nothing else
+        for it, since what anybody commits after this is on the disk only with this before it.
+        """
         self._good_until = 0.0
-        for model, name in _TABLES:
-            with self._parts.transactions(self._tenant_id) as session:
-                done = session.connection().execute(
-                    sa.update(model)
-                    .where(
-                        col(model.tenant_id) == self._tenant_id,
-                        col(getattr(model, name)) == self._owner,
-                        col(model.lease_owner) == self._worker,
-                    )
-                    .values(lease_owner=None, lease_until=None)
-                )
-                if done.rowcount:
-                    return
+        self._write(self._is_owner, waits=False, lease_owner=None, lease_until=None)
 
     def _instant(self) -> datetime:
         return self._parts.instant(self._now + timedelta(seconds=time.monotonic() - self._began))
 
-    def _write(self, *, until: str | None) -> bool:
+    def _hold(self, may: Callable[[_Model, datetime], sa.ColumnElement[bool]]) -> bool:
         asked, now = time.monotonic(), self._instant()
-        for model, name in _TABLES:
-            free = sa.or_(col(model.lease_until).is_(None), col(model.lease_until) <= now)
-            with self._parts.transactions(self._tenant_id) as session:
-                done = session.connection().execute(
-                    sa.update(model)
-                    .where(
-                        col(model.tenant_id) == self._tenant_id,
-                        col(getattr(model, name)) == self._owner,
-                        free if until is None else col(model.lease_owner) == until,
-                    )
-                    .values(lease_owner=self._worker, lease_until=now + TERM)
-                )
-                taken = done.rowcount == 1
-            if taken:
-                self._good_until = asked + TERM.total_seconds() - _MARGIN_SECONDS
-                return True
+        if not self._write(lambda model: may(model, now), lease_owner=self._worker, lease_until=now + TERM):
+            return False
+        self._good_until = asked + TERM.total_seconds() - _MARGIN_SECONDS
+        return True
+
+    def _is_owner(self, model: _Model) -> sa.ColumnElement[bool]:
+        return col(model.lease_owner) == self._worker
+
+    def _write(self, may: Callable[[_Model], sa.ColumnElement[bool]], *, waits: bool = True, **values: Any) -> bool:
+        """Whether there was a row of the work of which this holds; it has these values then.
+
+        `waits`: until it is on the disk. A lease that was taken or prolonged and then forgotten would be two workers'.
+        """
+        with self._parts.transactions(self._tenant_id) as session:
+            on_server = session.get_bind().dialect.name == "postgresql"
+            hasty = () if waits or not on_server else (sa.func.set_config("synchronous_commit", "off", True),)
+            for model, name in _TABLES:
+                mine = sa.and_(col(model.tenant_id) == self._tenant_id, col(getattr(model, name)) == self._owner)
+                query = sa.update(model).where(mine, may(model)).values(**values).returning(model, *hasty)
+                found = session.execute(query, execution_options={"synchronize_session": False}).first()
+                if found is not None:
+                    self._row = found[0]
+                    return True
         return False
 
     def keep(self) -> None:
@@ -107,10 +117,7 @@ class Lease:
         self._ended.set()
 
 
-_TABLES: tuple[tuple[type[RequestRow | SweepRow], str], ...] = (
-    (RequestRow, "request_id"),
-    (SweepRow, "sweep_id"),
-)
+_TABLES: tuple[tuple[_Model, str], ...] = ((RequestRow, "request_id"), (SweepRow, "sweep_id"))
 
 
 @contextmanager
