@@ -55,6 +55,7 @@ from erasure.work import (
 from ledger.entry import Kind
 from registry import artifacts, streams, subjects
 from retention.decide import DESTRUCTIVE
+from retention.models import SweepRow
 from retention.parts import split_ref
 from vault.watch import Fence
 
@@ -69,6 +70,10 @@ class Outcome:
     """Whether everything that could be done now was done; False while something waits for another attempt."""
 
     ready_to_confirm: bool
+    row: RequestRow | SweepRow | None = None
+    """The work's row as the last step left it; None where there was nothing left to do."""
+    asks_anew: bool = True
+    """Whether a copy may wait for its successor."""
 
 
 def execute(parts: Parts, tenant_id: int, owner: str, now: datetime) -> Outcome:
@@ -83,7 +88,7 @@ def execute(parts: Parts, tenant_id: int, owner: str, now: datetime) -> Outcome:
     run.bury()  # 5
     run.destroy_identity()  # 6
     run.rotate()  # 7
-    return Outcome(ready_to_confirm=run.hand_over())  # 8
+    return run.hand_over()  # 8
 
 
 class _Tried(NamedTuple):
@@ -360,20 +365,24 @@ class _Execution:
         destroy_due_keks(self._parts, self._tenant_id, self._now)
         self._parts.truncate_log()
 
-    def hand_over(self) -> bool:
-        """Step 8. True when nothing is left that another attempt could change, and no process holds a destroyed key."""
+    def hand_over(self) -> Outcome:
+        """Step 8. Ready when no further attempt could change anything, and no process holds a destroyed key."""
         if not self._caches_cleared():
-            return False
+            return Outcome(ready_to_confirm=False)
         with self._parts.transactions(self._tenant_id) as session:
             work = load_work(session, self._tenant_id, self._owner, lock=True)
-            still = copies.of(self._tenant_id, self._owner, CopyState.PENDING, CopyState.RUNNING)
-            tried_less = col(CopyRow.attempts) < self._parts.max_attempts
-            if copies.states_of(session, sa.and_(still, col(CopyRow.data_class) != IDENTITY, tried_less)):
-                return False
+            elsewhere = CopyState.AWAITING_EXTERNAL
+            still = copies.of(self._tenant_id, self._owner, CopyState.PENDING, CopyState.RUNNING, elsewhere)
+            tried_less = sa.and_(col(CopyRow.state) != elsewhere, col(CopyRow.attempts) < self._parts.max_attempts)
+            is_asked = sa.and_(col(CopyRow.state) == elsewhere, col(CopyRow.action) == "regenerate")
+            wanted = sa.and_(still, col(CopyRow.data_class) != IDENTITY, sa.or_(tried_less, is_asked))
+            waiting = copies.states_of(session, wanted)
+            if not waiting <= {elsewhere}:
+                return Outcome(ready_to_confirm=False)
             if isinstance(work.row, RequestRow) and work.row.state == State.EXECUTING:
                 work.row.state = move(State(work.row.state), Move.CONFIRM, facts_of(work.row, _WORKER, self._now))
                 self._note(session, work.row, "verifying")
-            return True
+            return Outcome(ready_to_confirm=True, row=work.row, asks_anew=bool(waiting))
 
     def _caches_cleared(self) -> bool:
         with self._parts.transactions(self._tenant_id, write=False) as session:

@@ -7,21 +7,22 @@ failure does not stop the others: the first error is raised after all had their 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from erasure import copies, history
+from erasure import copies, due, history
 from erasure.additions import Approved, addendum
 from erasure.answers import carry_on
 from erasure.confirm import confirm
 from erasure.desk import facts_of
-from erasure.execute import destroy_due_keks, execute, pending_work
+from erasure.due import Due
+from erasure.execute import destroy_due_keks, execute
 from erasure.issue import issue, state_of
 from erasure.leases import Lease, leased
 from erasure.models import CopyRow, RequestRow
@@ -31,13 +32,10 @@ from erasure.regenerate import regenerate
 from erasure.request import DONE, WAITING, CopyState, Move, Right, State, move
 from erasure.selector import select_artifacts
 from erasure.standing import claim_of
-from erasure.tasks import late_tasks, overdue
+from erasure.tasks import overdue
 from erasure.work import BY_HAND, COLLATERAL_UNSEEN, PART, lines_now, load_work
 from ledger.entry import Kind
-from ledger.models import Instant
-from registry import artifacts
 from registry.cones import pending_about
-from registry.models import Artifact
 from retention.decide import DESTRUCTIVE
 from retention.parts import split_ref
 from retention.stops import holds_in_force
@@ -45,11 +43,8 @@ from retention.stops import holds_in_force
 FINAL_RETRY = timedelta(days=1)
 PART_LAG = timedelta(days=1)
 """How long a part may outlive the date to which a duty kept it, when another of its request went within that time."""
-LATE_AT_ONCE = 1_000
-"""Late copies that one pass puts into their requests' plans."""
 AGENT_RETRY = timedelta(seconds=30)
 """Until it is looked again whether an agent's process has answered."""
-_ACTIVE = (State.APPROVED, State.EXECUTING, State.VERIFYING)
 _MAX_ROUNDS = 8
 _WORKER = "worker"
 _DATED = "dated_parts_at"
@@ -62,37 +57,61 @@ _STOPPED = "stopped_by"
 
 
 def run_due(parts: Parts, tenant: Tenant, now: datetime, *, worker: str = "worker") -> int:
-    """Do everything that is due for a tenant; returns how many requests were worked on."""
-    if _is_quiet(parts, tenant, now):
+    """Do everything that is due for a tenant; returns how many requests got on.
+
+    One that was worked on and stands where it stood waits for somebody, or for its next attempt: it is none of them.
+    Where one got on, more may be due at once, and who asks again finds it.
+    """
+    tenant_id = tenant.tenant_id
+    with parts.transactions(tenant_id, write=False) as session:
+        found = due.look(session, parts.vault, tenant_id, now)
+    if not any(found):
         return 0
-    overdue(parts, tenant, now)
-    _join_late_copies(parts, tenant, now)
-    _wake_ended_holds(parts, tenant, now)
     done, failures = 0, []
-    for request_id in _due(parts, tenant, now):
+    for request_id in _after_changes(parts, tenant, found, now):
         try:
-            with leased(parts, tenant.tenant_id, request_id, worker, now) as lease:
+            with leased(parts, tenant_id, request_id, worker, now) as lease:
                 if lease is None:
                     continue
-                advance(parts, tenant, request_id, parts.instant(now), lease=lease)
+                before = _stands_of(lease.request)
+                carry(parts, tenant, request_id, parts.instant(now), before, lease)
+            after = _stands_of(lease.request)
+            if after.stopped_by is not None:
                 _told(parts, tenant, request_id, None, now)
-                done += 1
+            done += after.state is not before.state
         except Exception as error:  # noqa: BLE001 - raised below, after the others had their turn
             failures.append(error)
             with suppress(Exception):  # what keeps the work from being done may keep this from being told
                 _told(parts, tenant, request_id, error, now)
-    destroy_due_keks(parts, tenant.tenant_id, now)
-    for request_id in _uncertified(parts, tenant):
+    if found.is_ending:
+        with parts.transactions(tenant_id, write=False) as session:  # the work before may have taken long
+            found = due.look_at_ends(session, parts.vault, tenant_id, now)
+    if found.has_keks:
+        destroy_due_keks(parts, tenant_id, now)
+    for request_id in found.uncertified:
         issue(parts, tenant, request_id, now, version="interim", state=State.COMPLETED_WITH_EXCEPTIONS)
-    for request_id in _final_due(parts, tenant, now):
+    for request_id in found.final:
         try:
-            finish(parts, tenant, request_id, now)
-            done += 1
+            done += finish(parts, tenant, request_id, now)
         except Exception as error:  # noqa: BLE001 - as above
             failures.append(error)
     if failures:
         raise failures[0]
     return done
+
+
+def _after_changes(parts: Parts, tenant: Tenant, found: Due, now: datetime) -> tuple[str, ...]:
+    """The requests to be worked on, once those that others' silence, late copies or ended holds move were moved."""
+    if not (found.has_late_tasks or found.has_late_copies or found.may_wake):
+        return found.requests
+    if found.has_late_tasks:
+        overdue(parts, tenant, now)
+    if found.has_late_copies:
+        _join_late_copies(parts, tenant, now)
+    if found.may_wake:
+        _wake_ended_holds(parts, tenant, now)
+    with parts.transactions(tenant.tenant_id, write=False) as session:
+        return due.requests(session, tenant.tenant_id, now)
 
 
 def _told(parts: Parts, tenant: Tenant, request_id: str, error: Exception | None, now: datetime) -> None:
@@ -114,46 +133,38 @@ def _told(parts: Parts, tenant: Tenant, request_id: str, error: Exception | None
         history.add_event(session, row, event=event, actor=_WORKER, now=now, detail=detail)
 
 
-def _is_quiet(parts: Parts, tenant: Tenant, now: datetime) -> bool:
-    """Whether nothing of the tenant can be due: one look, since every process asks every other second."""
-    tenant_id = tenant.tenant_id
-    mine = col(RequestRow.tenant_id) == tenant_id
-    requests = sa.or_(
-        col(RequestRow.state).in_((*_ACTIVE, State.COMPLETED_WITH_RETAINED)),
-        sa.and_(col(RequestRow.state).in_(sorted(DONE)), col(RequestRow.final_due_at) <= sa.literal(now, Instant())),
-        sa.and_(col(RequestRow.state) == State.COMPLETED_WITH_EXCEPTIONS, col(RequestRow.final_due_at).is_(None)),
-    )
-    with parts.transactions(tenant_id, write=False) as session:
-        looks: tuple[Callable[[], Any], ...] = (
-            lambda: session.execute(sa.select(col(RequestRow.request_id)).where(mine, requests).limit(1)).first(),
-            lambda: session.execute(late_tasks(tenant_id, now).limit(1)).first(),
-            lambda: _late_copies(session, tenant_id),
-            lambda: parts.vault.due_keks(session, tenant_id, now),
-        )
-        return not any(look() for look in looks)
-
-
 def advance(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, lease: Lease | None = None) -> State:
     """Bring one approved request as far as it goes now: execute, confirm, complete. Returns its state."""
-    stands = _look(parts, tenant, request_id)
+    carry(parts, tenant, request_id, now, _look(parts, tenant, request_id), lease)
+    return _look(parts, tenant, request_id).state
+
+
+def carry(  # noqa: PLR0917 - the values of one step
+    parts: Parts, tenant: Tenant, request_id: str, now: datetime, stands: _Stands, lease: Lease | None
+) -> None:
+    """`advance` from how the request stands, as its lease's row or a look said."""
     if stands.right is not Right.ERASURE:
-        return carry_on(parts, tenant, request_id, now)
+        carry_on(parts, tenant, request_id, now)
+        return
     for _ in range(_MAX_ROUNDS):
         if (lease is not None and not lease.is_mine) or stands.is_paused:
-            break
-        if stands.state in (State.EXECUTING, State.VERIFYING):
+            return
+        if stands.asks_anew and stands.state in (State.EXECUTING, State.VERIFYING):
             regenerate(parts, tenant.tenant_id, request_id, parts.instant(now))
         if stands.state in (State.APPROVED, State.EXECUTING):
-            goes_on = execute(parts, tenant.tenant_id, request_id, now).ready_to_confirm
+            outcome = execute(parts, tenant.tenant_id, request_id, now)
+            if not outcome.ready_to_confirm:
+                return
+            if isinstance(outcome.row, RequestRow):
+                stands = _stands_of(outcome.row)._replace(asks_anew=outcome.asks_anew)
+                continue
         elif stands.state is State.VERIFYING:
             confirm(parts, tenant.tenant_id, request_id, now)
-            goes_on = _complete(parts, tenant, request_id, now)
+            if not _complete(parts, tenant, request_id, now):
+                return
         else:
-            break
+            return
         stands = _look(parts, tenant, request_id)
-        if not goes_on:
-            break
-    return stands.state
 
 
 def finish(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> bool:
@@ -263,57 +274,18 @@ class _Stands(NamedTuple):
     right: Right
     state: State
     is_paused: bool
+    stopped_by: str | None
+    asks_anew: bool = True
+    """Whether a copy may wait for its successor."""
+
+
+def _stands_of(row: RequestRow) -> _Stands:
+    return _Stands(Right(row.right), State(row.state), "paused_at" in row.details, row.details.get(_STOPPED))
 
 
 def _look(parts: Parts, tenant: Tenant, request_id: str) -> _Stands:
     with parts.transactions(tenant.tenant_id, write=False) as session:
-        row = history.load(session, tenant.tenant_id, request_id)
-        return _Stands(Right(row.right), State(row.state), "paused_at" in row.details)
-
-
-def _due(parts: Parts, tenant: Tenant, now: datetime) -> list[str]:
-    """Requests that an advance may move: approved ones, others with work that is ready or unverified; none on pause."""
-    with parts.transactions(tenant.tenant_id, write=False) as session:
-        rows = session.exec(
-            select(RequestRow)
-            .where(RequestRow.tenant_id == tenant.tenant_id, col(RequestRow.state).in_(_ACTIVE))
-            .order_by(col(RequestRow.due_at), col(RequestRow.request_id))
-        ).all()
-        return [row.request_id for row in rows if "paused_at" not in row.details and _may_move(session, row, now)]
-
-
-def _may_move(session: Session, row: RequestRow, now: datetime) -> bool:
-    """A request that is being executed is left alone while its next attempt is not due."""
-    if row.state != State.EXECUTING or pending_work(session, row.tenant_id, row.request_id, now):
-        return True
-    still = copies.of(row.tenant_id, row.request_id, CopyState.PENDING, CopyState.RUNNING)
-    return not copies.states_of(session, still)
-
-
-def _final_due(parts: Parts, tenant: Tenant, now: datetime) -> list[str]:
-    with parts.transactions(tenant.tenant_id, write=False) as session:
-        rows = session.exec(
-            select(RequestRow).where(
-                RequestRow.tenant_id == tenant.tenant_id,
-                col(RequestRow.state).in_(sorted(DONE)),
-                col(RequestRow.final_due_at) <= now,
-            )
-        )
-        return [row.request_id for row in rows if not row.details.get("final_issued")]
-
-
-def _uncertified(parts: Parts, tenant: Tenant) -> list[str]:
-    """Requests that a person ended with exceptions, which have no certificate of that yet."""
-    with parts.transactions(tenant.tenant_id, write=False) as session:
-        rows = session.exec(
-            select(RequestRow).where(
-                RequestRow.tenant_id == tenant.tenant_id,
-                RequestRow.right == Right.ERASURE,
-                RequestRow.state == State.COMPLETED_WITH_EXCEPTIONS,
-                col(RequestRow.final_due_at).is_(None),
-            )
-        )
-        return [row.request_id for row in rows if not row.details.get("final_issued")]
+        return _stands_of(history.load(session, tenant.tenant_id, request_id))
 
 
 def _wake_ended_holds(parts: Parts, tenant: Tenant, now: datetime) -> None:
@@ -357,23 +329,12 @@ def _join_late_copies(parts: Parts, tenant: Tenant, now: datetime) -> None:
     """Items registered about a fenced person join the request that fenced them, as a logged addendum."""
     with parts.transactions(tenant.tenant_id) as session:
         by_request: dict[str, list[int]] = {}
-        for late in _late_copies(session, tenant.tenant_id):
+        for late in due.late_copies(session, tenant.tenant_id):
             by_request.setdefault(late.request_id, []).append(late.artifact_id)
         for request_id, ids in sorted(by_request.items()):
             row = session.get(RequestRow, (tenant.tenant_id, request_id), with_for_update=True)
-            if row is not None and State(row.state) in (*_ACTIVE, *DONE, State.PARTIALLY_FAILED):
+            if row is not None and State(row.state) in (*due.ACTIVE, *DONE, State.PARTIALLY_FAILED):
                 _join(session, parts, row, ids, now)
-
-
-def _late_copies(session: Session, tenant_id: int) -> list[artifacts.LateCopy]:
-    """Artifacts marked for removal under a request whose plan does not have them."""
-    planned = sa.select(col(CopyRow.copy_no)).where(
-        col(CopyRow.tenant_id) == col(Artifact.tenant_id),
-        col(CopyRow.artifact_id) == col(Artifact.id),
-        # Of no index: without statistics PostgreSQL otherwise reads all copies of the request for each artifact.
-        col(CopyRow.owner).concat("") == col(Artifact.request_id),
-    )
-    return artifacts.late_copies(session, tenant_id, but=planned.exists(), limit=LATE_AT_ONCE)
 
 
 def _unseen(line: PlanCopy) -> PlanCopy:
@@ -420,5 +381,5 @@ def _join(session: Session, parts: Parts, row: RequestRow, ids: list[int], now: 
         detail={"copies": len(more.added)},
         entry_id=entry_id,
     )
-    if State(row.state) not in _ACTIVE:
+    if State(row.state) not in due.ACTIVE:
         _reopen(session, parts, row, now, why="late copies")

@@ -587,7 +587,7 @@ def assert_erased(world: Any, request: str) -> None:
 def test_a_dead_workers_lease_ends_and_another_goes_on(world: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     request = fill(world)
     with monkeypatch.context() as patch:
-        patch.setattr("erasure.worker.advance", _raise)
+        patch.setattr("erasure.worker.carry", _raise)
         patch.setattr("erasure.leases.Lease.release", lambda *_: None)
         with pytest.raises(Crash):
             run_due(world.parts, world.tenant, world.now, worker="dead")
@@ -599,7 +599,7 @@ def test_a_dead_workers_lease_ends_and_another_goes_on(world: Any, monkeypatch: 
 
 
 def _raise(*_: Any, **_named: Any) -> None:
-    raise Crash("advance")
+    raise Crash("carry")
 
 
 # ── sweeps take the same road ─────────────────────────────────────────────────────────────────────────────────

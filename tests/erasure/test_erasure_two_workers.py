@@ -88,7 +88,7 @@ def test_late_copies_join_their_request_behind_many_of_another_that_are_stuck(
     world: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Copies that a store refuses stay marked, and stood before every later one: nobody looked past the first thousand.
-    monkeypatch.setattr("erasure.worker.LATE_AT_ONCE", 1)
+    monkeypatch.setattr("erasure.due.LATE_AT_ONCE", 1)
     world.memory_store("odd", Faults(refuses=frozenset({"a", "b"})))
     for key in ("a", "b"):
         world.keep_in_memory("odd", key, f"Bob in a store that refuses {key}", owner=BOB)
