@@ -11,10 +11,11 @@ down is done again and found `already_absent`. Nothing here says that bytes are 
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from datetime import datetime
@@ -53,6 +54,7 @@ _MOST_AT_ONCE = 2_000
 _MOST_UNWRITTEN = 2
 """Batches that a store has answered and nobody has written down when it is asked for the next one."""
 _LOOK_SECONDS = 0.5
+_IN_FILES = (Level.L2.value, Level.L3.value)
 
 
 class _Waiting(NamedTuple):
@@ -139,13 +141,9 @@ class Dispatch:
     def run(self) -> None:
         """Erase what is ready, then free its bytes. Raises what our own database raised, nothing that a store did."""
         self._complete_captures(col(CopyRow.sealed).is_(None))
-        places: dict[str, dict[int, list[int]]] = {}
         with self._parts.transactions(self._tenant_id, write=False) as session:
             self._stores = stores.in_force(session, self._tenant_id)
-            for store, depth, numbers in self._ready(session):
-                places.setdefault(store, {}).setdefault(depth, []).extend(numbers)
-        for name in self._needing_reclaim() - places.keys():
-            places[name] = {}
+            places = self._places(session)
         for name in [name for name in places if name in self._stores and self._stores[name].kind == AGENT]:
             # Done in the agent's process, reclaim included; here the copies only begin to wait.
             numbers = [number for level in places.pop(name).values() for number in level]
@@ -163,16 +161,44 @@ class Dispatch:
         if self._failures:
             raise self._failures[0]
 
-    def _ready(self, session: Session) -> Iterator[tuple[str, int, list[int]]]:
-        """The copies whose turn it is, by store and depth: those not tried yet as one line for each of these."""
-        pending, untried = self._of(CopyState.PENDING), col(CopyRow.attempts) == 0
-        store, depth = col(CopyRow.store), col(CopyRow.depth)
-        listed = sa.func.aggregate_strings(sa.cast(col(CopyRow.copy_no), sa.Text), ",")
-        lines = sa.select(store, depth, listed).where(pending, untried).group_by(store, depth)
-        for name, at, numbers in session.execute(lines):
-            yield name, at, sorted(map(int, numbers.split(",")))
-        for page in copies.pages(session, _Waiting, sa.and_(pending, ~untried)):
-            yield from ((copy.store, copy.depth, [copy.copy_no]) for copy in page if is_ready(copy, self._now))
+    def _places(self, session: Session) -> dict[str, dict[int, list[int]]]:
+        """The copies whose turn it is, by store and depth; none at a store of which only bytes are to be freed.
+
+        One statement says both, with one line for all copies of a store and depth that were not tried yet.
+        """
+        store, depth, is_pending = col(CopyRow.store), col(CopyRow.depth), col(CopyRow.state) == CopyState.PENDING.value
+        is_new = sa.and_(is_pending, col(CopyRow.attempts) == 0)
+        is_tried = sa.and_(is_pending, col(CopyRow.attempts) > 0)
+        in_files = col(CopyRow.required).in_(_IN_FILES)
+        is_unfreed = sa.and_(~is_pending, in_files, col(CopyRow.verified_at).is_(None))
+        # One group for each store and depth and no more: what the server sorts by is most of what this takes.
+        lines = (
+            sa.select(
+                store,
+                depth,
+                sa.func.aggregate_strings(sa.case((is_new, sa.cast(col(CopyRow.copy_no), sa.Text))), ","),
+                sa.func.max(sa.case((is_tried, 1), else_=0)),
+                sa.func.max(sa.case((is_unfreed, 1), else_=0)),
+            )
+            .where(self._of(CopyState.PENDING, *sorted(GONE)))
+            .group_by(store, depth)
+        )
+        places: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        unfreed: set[str] = set()
+        tried = False
+        for name, at, numbers, has_tried, has_unfreed in session.execute(lines):
+            if numbers is not None:
+                places[name][at] = list(map(int, numbers.split(",")))
+            tried = tried or bool(has_tried)
+            unfreed.update({name} if has_unfreed else ())
+        again = copies.pages(session, _Waiting, sa.and_(self._of(CopyState.PENDING), is_tried)) if tried else ()
+        for copy in itertools.chain.from_iterable(again):
+            if is_ready(copy, self._now):
+                places[copy.store][copy.depth].append(copy.copy_no)
+        if unfreed:
+            reports = load_work(session, self._tenant_id, self._owner).facts().get("reclaim", {})
+            places |= {name: {} for name in unfreed - places.keys() - reports.keys()}
+        return {name: {depth: sorted(some) for depth, some in levels.items()} for name, levels in places.items()}
 
     def _work(self, name: str, levels: Mapping[int, Sequence[int]], order: _Order) -> None:
         """Everything about one store, in its own thread. What is raised here is ours: the store's is caught before."""
@@ -362,7 +388,7 @@ class Dispatch:
         with self._parts.transactions(self._tenant_id, write=False) as session:
             work = load_work(session, self._tenant_id, self._owner)
             reports = work.facts().get("reclaim", {})
-            asked = sa.and_(self._unverified(), col(CopyRow.required).in_((Level.L2.value, Level.L3.value)))
+            asked = sa.and_(self._unverified(), col(CopyRow.required).in_(_IN_FILES))
             names = session.scalars(sa.select(col(CopyRow.store)).where(asked).distinct())
             return {name for name in names if name not in reports or name in self._sending.treated}
 
