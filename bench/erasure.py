@@ -10,7 +10,9 @@ written durably):
   product shape  lock, decide, erase, read again, receipts, state, in batches (`erasure.dispatch`), of a plan;
   whole request  from approval to the interim certificate, with the bytes freed and looked for, keys and all;
   stores         what of the plan, and of the whole request, the store's own connector took;
-  queue          what of the whole request is no step of the work: looking for what is due, leases, whose turn it is;
+  queue          what of the whole request is no step of the work: looking for what is due, leases, whose turn it is; of
+                 renewals, which a thread makes beside the work, their processor time; besides that all their time, most
+                 of which is waiting until the work lets another thread run;
   memory         the most that Python held while it planned, and in the whole request.
 `--rows` puts the person's rows among those of others, as the goals have it (a million): each row of a kilobyte, each of
 the person's on a page of its own. The class then asks for L1 only, since the other levels read the whole table.
@@ -82,6 +84,7 @@ class Times:
     whole: float = 0.0
     stores: float = 0.0
     queue: float = 0.0
+    queue_waiting: float = 0.0
     plan_peak: int = 0
     peak: int = 0
 
@@ -93,17 +96,17 @@ class Clocks:
         self._stack = stack
         self.spent: dict[str, float] = {}
 
-    def watch(self, owner: Any, name: str, label: str) -> None:
-        """Count what this method or function of `owner` takes from now on, until the stack ends."""
+    def watch(self, owner: Any, name: str, label: str, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Count what this method or function of `owner` takes from now on, by that clock, until the stack ends."""
         inner = getattr(owner, name)
         self.spent.setdefault(label, 0.0)
 
         def timed(*given: Any, **named: Any) -> Any:
-            begun = time.perf_counter()
+            begun = clock()
             try:
                 return inner(*given, **named)
             finally:
-                self.spent[label] += time.perf_counter() - begun
+                self.spent[label] += clock() - begun
 
         setattr(owner, name, timed)
         self._stack.callback(setattr, owner, name, inner)
@@ -319,7 +322,8 @@ class Bench:
         clocks.watch(dispatch.Dispatch, "run", "dispatch")
         for name in ("_complete_captures", "_await"):
             clocks.watch(dispatch.Dispatch, name, "waited")
-        clocks.watch(leases.Lease, "renew", "leases")
+        clocks.watch(leases.Lease, "renew", "leases", time.thread_time)
+        clocks.watch(leases.Lease, "renew", "renewed")
         started = time.perf_counter()
         plan_hash = Reader(parts).plan_view(self.acting("ann"), request)["hash"]
         planner.approve(self.acting("carol"), request, plan_hash, now())
@@ -327,7 +331,8 @@ class Bench:
         times.whole = time.perf_counter() - started
         spent = clocks.spent
         times.dispatched, times.stores = spent["dispatched"], spent.get("stores", 0.0) - times.plan_stores
-        times.queue = spent["due"] - spent["steps"] + spent["dispatch"] - spent["waited"] + spent["leases"]
+        beside = spent["due"] - spent["steps"] + spent["dispatch"] - spent["waited"]
+        times.queue, times.queue_waiting = beside + spent["leases"], beside + spent["renewed"]
         state = Reader(parts).get(self.acting("ann"), request)["state"]
         if state != "completed":
             message = f"the request is {state}"
@@ -464,6 +469,7 @@ def main() -> None:
             continue
         made = _at(count, given)
         times, beside = middle(made), sorted(one.native / one.dispatched for one in made)
+        shares = sorted(100 * one.queue / one.stores for one in made)
         print(
             f"{count:>7} copies: native {times.native:.3f} s, plain {times.plain:.2f} s "
             f"({1e3 * times.plain / count:.2f} ms each), "
@@ -473,7 +479,8 @@ def main() -> None:
             f"{times.plain / times.dispatched:.1f} x plain, {times.singly / times.dispatched:.1f} x one by one; "
             f"whole request {times.whole:.2f} s "
             f"({1e3 * times.whole / count:.2f} ms a copy; stores {times.stores:.2f} s, queue {times.queue:.3f} s = "
-            f"{100 * times.queue / times.stores:.0f} % of them)"
+            f"{median(shares):.1f} % of them [{shares[0]:.1f}..{shares[-1]:.1f}], "
+            f"{100 * times.queue_waiting / times.stores:.1f} % with what renewals waited)"
             + (
                 f", peak {times.plan_peak / 2**20:.0f} MiB planning and {times.peak / 2**20:.0f} MiB after it"
                 if given.memory
