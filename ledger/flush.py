@@ -32,11 +32,12 @@ from ledger.checkpoint import format_checkpoint, sign_note
 from ledger.draft import Appended, Draft, Placed, PlacedState
 from ledger.entry import Part
 from ledger.errors import LogForked, NotLeader, ObjectExists
-from ledger.head import Head, LogParts, checkpoint_key, index_key, read_checkpoint, require_not_back, save
+from ledger.head import Head, LogParts, batch_with, checkpoint_key, index_key, read_checkpoint, require_not_back, save
 from ledger.heads import Heads
 from ledger.merkle import consistency_proof, root_of, verify_consistency
 from ledger.placing import Chain, Fresh, Stored, batch_of, chain, index_lines, personal, receipt_of
 from ledger.positions import backwards, settle
+from ledger.repeats import Anew, Known, doubts
 from ledger.storing import storing
 from ledger.turns import Call
 
@@ -75,13 +76,15 @@ class Flush:
         fresh: list[tuple[Draft, frozenset[int]]] = []
         with self._parts.transactions(head.tenant_id, write=False) as session:
             require_not_back(session, head)
-            ids = (draft.entry_id for call in calls for draft in call.drafts)
-            there = index.known(session, head.tenant_id, ids)
+            drafts = [draft for call in calls for draft in call.drafts]
+            there: Known = index.known(session, head.tenant_id, (draft.entry_id for draft in drafts))
             closed: list[frozenset[int]] = []
             for call in calls:
                 closed += call.admit(session, call.drafts) if call.admit else [frozenset[int]()] * len(call.drafts)
+        if asked := doubts(drafts, there, head.lately):
+            there = self._settled(head, drafts, there, asked)
         first_of: dict[str, Draft] = {}
-        for draft, dropped in zip((draft for call in calls for draft in call.drafts), closed, strict=True):
+        for draft, dropped in zip(drafts, closed, strict=True):
             row, earlier = there.get(draft.entry_id), first_of.get(draft.entry_id)
             key = (draft.entry_id, draft.digest)
             if row is not None:
@@ -99,6 +102,23 @@ class Flush:
                 first_of[draft.entry_id] = draft
                 fresh.append((draft, dropped))
         return placed, fresh
+
+    def _settled(self, head: Head, drafts: Sequence[Draft], there: Known, asked: Mapping[str, int]) -> Known:
+        """What the index knows of drafts once its doubtful rows are as the record says."""
+        anew = Anew(
+            lambda idx, first: batch_with(self._parts, head.log_id, idx, first),
+            lambda batch, data, headers: index.decode_lines(
+                self._parts.hot.get(head.key(index_key(batch.first, sha256(data).digest()))),
+                [header.id for header in headers],
+            ),
+        )
+        false = anew.false(asked, there)
+        if not false:
+            return there
+        with self._parts.transactions(head.tenant_id) as session:
+            for rows in false:
+                index.write_anew(session, head.tenant_id, rows.first, rows.headers, rows.lines or ())
+            return index.known(session, head.tenant_id, (draft.entry_id for draft in drafts))
 
     def _sequence(
         self,
@@ -141,6 +161,7 @@ class Flush:
                     if self._stages and not rest:
                         staging.answer(session, head.tenant_id, _staged_answers(calls, answers), now)
                 head.positions.moved((line.stream_no for line in lines), made.headers)
+                head.lately.note(batch.first, made.headers)
             except sa.exc.IntegrityError:
                 # Another process found this batch in the bucket and indexed it first.
                 return None

@@ -42,6 +42,7 @@ from ledger.merkle import root_of
 from ledger.models import LogState
 from ledger.objects import GatheringStore, HotStore, ObjectStore
 from ledger.positions import Positions
+from ledger.repeats import Lately
 from ledger.tiles import TILE_WIDTH
 from ledger.tree import Again, Tree, require_equal
 
@@ -116,6 +117,7 @@ class Head:
     fence: int = 0
     under: int = 0
     positions: Positions = field(default_factory=Positions)
+    lately: Lately = field(default_factory=Lately)
     saved: int = 0
     """The size that the database was last seen to know."""
 
@@ -394,26 +396,28 @@ def _leaves(parts: LogParts, tenant_id: int, log_id: str, start: int, end: int) 
     while at < end:
         with parts.transactions(tenant_id, write=False) as session:
             first = index.batches_of(session, tenant_id, [at]).get(at)
-        batch = _batch_with(parts, log_id, at, first)
+        batch, _ = batch_with(parts, log_id, at, first)
         yield from (header_hash(raw) for raw in batch.headers[at - batch.first :])
         at = batch.end
 
 
-def _batch_with(parts: LogParts, log_id: str, idx: int, first: int | None) -> Batch:
-    """Return the batch that holds an entry: the one that the index names, or else the one that the bucket has.
+def batch_with(parts: LogParts, log_id: str, idx: int, first: int | None) -> tuple[Batch, bytes]:
+    """Return the batch that holds an entry, and its bytes: the one that the index names, or else the bucket's.
 
     Raises: ObjectMissing, MalformedBatch, and what the store raises.
     """
     if first is not None:
         with suppress(ObjectMissing, MalformedBatch):
-            batch = decode_batch(parts.locked.get(f"{log_id}/{batch_key(first)}"))
+            data = parts.locked.get(f"{log_id}/{batch_key(first)}")
+            batch = decode_batch(data)
             if batch.log_id == log_id and batch.first <= idx < batch.end:
-                return batch
+                return batch, data
     last = f"{log_id}/{batch_key(idx)}"
     for key in [key for key in parts.locked.list(f"{log_id}/batch/") if key <= last][-1:]:
-        batch = decode_batch(parts.locked.get(key))
+        data = parts.locked.get(key)
+        batch = decode_batch(data)
         if batch.log_id == log_id and batch.first <= idx < batch.end:
-            return batch
+            return batch, data
     raise ObjectMissing(f"{log_id}/batch with entry {idx}")
 
 

@@ -245,19 +245,11 @@ def put_streams(session: Session, tenant_id: int, streams: Mapping[int, str], po
 
 def insert(session: Session, tenant_id: int, first: int, headers: Sequence[Header], lines: Sequence[IndexLine]) -> None:
     """Index one batch: entries, part references, stream heads."""
-    entries: list[tuple[Any, ...]] = []
-    received: dict[datetime, int] = {}
-    heads: dict[int, tuple[int, int, str, int]] = {}
-    for idx, (header, line) in enumerate(zip(headers, lines, strict=True), start=first):
-        at = received.get(header.received)
-        if at is None:
-            at = received[header.received] = microseconds(header.received)
-        entries.append(
-            (tenant_id, idx, raw_id(header.id), first, line.stream_no, header.position, header.kind, header.data_class,
-             line.class_version, line.run_no, line.set_id, microseconds(header.at), at, line.digest, line.noncanonical)
-        )  # fmt: skip
-        heads[line.stream_no] = (tenant_id, line.stream_no, header.stream, header.position + 1)
-    statements.insert(session, EntryRow, _ENTRY, entries)
+    _insert_entries(session, tenant_id, first, headers, lines)
+    heads = {
+        line.stream_no: (tenant_id, line.stream_no, header.stream, header.position + 1)
+        for header, line in zip(headers, lines, strict=True)
+    }
     packed = [(tenant_id, *row) for row in pack_refs(first, lines)]
     statements.insert(session, PartPlaces, ("tenant_id", "start", "key_id", "part", "places"), packed)
     objects = rows_of(tenant_id, first, headers)
@@ -266,6 +258,34 @@ def insert(session: Session, tenant_id: int, first: int, headers: Sequence[Heade
     names = ("tenant_id", "stream_no", "stream_id", "position")
     statements.insert(session, LogStream, names, list(heads.values()), conflict=_NEXT)
     recorders.note(session, tenant_id, headers, [line.stream_no for line in lines])
+
+
+def write_anew(
+    session: Session, tenant_id: int, first: int, headers: Sequence[Header], lines: Sequence[IndexLine]
+) -> None:
+    """Put the entries of a batch in the place of whatever rows stand at their indexes or under their ids."""
+    here = col(EntryRow.tenant_id) == tenant_id
+    there = col(EntryRow.idx).between(first, first + len(headers) - 1)
+    session.connection().execute(sa.delete(EntryRow).where(here & there))
+    for part in chunks([raw_id(header.id) for header in headers]):
+        session.connection().execute(sa.delete(EntryRow).where(here & col(EntryRow.entry_id).in_(part)))
+    _insert_entries(session, tenant_id, first, headers, lines)
+
+
+def _insert_entries(
+    session: Session, tenant_id: int, first: int, headers: Sequence[Header], lines: Sequence[IndexLine]
+) -> None:
+    entries: list[tuple[Any, ...]] = []
+    received: dict[datetime, int] = {}
+    for idx, (header, line) in enumerate(zip(headers, lines, strict=True), start=first):
+        at = received.get(header.received)
+        if at is None:
+            at = received[header.received] = microseconds(header.received)
+        entries.append(
+            (tenant_id, idx, raw_id(header.id), first, line.stream_no, header.position, header.kind, header.data_class,
+             line.class_version, line.run_no, line.set_id, microseconds(header.at), at, line.digest, line.noncanonical)
+        )  # fmt: skip
+    statements.insert(session, EntryRow, _ENTRY, entries)
 
 
 def stream_entries(

@@ -5,8 +5,8 @@ The rows that are believed when the next batch is made, and what a changed one c
 - `log_state`: nothing, the newest batch is read at each start (`test_ledger_log`).
 - `log_stream`, and `entry` where it says where a stream stands: nothing, tested here.
 - `entry.idx` and `entry.batch_first`, from which the tree's tail is read at a start: nothing, tested here.
-- `entry.entry_id` and `entry.digest`, from which a repeat is known: an entry that is sent again is stored twice, or
-  refused. Nothing in a batch is wrong; `verify` names the row.
+- `entry.entry_id` and `entry.digest`, from which a repeat is known: nothing while the process that sequenced the entry
+  remembers it (`test_ledger_repeats`); later one that is sent again can be stored twice, and `verify` names the row.
 - `recorder_range`: a recorder's numbers go into the headers as they were sent, the rows only say what was lost.
 """
 
