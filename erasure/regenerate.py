@@ -3,8 +3,8 @@
 In order, for each copy whose class says `regenerate`:
 
  1. Ask: a signed call with ids only says which copy, without which sources, and by when. Asked again until answered.
- 2. Check the answer: a new artifact, alive, none of whose sources, however far up, is what the request ends, that is
-    about nobody the request is about, and that holds no canary of the sources that end.
+ 2. Check the answer: an artifact that is new since the approval, alive, none of whose sources, however far up, is what
+    the request ends, that is about nobody the request is about, and that holds no canary of the sources that end.
  3. Only then the old copy is pending like any other; when its absence was shown it counts as `regenerated`.
  4. Past the deadline it has failed, and the legal desk decides.
 
@@ -28,7 +28,7 @@ from connectors.errors import ConnectorError
 from connectors.residue import Needles
 from erasure import history
 from erasure.errors import CallbackFailed
-from erasure.models import CopyRow
+from erasure.models import CopyRow, RequestRow
 from erasure.parts import Call, Parts
 from erasure.plan import instant_text
 from erasure.request import CopyState
@@ -209,6 +209,9 @@ def _provenance(  # noqa: PLR0917 - the values of one check
         return "the answer is no new artifact"
     if new.status != "live":
         return f"the new artifact is {new.status}"
+    approved = work.row.fence_at if isinstance(work.row, RequestRow) else None
+    if approved is not None and new.created_at < approved:
+        return "the new artifact was there before the request was approved: nothing was made anew"
     about = members(session, tenant_id, {new.set_id}).get(new.set_id, frozenset())
     if work.people & about:
         return "the new artifact is about a person who is erased"

@@ -107,6 +107,7 @@ def refused(world: Any, request: str, both: str) -> str:
         ("from a copy of the erased", "made from something that is erased"),
         ("with the canary", "still holds"),
         ("itself", "no new artifact"),
+        ("an older one", "there before the request was approved"),
         ("nothing known", "names no registered artifact"),
         ("without source", "names no source"),
         ("not there", "not in its store"),
@@ -120,9 +121,14 @@ def test_an_answer_that_does_not_show_what_it_says_changes_nothing(
 ) -> None:
     give(world, {"default": "regenerate", "callback": CALLBACK})
     one, two, both = merged(world)
+    # Without a fault in it, and no successor: what others had in the merged one would have been lost unseen.
+    older = world.file("older.txt", "Bob sails", subjects=(), sources=[two])
+    world.now += timedelta(days=1)
 
     def anew(_: Any) -> str | None:
         match answer:
+            case "an older one":
+                return str(older)
             case "from the erased":
                 return str(world.file("x.txt", "Bob sails", subjects=(ADA,), sources=[two]))
             case "from a copy of the erased":
