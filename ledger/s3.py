@@ -18,7 +18,7 @@ import random
 import threading
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -30,6 +30,7 @@ import boto3
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, IncompleteReadError
 from botocore.exceptions import ConnectionError as NoConnection
+from botocore.parsers import ResponseParserError
 
 from ledger.errors import (
     LedgerError,
@@ -58,12 +59,14 @@ READ_SECONDS = 30
 # Every so many locked objects one is read back, beside the first of each day and lock date.
 SAMPLE = 64
 
+_PIECE = 206
 _MISSING = 404
 _CONFLICT = 409
 _PRECONDITION_FAILED = 412
 _RANGE_BEYOND = 416
 _TOO_MANY = 429
 _SERVER_ERROR = 500
+_MARKERS = ("ContinuationToken", "KeyMarker", "VersionIdMarker")
 _ANOTHER_REGION = "the bucket is in another region: set AWS_DEFAULT_REGION to the bucket's own"
 # Only for the sentence that an operator reads: clones use other codes, so nothing is decided by them.
 _SAID = {
@@ -177,7 +180,12 @@ class S3Store:
             extra["Range"] = f"bytes={offset}-{last}"
 
         def read() -> bytes:
-            return self._client.get_object(Bucket=self._bucket, Key=name, **extra)["Body"].read()
+            answer = self._client.get_object(Bucket=self._bucket, Key=name, **extra)
+            data = answer["Body"].read()
+            if not extra or answer["ResponseMetadata"]["HTTPStatusCode"] == _PIECE:
+                return data
+            # It gave all of it, which is no change of a byte.
+            return data[offset:] if length is None else data[offset : offset + length]
 
         try:
             return self._call("GetObject", key, read)
@@ -227,8 +235,8 @@ class S3Store:
             page = self._call(
                 "ListObjectsV2",
                 prefix,
-                lambda token=token: self._client.list_objects_v2(  # type: ignore[misc]  # one default per page
-                    Bucket=self._bucket, Prefix=f"{self._prefix}{prefix}", **start, **token
+                lambda token=token: self._page(  # type: ignore[misc]  # one default per page
+                    self._client.list_objects_v2, Prefix=f"{self._prefix}{prefix}", **start, **token
                 ),
             )
             for item in page.get("Contents", []):
@@ -236,7 +244,7 @@ class S3Store:
                 # Across folders SeaweedFS answers some keys that sort before StartAfter.
                 if after is None or key > after:
                     yield key
-            if not page.get("IsTruncated"):
+            if not page["IsTruncated"]:
                 return
             token = {"ContinuationToken": page["NextContinuationToken"]}
 
@@ -354,6 +362,18 @@ class S3Store:
             arguments |= {"ObjectLockMode": self._mode, "ObjectLockRetainUntilDate": until}
         return arguments
 
+    def _page(self, listing: Callable[..., Any], **asked: Any) -> Mapping[str, Any]:
+        """Return one page of a list. Raises: _NoAnswer for a success that holds none, or the page that was asked with.
+
+        Taken for an empty list, it would say that nothing is there.
+        """
+        page: Mapping[str, Any] = listing(Bucket=self._bucket, **asked)
+        after = [page.get(f"Next{name}") for name in _MARKERS]
+        goes_on = any(after) and after != [asked.get(name) for name in _MARKERS]
+        if "IsTruncated" not in page or (page["IsTruncated"] and not goes_on):
+            raise _NoAnswer
+        return page
+
     def _once(self, request: Callable[[], T]) -> T:
         """Return the answer to one try. Raises: _Refused, _NoAnswer."""
         try:
@@ -368,9 +388,14 @@ class S3Store:
             raise _Refused(status, marker=marker, code=code) from error
         except (HTTPClientError, NoConnection, IncompleteReadError) as error:
             raise _NoAnswer from error
+        except RecursionError as error:
+            raise StoreDenied("it redirects in circles: check the endpoint and what lies before it") from error
         except BotoCoreError as error:
             # No credentials, a bad endpoint, a parameter botocore refuses: nothing was sent.
             raise StoreDenied(type(error).__name__) from error
+        except (ResponseParserError, ValueError) as error:
+            # Something that does not speak S3 answered; who knows what it did with the request.
+            raise _NoAnswer from error
         except OSError as error:
             raise _NoAnswer from error
 
@@ -412,8 +437,8 @@ class S3Store:
             page = self._call(
                 "ListObjectVersions",
                 key,
-                lambda markers=markers: self._client.list_object_versions(  # type: ignore[misc]  # as in list
-                    Bucket=self._bucket, Prefix=name, **markers
+                lambda markers=markers: self._page(  # type: ignore[misc]  # as in list
+                    self._client.list_object_versions, Prefix=name, **markers
                 ),
             )
             listed: list[tuple[Any, bool]] = [(item, False) for item in page.get("Versions", [])]
@@ -422,9 +447,9 @@ class S3Store:
                 _Version(id=str(item["VersionId"]), is_marker=marker) for item, marker in listed if item["Key"] == name
             )
             # Keys come in order and this one is the shortest with its prefix, so it stands at the front.
-            if not page.get("IsTruncated") or any(item["Key"] != name for item, _ in listed):
+            if not page["IsTruncated"] or any(item["Key"] != name for item, _ in listed):
                 return tuple(found)
-            markers = {"KeyMarker": page["NextKeyMarker"], "VersionIdMarker": page["NextVersionIdMarker"]}
+            markers = {"KeyMarker": page["NextKeyMarker"], "VersionIdMarker": page.get("NextVersionIdMarker", "")}
 
     def _delete_version(self, key: str, version: str) -> None:
         name = self._name(key)
@@ -492,10 +517,14 @@ class S3Store:
             due = day not in self._seen or self._since_read_back >= SAMPLE
         if not due:
             return
-        self._require_lock(key, until)
-        if sha256(self.get(key)).digest() != sha256(data).digest():
-            detail = f"object {key} reads back other bytes than were written"
-            raise LockNotEnforced(detail)
+        try:
+            self._require_lock(key, until)
+            if sha256(self.get(key)).digest() != sha256(data).digest():
+                detail = f"object {key} reads back other bytes than were written"
+                raise LockNotEnforced(detail)
+        except (ObjectMissing, ObjectHidden) as error:
+            detail = f"object {key} is not there after the store said so"
+            raise LockNotEnforced(detail) from error
         with self._guard:
             self._seen.add(day)
             self._since_read_back = 0
