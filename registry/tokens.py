@@ -1,7 +1,8 @@
 """Bearer tokens: who a caller is, in which tenant, with which roles, stores and classes.
 
 Guarantees: only the SHA-256 of 256 random bits is kept, so the database opens nothing; the secret is shown once; a
-revoked token is refused at once. The caller commits, and records `token.minted` before the secret is handed out.
+revoked token is refused at once. No two principals differ in case alone, since duties are separated by them: one person
+would be two. The caller commits, and records `token.minted` before the secret is handed out.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import secrets
 from collections.abc import Collection, Sequence
 from datetime import datetime
 
+import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from registry.acting import EVERYTHING, ROLES, Acting
@@ -46,6 +48,8 @@ def mint(
     for pointer, names in (("/stores", stores), ("/classes", classes)):
         if not all(name == EVERYTHING or NAME.fullmatch(name) for name in names):
             faults.append(Fault(pointer=pointer, detail="expected names, or * for all"))
+    if not faults and _is_spelt_otherwise(session, tenant_id, principal):
+        faults.append(Fault(pointer="/principal", detail="differs in case alone from a principal that has tokens"))
     if faults:
         raise InvalidDeclaration("token", faults)
     secret = PREFIX + secrets.token_urlsafe(32)
@@ -111,6 +115,13 @@ def list_tokens(session: Session, tenant_id: int) -> list[Token]:
             select(Token).where(Token.tenant_id == tenant_id).order_by(col(Token.created_at), col(Token.token_id))
         )
     )
+
+
+def _is_spelt_otherwise(session: Session, tenant_id: int, principal: str) -> bool:
+    """Whether there is a principal that is this one but for the case of its letters, revoked tokens included."""
+    alike = sa.func.lower(col(Token.principal)) == principal.lower()
+    query = sa.select(sa.literal(1)).where(col(Token.tenant_id) == tenant_id, alike, col(Token.principal) != principal)
+    return session.scalars(query.limit(1)).first() is not None
 
 
 def _hash(secret: str) -> bytes:

@@ -97,6 +97,19 @@ def test_a_malformed_token_is_not_minted(house: Any, more: dict[str, Any]) -> No
         mint(session, house.alice.tenant_id, given.pop("principal"), given.pop("roles"), **given, now=house.now)
 
 
+def test_nobody_becomes_two_by_the_case_of_a_letter(house: Any) -> None:
+    # Ann asked, and ann approved: the same person under two tokens, told apart by how a name was typed.
+    tenant, other = house.alice.tenant_id, house.tenant("other").tenant_id
+    with house.session() as session:
+        mint(session, tenant, "Ann@acme.example", ["legal"], now=house.now)
+        mint(session, tenant, "Ann@acme.example", ["auditor"], now=house.now)
+        for spelt in ("ann@acme.example", "ANN@ACME.EXAMPLE"):
+            with pytest.raises(InvalidDeclaration, match="differs in case alone"):
+                mint(session, tenant, spelt, ["legal"], now=house.now)
+        mint(session, tenant, "annie@acme.example", ["legal"], now=house.now)
+        mint(session, other, "ann@acme.example", ["legal"], now=house.now)
+
+
 def test_the_service_itself_has_every_store_and_no_role() -> None:
     system = Acting.system(tenant_id=1, tenant="acme", log_id="0" * 32)
     assert system.may_use_store("any")
