@@ -22,6 +22,7 @@ from erasure.fences import lift_fence
 from erasure.intake import Intake, parse
 from erasure.left_alone import extent_of
 from erasure.models import CopyRow, RequestRow, RequestSubject
+from erasure.overlaps import IDENTIFIERS
 from erasure.parts import Parts
 from erasure.persons import name_people, named_of
 from erasure.plan import instant_text
@@ -116,7 +117,7 @@ class Desk:
                 "conversation": intake.conversation,
                 "identity": [],
             }
-            row.details = self._limits(session, acting, intake)
+            row.details = {**self._limits(session, acting, intake), IDENTIFIERS: [0, len(intake.identifiers)]}
             row.sealed = self._seal(session, row).seal("said", said)
             session.add(row)
             for one in intake.identifiers:
@@ -165,6 +166,7 @@ class Desk:
             )
             name_people(session, row, known.values())
             row.identity_by = sorted({*row.identity_by, acting.principal})
+            row.details = {**row.details, IDENTIFIERS: [len(verified), len(texts)]}
             row.plan_hash = None
             row.state = state
             body = {"request": request_id, "identifier": number, "of": len(texts), "verified": len(verified)}

@@ -17,7 +17,7 @@ from sqlmodel import Session, col, select
 from erasure.copies import Outline, put_copies
 from erasure.errors import UnknownRequest
 from erasure.models import CopyRow, RequestEvent, RequestRow
-from erasure.overlaps import warnings_of
+from erasure.overlaps import IDENTIFIERS, warnings_of
 from erasure.plan import PlanCopy, instant_text
 from erasure.recipients import TELL_BY, recipients_of
 from erasure.request import FINAL, WAITING, CopyFact, CopyState, State
@@ -198,6 +198,7 @@ def view_of(session: Session, row: RequestRow) -> dict[str, Any]:
         "created_by": row.created_by,
         "approvals": row.approvals,
         "paused": "paused_at" in row.details,
+        "identifiers": dict(zip(("verified", "of"), row.details.get(IDENTIFIERS, (None, None)), strict=True)),
         "counts": counts,
         # A request that ended without its copies waits for none of them any more.
         "waiting_for": {} if row.state in FINAL else {s: count for s, count in counts.items() if s in WAITING},

@@ -4,7 +4,8 @@ Guarantees: reads only, and stops nothing. A correction for which no copy was fo
 approval is not taken for a change that nobody made. Retention waits for an open export (`retention.decide`, step 5); an
 erasure that a person asked for does not, so whoever approves it is told which of their requests it takes the answer
 from, and whoever makes the export, which erasure takes from it. An extension that its person was not told of within the
-first date is none in law, and a clock that stands although its reason is over runs there: both are said.
+first date is none in law, and a clock that stands although its reason is over runs there: both are said, and so is how
+many of its names nobody verified.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from erasure.plan import instant_text
 from erasure.rendering.blocks import local_day
 from erasure.request import BEFORE_APPROVAL, DONE, OPEN, Right, State
 
+IDENTIFIERS = "identifiers"
+"""Under which name a request keeps how many of its identifiers were verified, and how many it has."""
 _EXPORTS = (Right.ACCESS, Right.PORTABILITY)
 _ERASING = (State.APPROVED, State.EXECUTING, State.VERIFYING)
 _IDENTITY_OPEN = (State.RECEIVED, State.IDENTITY_PENDING)
@@ -33,7 +36,7 @@ def warnings_of(session: Session, row: RequestRow) -> list[dict[str, Any]]:
     A correction that was planned and has no line gets one that says so. So does a duplicate that is left alone, a
     request that was noted as answered before anybody worked on it, and one whose clock the law would read otherwise.
     """
-    return [*_of_its_clock(session, row), *_of_its_work(session, row)]
+    return [*_of_its_clock(session, row), *_of_its_names(row), *_of_its_work(session, row)]
 
 
 def is_extension_told(session: Session, row: RequestRow) -> bool:
@@ -55,6 +58,14 @@ def _of_its_clock(session: Session, row: RequestRow) -> list[dict[str, Any]]:
     if is_stopped and row.details.get("pause_reason") == "identity" and row.state not in _IDENTITY_OPEN:
         found.append(_standing_still(row))
     return found
+
+
+def _of_its_names(row: RequestRow) -> list[dict[str, Any]]:
+    """What is asked under names that nobody showed to be the person's is done under none of them."""
+    verified, of = row.details.get(IDENTIFIERS, (0, 0))
+    if row.state not in (State.VERIFIED, State.PLANNED) or verified == of:
+        return []
+    return [_unproven(row, of - verified, of)]
 
 
 def _of_its_work(session: Session, row: RequestRow) -> list[dict[str, Any]]:
@@ -121,6 +132,15 @@ def _standing_still(row: RequestRow) -> dict[str, Any]:
         row,
         "its clock stands still until the person is identified, and they are: nobody works on it, and the law counts "
         "these days. Resume it",
+    )
+
+
+def _unproven(row: RequestRow, left: int, of: int) -> dict[str, Any]:
+    return _warning(
+        "names_unverified",
+        row,
+        f"{left} of its {of} identifiers {'was' if left == 1 else 'were'} not verified: nothing is looked for under "
+        "them, and after the approval none can be added. Verify them first, or tell the person",
     )
 
 

@@ -392,6 +392,24 @@ def test_a_duplicate_of_what_a_stranger_sent_is_not_answered_by_that_refusal(
     assert "warnings" not in world.reader.get(world.acting(), real)
 
 
+def test_names_that_nobody_verified_are_counted_until_the_approval_and_after(world: Any) -> None:
+    # Of three names one was shown; the request was completed, and nowhere stood that two had been left out.
+    world.note("1", "Ada")
+    world.note("2", "Ada at work", owner="user:ada_2")
+    spec = {"right": "erasure", "subjects": [ADA, "user:ada_2", "phone:+49301234567"], "regulation": "gdpr"}
+    request = world.desk.create(world.acting(), spec, world.now)["id"]
+    assert "warnings" not in world.reader.get(world.acting(), request)
+    world.verify(request)
+    [warning] = world.verify(request, "user:ada_2")["warnings"]
+    assert (warning["code"], warning["detail"][:29]) == ("names_unverified", "1 of its 3 identifiers was no")
+    world.plan(request)
+    assert world.approve(request)["history"][-1]["detail"]["warned_of"] == [request]
+    world.work()
+    view = world.reader.get(world.acting(), request)
+    assert (view["state"], view["identifiers"]) == ("completed", {"verified": 2, "of": 3})
+    assert "warnings" not in view
+
+
 def test_an_answer_that_is_noted_before_anybody_worked_on_it_is_shown_as_that(world: Any) -> None:
     world.note("1", "Ada")
     request = world.ask(ADA)
