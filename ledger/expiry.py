@@ -43,6 +43,7 @@ from ledger.errors import (
 from ledger.head import Transactions
 from ledger.index import batches_of, chunks
 from ledger.models import EntryRow, Instant, LogState, PartPlaces, PayloadRow, PayloadWalk
+from ledger.naming import Naming
 from ledger.objects import ObjectStore
 from ledger.payload_names import NO_LOCK, PREFIX, is_ours, lock_end_of
 from ledger.payload_rows import fill, indexed_size
@@ -51,8 +52,6 @@ ORPHAN = -1
 """Stands for a batch where no batch names the object."""
 IN_FLIGHT = timedelta(days=1)
 """How old an object must be before a batch that is to name it can be excluded: a call waits seconds, not hours."""
-AROUND = timedelta(minutes=30)
-"""How far the clocks of two processes, and a flush and its entries, can lie apart."""
 HOLDS = "holds"
 """The walk over the record by which legal holds are set and lifted."""
 LISTED = 20_000
@@ -196,6 +195,7 @@ class _Log:
     """One tenant's log during one call, with the batches read in it."""
 
     log_id: str
+    naming: Naming
     parts: dict[int, dict[str, list[StoredPart]]] = field(default_factory=dict)
 
 
@@ -346,9 +346,8 @@ class Expiry:
                 col(PayloadRow.tenant_id) == tenant_id, col(PayloadRow.name) == name
             )))  # fmt: skip
             named = [first for first in firsts if first != ORPHAN]
-            start = 0 if named else self._around(session, tenant_id, name)
         if not named:
-            named = self._naming(log, name, start)
+            named = log.naming.batches(name, lambda first: self._parts_in(log, first))
             if not named:
                 return "orphan"
             if not self._adopt(tenant_id, name, named):
@@ -378,34 +377,6 @@ class Expiry:
                 log.parts.clear()
             log.parts[first] = parts_of(decode_batch(self._locked.get(f"{log.log_id}/{batch_key(first)}")))
         return log.parts[first]
-
-    def _around(self, session: Session, tenant_id: int, name: str) -> int:
-        """The first index of a batch before the object was written; 0 where the index does not know."""
-        state = session.get(LogState, tenant_id)
-        wanted = uuid7_time(name.rpartition("/")[2]) - AROUND
-        low, high = 0, 0 if state is None else state.size
-        while low < high:
-            middle = (low + high) // 2
-            row = session.get(EntryRow, (tenant_id, middle))
-            if row is None:
-                return 0
-            low, high = (middle + 1, high) if row.received < wanted else (low, middle)
-        row = session.get(EntryRow, (tenant_id, low)) if low else None
-        return 0 if row is None else row.batch_first
-
-    def _naming(self, log: _Log, name: str, start: int) -> list[int]:
-        """The batches in the bucket, of the object's time, that name it: the index may have lost a row."""
-        until = uuid7_time(name.rpartition("/")[2]) + AROUND
-        after = f"{log.log_id}/{batch_key(start - 1)}" if start else None
-        found: list[int] = []
-        for key in self._locked.list(f"{log.log_id}/batch/", after=after):
-            batch = decode_batch(self._locked.get(key))
-            headers = [decode_header(raw) for raw in batch.headers]
-            if any(part.object == name for header in headers for part in header.parts):
-                found.append(batch.first)
-            if headers[0].received > until:
-                break
-        return found
 
     # ── 3. the end ──
 
@@ -480,7 +451,9 @@ class Expiry:
         """The tenant's log; None where there is none, or where a contradiction must stay as it is for an auditor."""
         with self._transactions(tenant_id, write=False) as session:
             state = session.get(LogState, tenant_id)
-            return None if state is None or state.read_only is not None else _Log(state.log_id)
+            if state is None or state.read_only is not None:
+                return None
+        return _Log(state.log_id, Naming(self._locked, self._transactions, tenant_id, state.log_id))
 
 
 def _count(verdicts: Mapping[str, str], *wanted: str) -> int:

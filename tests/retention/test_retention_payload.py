@@ -8,18 +8,18 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from sqlmodel import col, select, update
+from sqlmodel import col, delete, select, update
 
 from api.verification import part_states
 from audit.findings import Report
 from audit.verify import verify
 from erasure.payload_expiry import PayloadEnd
 from erasure.sweep_copies import Sweeps
-from ledger import expiry
+from ledger import expiry, payload_rows
 from ledger.entry import Kind, decode_header, uuid7
 from ledger.errors import ObjectMissing, StoreUnavailable
 from ledger.expiry import Expiry
-from ledger.models import EntryRow, LogState, PartPlaces, PayloadRow
+from ledger.models import EntryRow, LogState, PartPlaces, PayloadRow, PayloadWalk
 from registry.playback import read_entries
 from retention.sweep import Brakes
 from vault.models import DataKey, KeyState, PartKey
@@ -265,9 +265,7 @@ def test_an_object_that_no_batch_names_goes_when_its_lock_is_over_and_nothing_ca
 def test_an_object_is_no_orphan_while_a_batch_in_the_bucket_names_it_whatever_the_index_says(house: Any) -> None:
     house.say("chat", "something")
     before = objects(house)
-    with house.transaction() as session:
-        for row in session.exec(select(PayloadRow)).all():
-            session.delete(row)
+    lose_rows(house)
     house.now += timedelta(days=3)
     run = house.sweep()
     assert run["payload_objects"]["planned"] == 0
@@ -433,3 +431,34 @@ def test_an_announcement_that_waited_longer_than_its_months_key_still_gets_into_
         assert old.state == KeyState.DESTROYED
     assert house.services.record.ship_outbox(house.tenant_id, house.now) > 0
     assert house.services.record.ship_outbox(house.tenant_id, house.now) == 0
+
+
+def lose_rows(house: Any) -> None:
+    """The index loses what it knows of objects, after the walk that would make it again is through."""
+    house.sweep()
+    with house.transaction() as session:
+        assert session.get_one(PayloadWalk, (house.tenant_id, payload_rows.FILLED)).ended
+        session.exec(delete(PayloadRow))
+        session.exec(delete(PayloadWalk).where(col(PayloadWalk.what) != payload_rows.FILLED))
+
+
+@pytest.mark.parametrize("lacks", [None, 0, 7])
+def test_an_object_that_was_written_around_steps_of_the_clock_is_no_orphan_either(
+    house: Any, lacks: int | None
+) -> None:
+    """The batches are not in the order of their times then, and the search for the one that names it relied on that."""
+    for days in (0, 366, -366, -3, 3):
+        house.now += timedelta(days=days)
+        for number in range(3):
+            house.say("chat", f"after {days} {number}")
+    left = orphan(house, "none", house.now)
+    before = objects(house)
+    lose_rows(house)
+    with house.transaction() as session:
+        session.exec(delete(EntryRow).where(col(EntryRow.idx) == lacks))
+    house.services.locked.put(f"{house.log_id}/batch/{'x' * 90}", b"no batch", lock_until=None)
+    house.now += timedelta(days=3)
+    assert house.sweep()["payload_objects"]["orphans"] == 1
+    move(house, 2042, 8, 3)
+    house.sweep()
+    assert [name for name in before if name not in objects(house)] == [left]
