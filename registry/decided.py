@@ -138,6 +138,10 @@ class Replay:
             Kind.COPY_STATE: self._keep,
         }  # fmt: skip
 
+    def read(self) -> tuple[list[Decided], int]:
+        """Return the decisions without taking any, and how many events could not be read."""
+        return [event for events in self._events() for event in events], self._unread
+
     def run(self) -> None:
         """Replay all, then settle what the log's end left open."""
         made = self._made

@@ -35,7 +35,7 @@ from ledger.head import Transactions, save
 from ledger.log import Log
 from ledger.models import EntryRow, LogState
 from ledger.objects import HotStore
-from registry.decided import Parts, Progress, Rebuilt, Replay, Stopped
+from registry.decided import Decided, Parts, Progress, Rebuilt, Replay, Stopped
 from registry.errors import JournalUnreadable, NothingToRebuild
 from registry.journal import (
     END,
@@ -122,7 +122,7 @@ class Rebuild:
         return made
 
     def finish_holds(self, tenant_id: int, log_id: str, now: datetime, *, until: datetime | None = None) -> int:
-        """Put in force, or end, the holds whose event was parted from its row; returns how many events were read.
+        """Put in force, or end, the holds whose event was parted from its row; returns how much there was to look at.
 
         Nothing is read where rows and events are equally many, up to `until` if given: younger ones may be under way.
         Raises: what the log's store raises, RecordDamaged.
@@ -138,14 +138,40 @@ class Rebuild:
             counted = ours
             if until is not None:
                 counted = ours.where(col(EntryRow.at) <= until)
-                rows, ended = rows.where(holds.c.created_at <= until), ended.where(holds.c.released_at <= until)
+                # A time that has not come was written by nobody here.
+                rows = rows.where(_is_settled(holds.c.created_at, until, now))
+                ended = ended.where(_is_settled(holds.c.released_at, until, now))
             if _count(session, counted) == _count(session, rows) + _count(session, ended):
                 return 0
             newest = ours.order_by(col(EntryRow.idx).desc())
             before = session.scalar(newest.offset(_NEWEST_HOLDS).limit(1))
         made = Rebuilt(log_id=log_id, tenant="", tenant_id=tenant_id)
         Replay(self._parts(), made, now, lambda *_: None, after=-1 if before is None else before, kinds=kinds).run()
-        return made.events
+        return made.events + self._hold_again(tenant_id, log_id, now)
+
+    def _hold_again(self, tenant_id: int, log_id: str, now: datetime) -> int:
+        """Put in force what a row says has ended and no event does: an end stands in the record before it takes effect.
+
+        Nothing where an event cannot be read any more, which may be the one.
+        """
+        holds = self._tables["hold"]
+        mine = (holds.c.tenant_id == tenant_id) & holds.c.released_at.is_not(None)
+        with self._transactions(tenant_id, write=False) as session:
+            ended = set(session.scalars(sa.select(holds.c.hold_id).where(mine)))
+        events, unread = self.hold_events(tenant_id, log_id, now)
+        said = {event.body["hold"] for event in events if event.kind is Kind.HOLD_RELEASED}
+        false = sorted(ended - said) if not unread else []
+        for hold_id in false:
+            with self._transactions(tenant_id) as session:
+                again = sa.update(holds).where(mine, holds.c.hold_id == hold_id)
+                session.execute(again.values(released_by=None, released_at=None))
+        return len(false)
+
+    def hold_events(self, tenant_id: int, log_id: str, now: datetime) -> tuple[list[Decided], int]:
+        """Return what the record says of holds, in its order, and how many events could not be read."""
+        made = Rebuilt(log_id=log_id, tenant="", tenant_id=tenant_id)
+        kinds = (Kind.HOLD_PLACED, Kind.HOLD_RELEASED)
+        return Replay(self._parts(), made, now, lambda *_: None, kinds=kinds).read()
 
     def _put_missing(self, made: Rebuilt, since: datetime) -> None:
         """Rows that the stores hold from `since` on: keys go only forward, of the others those that are missing."""
@@ -257,6 +283,10 @@ class Rebuild:
             vault=self._vault, log=self._log, transactions=self._transactions, tables=self._tables,
             stopped=self._stopped,
         )  # fmt: skip
+
+
+def _is_settled(at: sa.ColumnElement[Any], until: datetime, now: datetime) -> sa.ColumnElement[bool]:
+    return sa.or_(at <= until, at > now)
 
 
 def _count(session: Session, query: sa.Select[Any]) -> int:

@@ -21,6 +21,7 @@ from api.examination import (
     unknown,
     wrong,
 )
+from api.rows_check import look_at_holds, look_at_keys
 from api.settings import Settings
 from api.wiring import Services, StoreRefused, build
 from ledger.errors import LockNotEnforced
@@ -62,7 +63,8 @@ def _inside(services: Services, tenant: str | None) -> Iterator[Finding]:
     if tenant is not None and not known:
         yield unknown("tenant", f"there is none of the name {tenant}: muniment tenant list")
     for acting in known:
-        yield from look_at_tenant(services, acting)
+        for look_at in (look_at_tenant, look_at_holds, look_at_keys):
+            yield from look_at(services, acting)
 
 
 def examine_folder(data: Path, tenant: str | None, *, as_json: bool) -> int:
