@@ -2,10 +2,11 @@
 
 Making, in order (one pass; a crash anywhere begins it again):
  1. select once more and add what is new, so that the counts are the registry's; stop while a human is waited for;
- 2. write every copy into a zip in the folder of exports: artifacts by store, then the record by class, then requests;
- 3. write the manifest with what became of each copy, close the file;
+ 2. write every copy into a zip that has no name yet: artifacts by store, then the record by class, then requests;
+ 3. write the manifest with what became of each copy;
  4. in one transaction: register the file as an artifact of class `export`, with its expiry, and end the copies;
- 5. give it its name. A crash before 5 leaves a registered export without bytes, which the next pass replaces.
+ 5. give it its name in the folder of exports, unless its artifact ended meanwhile. A crash before 5 leaves a registered
+    export without bytes, which the next pass replaces.
 
 Guarantees: one item is in memory at a time; what a store did not give is `failed` or `unreachable`, never left out;
 parts about others are left out and counted, unless a human released them (`erasure.exported_entries`); what became
@@ -18,13 +19,12 @@ nothing left to hand out, an empty package says why.
 from __future__ import annotations
 
 import json
-import os
 import zipfile
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from sqlmodel import Session
 
@@ -37,7 +37,7 @@ from erasure.export import EXPORT_CLASS, REQUESTS, SOMEBODY_ELSES, Contents, is_
 from erasure.exported_entries import write_entries
 from erasure.handout import contents_of, json_bytes, request_view
 from erasure.models import CopyRow, RequestRow
-from erasure.package_file import Package, digest_of
+from erasure.package_file import Package, digest_of, give_name, remove_unfinished, unnamed
 from erasure.package_people import leave_out_who_goes, names_for, others_of
 from erasure.packages import STORE
 from erasure.parts import Parts, Tenant
@@ -96,23 +96,18 @@ class _Making:
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = f"{self._id}-{self._attempt()}.zip"
-        unfinished = self._folder / f".{self._id}.part"
-        unfinished.unlink(missing_ok=True)
-        self._remove_leftovers()
-        handle = os.open(unfinished, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-        with os.fdopen(handle, "w+b") as out:
+        remove_unfinished(self._folder)
+        with unnamed(self._folder) as out:
             with zipfile.ZipFile(out, "w", allowZip64=True) as archive:
                 package = Package(archive)
                 self._artifacts(package)
                 write_entries(self._parts, self._read, self._tenant.tenant_id, self._id, package, self._now)
                 self._requests(package)
                 self._manifest(package)
-            out.flush()
-            os.fsync(out.fileno())
-        if self._keep(package, unfinished, name):
-            unfinished.rename(self._folder / name)
-        else:
-            unfinished.unlink(missing_ok=True)
+            artifact = self._keep(package, out, name)
+            if artifact is not None:
+                give_name(out, self._folder / name)
+                self._leave_none(artifact, self._folder / name)
 
     # ── 1 ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -158,15 +153,6 @@ class _Making:
                 copy.collateral = None if line.collateral is None else dict(line.collateral)
                 session.add(copy)
         session.flush()
-
-    def _remove_leftovers(self) -> None:
-        """Remove what crashed passes of requests that are over left unfinished."""
-        for file in self._folder.glob(".req_*.part"):
-            with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
-                row = session.get(RequestRow, (self._tenant.tenant_id, file.name[1 : -len(".part")]))
-                is_over = row is None or row.state != State.EXECUTING
-            if is_over:
-                file.unlink(missing_ok=True)
 
     def _attempt(self) -> int:
         with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
@@ -290,18 +276,19 @@ class _Making:
 
     # ── 4 ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _keep(self, package: Package, unfinished: Path, name: str) -> bool:
-        """Step 4; whether the file is the request's export. False while a store may still be asked again."""
-        sha256, size = digest_of(unfinished), unfinished.stat().st_size
+    def _keep(self, package: Package, out: IO[bytes], name: str) -> str | None:
+        """Step 4; the artifact that the file is. None while a store may still be asked again, or where none is kept."""
+        sha256, size = digest_of(out)
         with self._parts.transactions(self._tenant.tenant_id) as session:
             row = history.load(session, self._tenant.tenant_id, self._id, lock=True)
             if row.state != State.EXECUTING:
-                return False
+                return None
             copies = history.copies_of(session, self._tenant.tenant_id, self._id)
             again = self._end(session, copies, package)
             closed = subjects.fenced(session, self._tenant.tenant_id, row.subjects)
             if again:
-                return False
+                return None
+            artifact = None
             kept: dict[str, Any] = {"attempt": self._attempt_of(name), "made_at": instant_text(self._now)}
             kept |= {"sha256": sha256, "bytes": size}
             if len(closed) < len(row.subjects):
@@ -320,7 +307,14 @@ class _Making:
                 if copy.state == CopyState.EXPORTED:
                     copy.evidence = entry_id
                     session.add(copy)
-            return "file" in kept
+            return artifact
+
+    def _leave_none(self, artifact: str, file: Path) -> None:
+        """Take the file away again where its artifact ended before the file had its name: nobody looks there again."""
+        with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
+            found = artifacts.find_artifacts(session, self._tenant.tenant_id, [artifact]).get(artifact)
+        if found is None or found.status == "erased":
+            file.unlink(missing_ok=True)
 
     @staticmethod
     def _attempt_of(name: str) -> int:

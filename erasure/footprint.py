@@ -22,6 +22,7 @@ from sqlmodel import Session, col, select
 from erasure import history, restrict
 from erasure.execute import let_go
 from erasure.models import CertificateRow, CopyRow, RequestEvent, RequestRow, RequestSubject
+from erasure.package_file import remove_unfinished
 from erasure.parts import Parts
 from erasure.request import DONE, FINAL, Right
 from erasure.sealed import REQUEST_CLASS, SWEEP_KEY
@@ -50,6 +51,8 @@ def end_footprints(parts: Parts, tenant_id: int, now: datetime) -> int:
         _end(parts, tenant_id, owner, now)
     if requests or sweeps:
         parts.truncate_log()
+    if parts.exports is not None:
+        remove_unfinished(parts.exports / str(tenant_id))
     return len(requests) + len(sweeps)
 
 

@@ -1,19 +1,24 @@
 """The file of an export while it is written: a zip, and beside it what its manifest will say.
 
 Guarantees: every file in it is listed with its size and digest as they were written; nothing of it is kept in memory
-but these lists. Not here: what goes into it (`erasure.exporting`, `erasure.exported_entries`).
+but these lists. While it is written it has no name: of a pass that breaks off, by a crash too, nothing stays that no
+registry knows of. It gets its name once it is registered. Not here: what goes into it (`erasure.exporting`,
+`erasure.exported_entries`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import os
+import shutil
+import tempfile
 import zipfile
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from erasure.export import Tally
 from erasure.request import CopyState
@@ -73,10 +78,31 @@ class _File:
         )
 
 
-def digest_of(path: Path) -> str:
-    """The SHA-256 of a whole file, in hex."""
+def unnamed(folder: Path) -> IO[bytes]:
+    """A file on the disk of a folder, without a name in it; it ends when it is closed or its process does."""
+    return tempfile.TemporaryFile(dir=folder)
+
+
+def digest_of(file: IO[bytes]) -> tuple[str, int]:
+    """The SHA-256 of a whole file, in hex, and its size."""
+    file.seek(0)
     digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+    while block := file.read(_BLOCK):
+        digest.update(block)
+    return digest.hexdigest(), file.tell()
+
+
+def give_name(file: IO[bytes], path: Path) -> None:
+    """Write the file out under its name, readable by this service alone; it is on the disk when this returns."""
+    file.seek(0)
+    handle = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    with os.fdopen(handle, "wb") as out:
+        shutil.copyfileobj(file, out, _BLOCK)
+        out.flush()
+        os.fsync(out.fileno())
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what crashed passes of earlier versions left of packages: those had a name while they were written."""
+    for file in folder.glob(".req_*.part"):
+        file.unlink(missing_ok=True)
