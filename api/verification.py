@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -123,15 +123,19 @@ def _older_named(engine: sa.Engine) -> Iterator[None]:
         raise
 
 
-def stores_of(settings: Settings) -> tuple[Reader, Reader]:
-    """Returns readers of the locked and of the unlocked store. Raises what opening an S3 bucket raises."""
-    return _reader(settings, settings.objects, locked=True), _reader(settings, settings.hot, locked=False)
+@contextmanager
+def stores_of(settings: Settings) -> Iterator[tuple[Reader, Reader]]:
+    """Yields readers of the locked and of the unlocked store. Raises what opening an S3 bucket raises."""
+    with ExitStack() as links:
 
+        def reader(url: str, *, locked: bool) -> Reader:
+            if not url.startswith("s3://"):
+                return FolderReader(_folder_of(url))
+            store = open_s3(url, endpoint_url=settings.s3_endpoint_url, locked=locked)
+            links.callback(store.close)
+            return store
 
-def _reader(settings: Settings, url: str, *, locked: bool) -> Reader:
-    if url.startswith("s3://"):
-        return open_s3(url, endpoint_url=settings.s3_endpoint_url, locked=locked)
-    return FolderReader(_folder_of(url))
+        yield reader(settings.objects, locked=True), reader(settings.hot, locked=False)
 
 
 def _folder_of(url: str) -> Path:
@@ -190,8 +194,8 @@ def own_vkey(settings: Settings, name: str) -> str | None:
     if not any(folder.glob(f"kek/*/seed-{quote(name, safe='')}.key")):
         return None
     try:
-        keks = KekStore(folder, open_root(settings.key_root, clock=_now, folder=folder))
-        return Ed25519Signer.from_seed(name, keks.signing_seed(name)).vkey
+        with closing(open_root(settings.key_root, clock=_now, folder=folder)) as root:
+            return Ed25519Signer.from_seed(name, KekStore(folder, root).signing_seed(name)).vkey
     except VaultError:
         return None
 
@@ -203,8 +207,8 @@ def stream_id_of(settings: Settings, sessions: Sessions, tenant_id: int, name: s
     if not any(folder.glob(f"kek/{tenant_id}/*")):
         return None
     try:
-        vault = Vault(KekStore(folder, open_root(settings.key_root, clock=_now, folder=folder)), clock=_now)
-        lookup = Lookups(vault, tenant_id).of("stream", name)
+        with closing(open_root(settings.key_root, clock=_now, folder=folder)) as root:
+            lookup = Lookups(Vault(KekStore(folder, root), clock=_now), tenant_id).of("stream", name)
     except VaultError:
         return None
     with sessions(tenant_id) as session:
@@ -359,7 +363,7 @@ class OpensAgain:
 
     def __call__(self) -> tuple[Reader, PartStates | None]:
         """Returns a reader of the locked store, and what says whose keys are gone."""
-        bucket, _ = stores_of(self.settings)
+        bucket, _ = _OPEN.enter_context(stores_of(self.settings))
         sessions = _OPEN.enter_context(read_only(self.settings))
         states = None if sessions is None or self.tenant_id is None else part_states(sessions, self.tenant_id)
         return bucket, states

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 from urllib.parse import unquote, urlsplit
 
 import sqlalchemy as sa
@@ -108,6 +108,13 @@ CERTIFICATES_EVERY = timedelta(minutes=1)
 DAY = timedelta(days=1)
 VAULT_EVERY = timedelta(seconds=20)
 _Used = TypeVar("_Used")
+
+
+@runtime_checkable
+class _Closes(Protocol):
+    def close(self) -> None: ...
+
+
 _REFERENCE = re.compile(r"(env:|file:(?!/)).*", re.DOTALL)
 
 
@@ -144,6 +151,8 @@ class Services:
     targets: Targets
     jobs: Jobs
     timeline: Timeline
+    links: ExitStack
+    """Closes what `build` opened: the connections to database, stores and keys."""
 
     @property
     def erasure(self) -> ErasureParts:
@@ -377,7 +386,7 @@ class Services:
             self.lease.give_up(self.clock.now())
             self.watch.stop()
         self.telemetry.close()
-        self.database.close()
+        self.links.close()
 
 
 def _plain(value: object, secret: Callable[[str], str]) -> object:
@@ -397,11 +406,29 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
     """
     clock = Clock(settings.clock_offset)
     telemetry = telemetry or telemetry_module.build(otlp_endpoint=settings.otlp_endpoint, level=settings.log_level)
-    database = Database(settings.database)
+    links = ExitStack()
+    try:
+        services = _built(settings, clock, telemetry, links)
+    except BaseException:
+        links.close()
+        raise
+    _register_jobs(services)
+    return services
+
+
+def _built(settings: Settings, clock: Clock, telemetry: Telemetry, links: ExitStack) -> Services:
+    """Returns the parts; those that hold connections are given to `links` as they are opened."""
+
+    def closed_by_us(part: _Used) -> _Used:
+        if isinstance(part, _Closes):
+            links.callback(part.close)
+        return part
+
+    database = closed_by_us(Database(settings.database))
     folder = settings.key_folder
-    keks = KekStore(folder, open_root(settings.key_root, clock=clock.now, folder=folder))
+    keks = KekStore(folder, closed_by_us(open_root(settings.key_root, clock=clock.now, folder=folder)))
     vault = Vault(keks, clock=clock.now)
-    locked, hot = _object_store(settings, clock), _hot_store(settings, clock)
+    locked, hot = closed_by_us(_object_store(settings, clock)), closed_by_us(_hot_store(settings, clock))
     lease = Lease(owner=random_hex(), sessions=database.shared)
     timeline = Timeline(database.transaction)
     log = Log(_log_parts(settings, timeline, keks, locked, hot), lease, stages=not database.on_sqlite)
@@ -409,7 +436,7 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
     preparing = Preparing(
         count=settings.preparing_processes, most=MAX_ENTRIES, told=partial(_preparing_lost, telemetry)
     )
-    services = Services(
+    return Services(
         settings=settings,
         clock=clock,
         telemetry=telemetry,
@@ -421,7 +448,7 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
         hot=hot,
         lease=lease,
         log=log,
-        anchoring=_anchoring(settings, log, locked, hot),
+        anchoring=closed_by_us(_anchoring(settings, log, locked, hot)),
         lock_end=_lock_end(settings),
         clerk=Clerk(log.serve, clock.now, failed=partial(_clerk_failed, telemetry)),
         journal=journal,
@@ -431,9 +458,8 @@ def build(settings: Settings, *, telemetry: Telemetry | None = None) -> Services
         targets=_targets(settings),
         jobs=Jobs(database, clock, telemetry),
         timeline=timeline,
+        links=links,
     )
-    _register_jobs(services)
-    return services
 
 
 def _watch(database: Database, vault: Vault, clock: Clock) -> Watch:

@@ -157,9 +157,11 @@ def servers(folder: Path) -> Iterator[Served]:
         )
         client.create_bucket(Bucket=f"locked-{name}", ObjectLockEnabledForBucket=True)
         client.create_bucket(Bucket=f"hot-{name}")
+        client.close()
         made, _ = (initialise(folder / f"server-{number}", settings) for number in range(2))
         ports = [stack.enter_context(serving(folder / f"server-{number}")) for number in range(2)]
         bucket = open_s3(settings["MUNIMENT_OBJECT_STORE"], endpoint_url=s3.endpoint, locked=True)
+        stack.callback(bucket.close)
         yield Served(
             name="servers",
             ports=ports,

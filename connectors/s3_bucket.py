@@ -7,7 +7,8 @@ Does not decide what is deleted.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import threading
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -69,30 +70,36 @@ class Bucket:
         self.name = name
         self._settings = dict(settings)
         self._clients: dict[float, Any] = {}
+        self._making = threading.Lock()
 
     def client(self, limit: Deadline) -> Any:
         """Return a client whose requests end within the limit. Raises: Timeout, BadConfig."""
         limit.check()
         left = limit.left()
         seconds = next((each for each in _TIMEOUTS if each <= left), round(max(left, 0.05), 1) or 0.1)
-        if seconds not in self._clients:
-            config = Config(
-                connect_timeout=seconds,
-                read_timeout=seconds,
-                retries={"total_max_attempts": 1},
-                max_pool_connections=THREADS * 2,
-                # Newer defaults add checksums that other servers than AWS refuse. Source: botocore #3352.
-                request_checksum_calculation="when_required",
-                response_checksum_validation="when_required",
-            )
-            try:
-                session = botocore.session.Session()
-                session.register_component("data_loader", _MODELS)
-                make: Any = session.create_client
-                self._clients[seconds] = make("s3", config=config, **self._settings)
-            except (BotoCoreError, ValueError):
-                raise BadConfig("bucket, endpoint_url, region, access_key and secret_key do not fit together") from None
-        return self._clients[seconds]
+        # Of two that threads make at once nobody would close the first.
+        with self._making:
+            if seconds not in self._clients:
+                self._clients[seconds] = self._make(seconds)
+            return self._clients[seconds]
+
+    def _make(self, seconds: float) -> Any:
+        config = Config(
+            connect_timeout=seconds,
+            read_timeout=seconds,
+            retries={"total_max_attempts": 1},
+            max_pool_connections=THREADS * 2,
+            # Newer defaults add checksums that other servers than AWS refuse. Source: botocore #3352.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+        try:
+            session = botocore.session.Session()
+            session.register_component("data_loader", _MODELS)
+            make: Any = session.create_client
+            return make("s3", config=config, **self._settings)
+        except (BotoCoreError, ValueError):
+            raise BadConfig("bucket, endpoint_url, region, access_key and secret_key do not fit together") from None
 
     @contextmanager
     def guard(self, limit: Deadline, *, about_item: bool = False) -> Iterator[None]:
@@ -188,9 +195,11 @@ class Bucket:
                 body = self.client(limit).get_object(
                     Bucket=self.name, Key=version.key, VersionId=version.version_id, **more
                 )["Body"]
-                for chunk in body.iter_chunks(1 << 20):
-                    limit.check()
-                    yield chunk
+                # What is not read to its end goes back to no pool.
+                with closing(body):
+                    for chunk in body.iter_chunks(1 << 20):
+                        limit.check()
+                        yield chunk
         except Refused as refused:
             if refused.code not in _GONE:
                 raise

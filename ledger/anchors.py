@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ledger.bucket import BucketAddress, keep_note, open_bucket, parse_bucket
 from ledger.checkpoint import Checkpoint, parse_checkpoint, parse_note
@@ -44,6 +44,9 @@ from ledger.notefile import append_notes
 from ledger.objects import HotStore, ObjectStore
 from ledger.timestamps import TimestampAddress, parse_timestamp, stamp
 from ledger.witness import WitnessAddress, offer, parse_witness
+
+if TYPE_CHECKING:
+    from ledger.s3 import S3Store
 
 UNANCHORED = "unanchored: trusts the operator"
 ANCHORED, BEHIND, FAILING, REFUSED, NEVER = "anchored", "behind", "failing", "refused", "never"
@@ -164,7 +167,12 @@ class Anchoring:
         self._locked = locked
         self._hot = hot
         self._lock_end = lock_end
-        self._buckets: dict[BucketAddress, ObjectStore] = {}
+        self._buckets: dict[BucketAddress, S3Store] = {}
+
+    def close(self) -> None:
+        """Close the connections to buckets; they are made again when one is offered something."""
+        while self._buckets:
+            self._buckets.popitem()[1].close()
 
     @property
     def leads(self) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
@@ -87,18 +88,24 @@ def parse_bucket(text: str) -> BucketAddress:
 
 
 def open_bucket(address: BucketAddress) -> S3Store:
-    """Return the bucket as a locked store, after a look whether it is one. Raises: AnchorUnavailable."""
+    """Return the bucket as a locked store, after a look whether it is one; the caller closes it.
+
+    Raises: AnchorUnavailable.
+    """
     # Heavy, and most deployments have no such anchor.
     from botocore.exceptions import BotoCoreError  # noqa: PLC0415
 
     from ledger.s3 import S3Store, s3_client  # noqa: PLC0415
 
     try:
-        client = s3_client(endpoint_url=address.endpoint, region=address.region, profile=address.profile)
-        if address.account is not None:
-            client.meta.events.register("provide-client-params.s3", _naming(address.account))
-        store = S3Store(client, address.bucket, address.prefix)
-        store.check_bucket()
+        with ExitStack() as unless_sound:
+            client = s3_client(endpoint_url=address.endpoint, region=address.region, profile=address.profile)
+            unless_sound.callback(client.close)
+            if address.account is not None:
+                client.meta.events.register("provide-client-params.s3", _naming(address.account))
+            store = S3Store(client, address.bucket, address.prefix)
+            store.check_bucket()
+            unless_sound.pop_all()
     except ObjectMissing as error:
         raise AnchorUnavailable("the bucket does not exist") from error
     except BotoCoreError as error:

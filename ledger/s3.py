@@ -19,7 +19,7 @@ import threading
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
@@ -350,6 +350,10 @@ class S3Store:
     def _name(self, key: str) -> str:
         return f"{self._prefix}{check_key(key)}"
 
+    def close(self) -> None:
+        """Close the connections of the client it was given."""
+        self._client.close()
+
     def _put_arguments(self, name: str, data: bytes, until: datetime | None) -> dict[str, Any]:
         arguments: dict[str, Any] = {
             "Bucket": self._bucket,
@@ -547,7 +551,7 @@ def open_s3(
 ) -> S3Store:
     """Return the store at `s3://bucket/prefix`, after checking that the bucket is of the right kind.
 
-    Credentials come from boto3's own chain. Raises: LockNotEnforced, StoreDenied, StoreUnavailable.
+    The caller closes it. Credentials: boto3's own chain. Raises: LockNotEnforced, StoreDenied, StoreUnavailable.
     """
     parts = urlsplit(url)
     if parts.scheme != "s3" or not parts.netloc or parts.query or parts.fragment:
@@ -560,11 +564,14 @@ def open_s3(
         mode=mode,
         locked=locked,
     )
-    try:
-        store.check_bucket()
-    except ObjectMissing as error:
-        detail = "the bucket does not exist"
-        raise StoreDenied(detail) from error
+    with ExitStack() as unless_sound:
+        unless_sound.callback(store.close)
+        try:
+            store.check_bucket()
+        except ObjectMissing as error:
+            detail = "the bucket does not exist"
+            raise StoreDenied(detail) from error
+        unless_sound.pop_all()
     return store
 
 
@@ -578,7 +585,7 @@ def s3_client(
 ) -> S3Client:
     """Return a client as `S3Store` needs it: no retries of its own, no checksums that clones refuse.
 
-    `profile` is a section of the shared credentials file. Raises: botocore's ProfileNotFound.
+    The caller closes it. `profile` is a section of the shared credentials file. Raises: botocore's ProfileNotFound.
     """
     config = Config(
         # One attempt: a retry inside botocore would turn a lost answer into an unexplained 412.

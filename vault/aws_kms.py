@@ -99,7 +99,10 @@ def parse_address(url: str) -> KmsAddress:
 
 
 def kms_client(region: str | None, *, endpoint_url: str | None = None) -> KMSClient:
-    """Return a client without retries of its own, with short time limits. Credentials: boto3's own chain."""
+    """Return a client without retries of its own, with short time limits; whoever takes it closes it.
+
+    Credentials: boto3's own chain. Raises: RootUnavailable.
+    """
     config = Config(
         retries={"total_max_attempts": 1, "mode": "standard"},
         connect_timeout=CONNECT_SECONDS,
@@ -238,6 +241,10 @@ class AwsKmsRoot:
         gone = replace(one, destroyed_at=now)
         self._write(gone)
         return gone
+
+    def close(self) -> None:
+        """Close the client's connections; a later call makes them again."""
+        self._client.close()
 
     def _newest(self) -> _Known | None:
         known = self._known()

@@ -63,6 +63,9 @@ class RootProvider(Protocol):
     def versions(self) -> Mapping[int, RootVersion]:
         """Return every version that ever was, by number."""
 
+    def close(self) -> None:
+        """Close the connections to it; a later call makes them again."""
+
 
 def root_version(wrapped: bytes) -> int:
     """Return the root's version that wrapped these bytes."""
@@ -90,7 +93,8 @@ def key_folder(url: str, default: Path) -> Path:
 def open_root(url: str, *, clock: Callable[[], datetime], folder: Path | None = None) -> RootProvider:
     """Return the provider of ``file:///absolute/folder`` or ``aws-kms://KEY?region=…``; ``folder`` is for the latter.
 
-    Raises ProviderNotBuilt for every other kind, RootUnavailable for a folder or address that cannot serve.
+    The caller closes it. Raises ProviderNotBuilt for every other kind, RootUnavailable for a folder or address that
+    cannot serve.
     """
     parts = urlsplit(url)
     place = key_folder(url, folder or Path())
@@ -182,6 +186,9 @@ class FileRoot:
             created_at = datetime.fromisoformat(self._created(version))
             found[version] = RootVersion(version=version, created_at=created_at, destroyed_at=None)
         return found
+
+    def close(self) -> None:
+        """Return at once: no file stays open between calls."""
 
     def _newest(self) -> int:
         return max((int(path.stem) for path in self._root.glob("*.key")), default=0)

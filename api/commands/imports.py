@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,8 @@ def import_key(data: Path) -> bytes:
 
     chosen = settings.load(data)
     folder = chosen.key_folder
-    root = open_root(chosen.key_root, clock=Clock().now, folder=folder)
-    return KekStore(folder, root).signing_seed("import")
+    with closing(open_root(chosen.key_root, clock=Clock().now, folder=folder)) as root:
+        return KekStore(folder, root).signing_seed("import")
 
 
 def send(client: Client, body: bytes) -> list[dict[str, Any]]:

@@ -41,19 +41,20 @@ class Refused(Exception):
 def rebuild_folder(data: Path, *, as_json: bool) -> int:
     """Brings every tenant of the stores back and returns the exit code. Raises: CannotRun, Refused."""
     chosen = settings_module.load(data)
-    bucket, hot = stores_of(chosen)
-    logs = sorted({name for reader in (bucket, hot) for name in _logs_in(reader)})
-    if not logs:
-        message = f"no log lies in {_shown(chosen.objects)} or {_shown(chosen.hot)}: check OBJECT_STORE and HOT_STORE"
-        raise CannotRun(message)
-    _require_keys(chosen, bucket, logs)
-    folder.make(chosen.data)
-    os.umask(0o077)
-    with folder.lock(chosen.data):
-        made, missing = _bring_back(chosen, logs)
-        verified = _verify(chosen, bucket, hot, made)
-        folder.mark_initialised(chosen.data)
-        folder.mark_rebuilt(chosen.data)
+    with stores_of(chosen) as (bucket, hot):
+        logs = sorted({name for reader in (bucket, hot) for name in _logs_in(reader)})
+        if not logs:
+            where = f"{_shown(chosen.objects)} or {_shown(chosen.hot)}"
+            message = f"no log lies in {where}: check OBJECT_STORE and HOT_STORE"
+            raise CannotRun(message)
+        _require_keys(chosen, bucket, logs)
+        folder.make(chosen.data)
+        os.umask(0o077)
+        with folder.lock(chosen.data):
+            made, missing = _bring_back(chosen, logs)
+            verified = _verify(chosen, bucket, hot, made)
+            folder.mark_initialised(chosen.data)
+            folder.mark_rebuilt(chosen.data)
     return _report(made, missing, verified, as_json=as_json)
 
 

@@ -97,8 +97,7 @@ def verify_folder(
         processes=processes,
     )
     try:
-        bucket, hot = stores_of(chosen)
-        with read_only(chosen) as sessions:
+        with stores_of(chosen) as (bucket, hot), read_only(chosen) as sessions:
             logs = _wanted(logs_of(chosen, sessions, bucket), tenant, asked)
             if not logs:
                 return _nothing(chosen.data, as_json=as_json, tenant=tenant)

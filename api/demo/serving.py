@@ -135,8 +135,7 @@ class Served:
     def verify(self) -> dict[str, Any]:
         """Return the verdict of `muniment verify --key` on the data folder, with the key pinned at the start."""
         chosen = self.services.settings
-        bucket, hot = stores_of(chosen)
-        with read_only(chosen) as sessions:
+        with stores_of(chosen) as (bucket, hot), read_only(chosen) as sessions:
             log = logs_of(chosen, sessions, bucket)[0]
             report = verify_log(
                 log,

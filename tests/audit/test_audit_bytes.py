@@ -49,8 +49,7 @@ class Auditor:
         self.log_id = made.acting.log_id
 
     def look(self) -> Report:
-        bucket, hot = stores_of(self.settings)
-        with read_only(self.settings) as sessions:
+        with stores_of(self.settings) as (bucket, hot), read_only(self.settings) as sessions:
             (log,) = logs_of(self.settings, sessions, bucket)
             options = Options(known_size=log.size)
             return verify_log(

@@ -286,8 +286,7 @@ def test_the_command_proves_on_a_copy_and_leaves_the_log_as_it_was(kept: Kept) -
 def test_the_database_says_whose_keys_are_gone_and_a_kept_part_is_not(kept: Kept) -> None:
     tenant = kept.acting.tenant_id
     chosen = settings.load(kept.folder)
-    bucket, _ = stores_of(chosen)
-    with read_only(chosen) as sessions:
+    with stores_of(chosen) as (bucket, _), read_only(chosen) as sessions:
         assert sessions is not None
         assert [log.log_id for log in logs_of(chosen, sessions, bucket)] == [kept.acting.log_id]
         assert part_states(sessions, tenant)(0, 100) == {}
@@ -338,14 +337,14 @@ def test_a_second_process_comes_to_the_same_report(kept: Kept) -> None:
 
 
 def _by_helper(kept: Kept, opener: Any) -> Any:
-    bucket, hot = stores_of(kept.services.settings)
-    return verify(
-        bucket,
-        log_id=kept.acting.log_id,
-        keys=[kept.made.log_key],
-        hot=hot,
-        helping=Helping(opener=opener, processes=1),
-    )
+    with stores_of(kept.services.settings) as (bucket, hot):
+        return verify(
+            bucket,
+            log_id=kept.acting.log_id,
+            keys=[kept.made.log_key],
+            hot=hot,
+            helping=Helping(opener=opener, processes=1),
+        )
 
 
 def test_a_helper_that_dies_is_never_a_sound_log(kept: Kept) -> None:

@@ -5,7 +5,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,6 +26,21 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[service.RedisSe
         yield made
 
 
+_CLIENTS = ExitStack()
+
+
+def _client(url: str, **how: Any) -> Any:
+    made = redis.Redis.from_url(url, **how)
+    _CLIENTS.callback(made.close)
+    return made
+
+
+@pytest.fixture(autouse=True)
+def clients_end_with_their_test() -> Iterator[None]:
+    with _CLIENTS:
+        yield
+
+
 class KeysBed(Bed):
     """A JSON string for each item."""
 
@@ -36,13 +51,13 @@ class KeysBed(Bed):
 
     def __init__(self, made: service.RedisService) -> None:
         self.made = made
-        self.client: Any = redis.Redis.from_url(made.url, decode_responses=True)
+        self.client: Any = _client(made.url, decode_responses=True)
         self.empty()
 
     def restart(self) -> None:
         self.client.close()
         self.made.restart()
-        self.client = redis.Redis.from_url(self.made.url, decode_responses=True)
+        self.client = _client(self.made.url, decode_responses=True)
 
     def refuse(self, name: str) -> Callable[[], None]:
         """Take the right to change one key from the user of everybody here."""
@@ -594,7 +609,7 @@ def test_a_replica_is_told_from_the_primary_and_counted_as_residual(bed: KeysBed
     settings = {"replicaof": f"{address[0]} {address[1]}", "masterauth": password}
     items = [Item(copy_id="a", locator=bed.put("mia-0", text_of("mia-0"), "mia"))]
     with service.running(tmp_path, settings=settings) as replica:
-        follower: Any = redis.Redis.from_url(replica.url)
+        follower: Any = _client(replica.url)
         end = time.monotonic() + 20
         while not follower.exists("memory:mia-0"):
             assert time.monotonic() < end

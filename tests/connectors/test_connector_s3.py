@@ -6,6 +6,8 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar, Literal
 from urllib.parse import urlsplit
@@ -14,8 +16,9 @@ import boto3
 import pytest
 from botocore.config import Config
 
-from connectors.base import Connector, Holder, Item, Level, Outcome, Selector, open_connector
+from connectors.base import Connector, Deadline, Holder, Item, Level, Outcome, Selector, open_connector
 from connectors.errors import BadConfig, ReadOnlyConnector, StoreUnreachable, WrongCredentials
+from connectors.s3_bucket import Bucket
 from tests.connectors.contract import MIA, NOW, OF_PROCESSES, Bed, Contract, captured, erase, fill, text_of
 
 pytestmark = pytest.mark.s3
@@ -380,6 +383,19 @@ def test_who_may_read_and_not_delete_fails_key_by_key_and_never_reports_absence(
     assert [r.outcome for r in receipts] == [Outcome.FAILED, Outcome.FAILED, Outcome.ALREADY_ABSENT]
     assert receipts[0].detail == "the store refused the delete: AccessDenied"
     assert bed.get("mia-0") == text_of("mia-0")
+
+
+def test_threads_that_ask_at_once_get_the_same_client_and_closing_closes_it(bed: S3Bed) -> None:
+    # Of two that were made at the same moment the first was closed by nobody, with its connections.
+    bucket = Bucket(bed.bucket, {"endpoint_url": bed.service.endpoint, "region_name": "us-east-1"})
+    together = threading.Barrier(8)
+
+    def ask(_: int) -> Any:
+        together.wait()
+        return bucket.client(Deadline("test", 30))
+
+    with closing(bucket), ThreadPoolExecutor(8) as pool:
+        assert len(set(map(id, pool.map(ask, range(8))))) == 1
 
 
 def test_a_walk_names_every_key_with_content_once(bed: S3Bed) -> None:

@@ -77,9 +77,15 @@ class ServerBed(Bed):
     def _connect(self) -> Any:
         return chromadb.HttpClient("127.0.0.1", self.server.port, settings=config.Settings(anonymized_telemetry=False))
 
+    def close(self) -> None:
+        self.client.close()
+        for api in (self.client._server, self.client._admin_client._server):
+            api._session.close()  # its own close leaves them open
+
     def restart(self) -> None:
         self.server.kill()
         self.server.start()
+        self.close()
         self.client = self._connect()
         self.notes = self.client.get_collection("notes", embedding_function=None)
 
@@ -158,8 +164,9 @@ class ServerBed(Bed):
 
 
 @pytest.fixture
-def bed(running: Server) -> ServerBed:
-    return ServerBed(running)
+def bed(running: Server) -> Iterator[ServerBed]:
+    with closing(ServerBed(running)) as made:
+        yield made
 
 
 class TestChromaServer(Contract):
@@ -203,9 +210,8 @@ def test_what_a_server_keeps_in_its_files_is_not_said_to_be_gone(bed: ServerBed)
 def test_the_folder_of_a_stopped_server_is_brought_to_l2(tmp_path: Path) -> None:
     server = Server(tmp_path / "chroma")
     try:
-        bed = ServerBed(server)
-        mine, others = fill(bed, 2)
-        with bed.open() as connector:
+        with closing(ServerBed(server)) as bed, bed.open() as connector:
+            mine, others = fill(bed, 2)
             items = captured(connector, mine)
             erase(connector, items)
     finally:

@@ -104,10 +104,18 @@ class Bench:
         )
         self.log = Log(parts, lease)
         self.numbers = itertools.count()
-        self.anchor_at(anchors)
+        self.anchoring = self._anchoring(anchors)
+
+    def close(self) -> None:
+        self.anchoring.close()
+        self.engine.dispose()
 
     def anchor_at(self, anchors: Sequence[str]) -> None:
-        self.anchoring = Anchoring(
+        self.anchoring.close()
+        self.anchoring = self._anchoring(anchors)
+
+    def _anchoring(self, anchors: Sequence[str]) -> Anchoring:
+        return Anchoring(
             anchors=parse_anchors(anchors),
             log=self.log,
             locked=self.locked,
@@ -157,7 +165,7 @@ def draft(number: int, content: bytes = b"") -> Draft:
 def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
-    made.engine.dispose()
+    made.close()
 
 
 # ── a witness process ──
@@ -537,7 +545,7 @@ def test_a_rewritten_log_is_refused_by_the_witness(tmp_path: Path, bench: Bench,
         assert (state.state, state.size) == (REFUSED, 0)
         assert "forked" in state.detail
         assert list(forged.locked.list(f"{LOG_ID}/anchor/")) == []
-        forged.engine.dispose()
+        forged.close()
 
 
 def test_a_rolled_back_log_is_refused_by_the_witness(tmp_path: Path, bench: Bench, witness: Running) -> None:
@@ -549,7 +557,7 @@ def test_a_rolled_back_log_is_refused_by_the_witness(tmp_path: Path, bench: Benc
     (state,) = shorter.anchoring.offer(TENANT, NOW)
     assert state.state == REFUSED
     assert "rolled back" in state.detail
-    shorter.engine.dispose()
+    shorter.close()
 
 
 def test_a_witness_that_is_away_never_stops_the_log_and_is_asked_again_later(bench: Bench, witness: Running) -> None:
@@ -696,7 +704,7 @@ def test_a_file_that_has_seen_more_or_other_is_a_finding(bench: Bench, tmp_path:
         (state,) = other.anchoring.offer(TENANT, NOW)
         assert state.state == REFUSED
         assert word in state.detail
-        other.engine.dispose()
+        other.close()
     assert path.read_bytes() == before
 
 

@@ -6,6 +6,7 @@ import io
 import itertools
 import secrets
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -53,19 +54,20 @@ class Vault:
 
 
 @pytest.fixture
-def other(s3_service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Vault:
+def other(s3_service: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Vault]:
     made = Vault(s3_service, tmp_path)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(made.credentials))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
         monkeypatch.delenv(name, raising=False)
-    return made
+    yield made
+    made.client.close()
 
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     made = Bench(tmp_path)
     yield made
-    made.engine.dispose()
+    made.close()
 
 
 def offer(bench: Bench, address: str) -> AnchorState:
@@ -106,7 +108,7 @@ def test_a_rewritten_or_shorter_log_is_refused_by_what_lies_there(bench: Bench, 
         forged.grow(size, b"rewritten ")
         state = offer(forged, other.address())
         assert (state.state, word in state.detail) == (REFUSED, True), state
-        forged.engine.dispose()
+        forged.close()
     assert other.sizes() == [6]
 
 
@@ -144,25 +146,25 @@ def test_every_request_names_the_account_and_anothers_bucket_is_refused(other: V
 
     address = parse_bucket(other.address(account=ACCOUNT))
     assert address.shown == f"s3://{other.bucket}/muniment?account={ACCOUNT}"
-    store = open_bucket(address)
-    store._client.meta.events.register("before-send.s3", as_aws(ACCOUNT))
     until = datetime.now(UTC) + timedelta(hours=1)
-    store.put("a/b", b"x", lock_until=until)
-    assert store.get("a/b") == b"x"
-    assert list(store.list("a/")) == ["a/b"]
-    assert store.head("a/b").versions == 1
+    with closing(open_bucket(address)) as store:
+        store._client.meta.events.register("before-send.s3", as_aws(ACCOUNT))
+        store.put("a/b", b"x", lock_until=until)
+        assert store.get("a/b") == b"x"
+        assert list(store.list("a/")) == ["a/b"]
+        assert store.head("a/b").versions == 1
     assert set(asked) == {ACCOUNT}
     assert len(asked) > 4
-    anothers = open_bucket(address)
-    anothers._client.meta.events.register("before-send.s3", as_aws("999999999999"))
     checkpoint = parse_checkpoint(
         parse_note(note := sign_note(format_checkpoint(ORIGIN, 1, bytes(32)), [log_signer()])).text
     )
-    with pytest.raises(AnchorUnavailable, match="do not allow"):
-        keep_note(
-            anothers, note, log_id=LOG_ID, keys=(), checkpoint=checkpoint, known=0,
-            root_at=lambda _: bytes(32), lock_until=until,
-        )  # fmt: skip
+    with closing(open_bucket(address)) as anothers:
+        anothers._client.meta.events.register("before-send.s3", as_aws("999999999999"))
+        with pytest.raises(AnchorUnavailable, match="do not allow"):
+            keep_note(
+                anothers, note, log_id=LOG_ID, keys=(), checkpoint=checkpoint, known=0,
+                root_at=lambda _: bytes(32), lock_until=until,
+            )  # fmt: skip
 
 
 def _kept(bench: Bench, store: MemoryStore, note: bytes, *, known: int) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -69,7 +70,7 @@ LOST = ReadTimeoutError(endpoint_url="http://storage")
 
 
 @pytest.fixture(scope="module")
-def client(s3_service: Any) -> Any:
+def client(s3_service: Any) -> Iterator[Any]:
     made = s3_client(
         endpoint_url=s3_service.endpoint,
         region="us-east-1",
@@ -80,7 +81,8 @@ def client(s3_service: Any) -> Any:
     made.create_bucket(Bucket=PLAIN)
     made.create_bucket(Bucket=VERSIONED)
     made.put_bucket_versioning(Bucket=VERSIONED, VersioningConfiguration={"Status": "Enabled"})
-    return made
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -180,14 +182,14 @@ def test_wrong_credentials_are_denied(s3_service: Any, client: Any) -> None:
     stranger = s3_client(
         endpoint_url=s3_service.endpoint, region="us-east-1", access_key="nobody", secret_key=secrets.token_hex(8)
     )
-    with pytest.raises(StoreDenied):
-        S3Store(stranger, BUCKET).get("a")
+    with closing(S3Store(stranger, BUCKET)) as store, pytest.raises(StoreDenied):
+        store.get("a")
 
 
 def test_a_server_that_is_not_there_is_unavailable() -> None:
     nobody = s3_client(endpoint_url="http://127.0.0.1:9", region="us-east-1", access_key="a", secret_key="b")
-    with pytest.raises(StoreUnavailable):
-        S3Store(nobody, BUCKET, pause=lambda _: None).get("a")
+    with closing(S3Store(nobody, BUCKET, pause=lambda _: None)) as store, pytest.raises(StoreUnavailable):
+        store.get("a")
 
 
 @pytest.mark.scenario("L24", "L25")
@@ -315,8 +317,10 @@ def test_a_bucket_of_the_wrong_kind_is_refused_before_anything_is_written(
     def opened(url: str, *, locked: bool = True) -> S3Store:
         return open_s3(url, endpoint_url=s3_service.endpoint, region="us-east-1", locked=locked)
 
-    opened(f"s3://{BUCKET}/some/prefix").put(secrets.token_hex(8), b"data", lock_until=None)
-    opened(f"s3://{PLAIN}", locked=False).replace("a", b"data")
+    with closing(opened(f"s3://{BUCKET}/some/prefix")) as locked:
+        locked.put(secrets.token_hex(8), b"data", lock_until=None)
+    with closing(opened(f"s3://{PLAIN}", locked=False)) as hot:
+        hot.replace("a", b"data")
     for bucket in (PLAIN, VERSIONED):
         with pytest.raises(LockNotEnforced, match="Object Lock"):
             opened(f"s3://{bucket}")

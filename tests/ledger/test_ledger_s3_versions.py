@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ BUCKET = "versions-locked"
 
 
 @pytest.fixture(scope="module")
-def client(s3_service: Any) -> Any:
+def client(s3_service: Any) -> Iterator[Any]:
     made = s3_client(
         endpoint_url=s3_service.endpoint,
         region="us-east-1",
@@ -24,7 +25,8 @@ def client(s3_service: Any) -> Any:
         secret_key=s3_service.secret_key,
     )
     made.create_bucket(Bucket=BUCKET, ObjectLockEnabledForBucket=True)
-    return made
+    yield made
+    made.close()
 
 
 @pytest.fixture

@@ -111,8 +111,8 @@ def s3_bench(client: Any) -> Bench:
     )
 
 
-@pytest.fixture(scope="session")
-def s3_buckets(s3_service: Any) -> Any:
+@pytest.fixture(scope="module")
+def s3_buckets(s3_service: Any) -> Iterator[Any]:
     client = s3_client(
         endpoint_url=s3_service.endpoint,
         region="us-east-1",
@@ -123,7 +123,8 @@ def s3_buckets(s3_service: Any) -> Any:
         # A loaded machine loses answers: what was asked again is there already.
         with contextlib.suppress(client.exceptions.BucketAlreadyOwnedByYou):
             client.create_bucket(Bucket=name, ObjectLockEnabledForBucket=locked)
-    return client
+    yield client
+    client.close()
 
 
 @pytest.fixture(scope="session")

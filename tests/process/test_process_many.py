@@ -232,6 +232,7 @@ def fleet(
         assert begun.servers[-1].wait_ready(), begun.servers[-1].out.read_text()[-3000:]
     yield begun
     nursery.close()
+    begun.locked.close()
     engine.dispose()
 
 

@@ -1,6 +1,7 @@
 """The root in AWS KMS: called as moto answers, and refused as AWS refuses, which moto does not for deleted keys."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -377,7 +378,8 @@ def test_a_root_in_kms_is_opened_by_its_address(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "testing")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "testing")
     with mock_aws():
-        key = boto3.client("kms", region_name=REGION).create_key()["KeyMetadata"]["Arn"]
+        with closing(boto3.client("kms", region_name=REGION)) as client:
+            key = client.create_key()["KeyMetadata"]["Arn"]
         clock: Callable[[], datetime] = Clock()
-        root = open_root(f"aws-kms://{key}?region={REGION}", clock=clock, folder=tmp_path / "keys")
-        assert root.unwrap("7", root.wrap("7", b"x", b""), b"") == b"x"
+        with closing(open_root(f"aws-kms://{key}?region={REGION}", clock=clock, folder=tmp_path / "keys")) as root:
+            assert root.unwrap("7", root.wrap("7", b"x", b""), b"") == b"x"
