@@ -27,6 +27,7 @@ from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.regenerate import ANEW
 from erasure.request import GONE, CopyState
+from erasure.sending import MAYBE_OURS
 from erasure.work import PART, captures_of, end_of_try, failed, load_work, report_of
 from ledger.entry import Kind
 from ledger.models import Instant
@@ -46,6 +47,7 @@ _STORES_AT_ONCE = 8
 _LOOK_AGAIN = (timedelta(seconds=30), timedelta(hours=1))
 """How often it is looked whether a store has done what it took: at first, and after a day or more."""
 _SLOWER = 24
+_TRIED_AGAIN = "absent when it was tried again"
 _LATE = "the store took the deletion and has not done it by its deadline"
 
 
@@ -258,7 +260,7 @@ class _Confirmation:
         if finding.present is False and finding.level is not None and finding.level >= copies.level_of(copy.required):
             change = {"level": level, "verified_at": at, "verified_how": finding.how, "detail": None}
             if copy.state == CopyState.ALREADY_ABSENT:
-                change["verified_how"] = place.as_absent(finding.how, copy.verified_how or copy.detail)
+                change["verified_how"] = _as_absent(copy, finding.how)
             else:
                 physical = finding.level >= Level.L2
                 change["state"] = (CopyState.ERASED_PHYSICAL if physical else CopyState.ERASED_LOGICAL).value
@@ -359,6 +361,14 @@ class _Confirmation:
         body = {"owner": self._owner, "copies": list(lines)}
         at = self._parts.instant(self._now)
         return self._parts.record.announce(session, self._tenant_id, Kind.COPY_VERIFIED, body, at)
+
+
+def _as_absent(copy: _Looked, how: str) -> str:
+    """How an absence was seen; of what was tried before, no look is said to have been the first one."""
+    earlier = copy.verified_how or copy.detail or ""
+    if not (copy.method or "").endswith(MAYBE_OURS):
+        return place.as_absent(how, earlier)
+    return place.as_absent(how, earlier.replace(_TRIED_AGAIN, place.FIRST_LOOK)).replace(place.FIRST_LOOK, _TRIED_AGAIN)
 
 
 def _close(connector: Connector) -> None:

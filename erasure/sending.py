@@ -37,6 +37,8 @@ _ENDS = {
     Outcome.LOCKED: CopyState.FAILED,
     Outcome.ACCEPTED: CopyState.AWAITING_EXTERNAL,
 }
+MAYBE_OURS = "an earlier attempt may have erased it"
+"""What the method of an absent copy ends with that was tried before: by a worker that died before the answer, say."""
 
 
 class Going(NamedTuple):
@@ -200,7 +202,7 @@ class Sending:
                 tried = before.attempts + 1
                 state = _ENDS.get(receipt.outcome) or end_of_try(tried, self._parts, CopyState.FAILED)
                 level = None if receipt.level is None else receipt.level.value
-                end = _End(_method(before.method, receipt), receipt.detail, level, state.value)
+                end = _End(_method(before, receipt), receipt.detail, level, state.value)
                 numbers, last = ends.setdefault(end, []), (receipt, before)
             numbers.append(number)
 
@@ -237,8 +239,11 @@ def _receipts(owner: str, ends: Mapping[_End, Sequence[int]]) -> bytes:
     return b'{"copies":[' + copied.encode() + b"]," + canonical.dumps({"owner": owner})[1:]
 
 
-def _method(before: str | None, receipt: Receipt) -> str:
+def _method(before: Going, receipt: Receipt) -> str:
     """How it was erased; a copy that has a successor goes on naming it."""
-    if before is None or not before.startswith(ANEW):
-        return receipt.method
-    return f"{before.partition(';')[0]}; {receipt.method}"
+    method = receipt.method
+    if receipt.outcome is Outcome.ALREADY_ABSENT and before.attempts:
+        method = f"{method}; {MAYBE_OURS}"
+    if before.method is None or not before.method.startswith(ANEW):
+        return method
+    return f"{before.method.partition(';')[0]}; {method}"

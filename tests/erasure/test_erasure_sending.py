@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from sqlmodel import select
 from connectors.memory import Faults, MemoryConnector
 from erasure.request_desk import RequestDesk
 from erasure.scribe import Scribe
+from erasure.sending import MAYBE_OURS
 from ledger.models import OutboxRow
 from retention.holds import Holds
 from tests.erasure.conftest import ADA, World
@@ -132,6 +134,29 @@ def test_of_a_store_that_breaks_off_only_those_count_as_tried_that_it_was_asked_
     assert {row.attempts for row in rows if row.state == "erased_logical"} == {1}
     world.work()
     assert world.state(request) == "completed"
+
+
+def test_what_a_lost_answer_may_have_erased_is_not_said_to_have_been_absent_before(world: World) -> None:
+    # «Absent at the first look» was said of copies that a worker which died had erased: nobody had looked before that.
+    request = approved(world, Faults(fail_after=frozenset({2})))
+    world.memory["many"].delete("k39")
+    world.work(1)
+    world.faults.clear()
+    world.work()
+    assert world.state(request) == "completed"
+    for days in (0, 2):  # the quiet period looks again
+        world.now += timedelta(days=days)
+        world.services.keks.turn(world.now, force=True)
+        world.work(2)
+        said = json.loads(world.reader.certificate(world.acting(), request))["certificate"]
+        assert said["version"] == ("final" if days else "interim")
+        absent = [copy for copy in said["copies"] if copy["state"] == "already_absent"]
+        assert sorted(copy["attempts"] for copy in absent) == [1, 2, 2]
+        for copy in absent:
+            is_lost = copy["attempts"] == 2
+            assert copy["method"].endswith(MAYBE_OURS) is is_lost
+            looked = "absent when it was tried again" if is_lost else "absent at the first look"
+            assert f"; {looked}, beside others of the same plan" in copy["verified_how"]
 
 
 def test_copies_whose_decision_grew_old_while_the_store_was_slow_are_decided_anew(
