@@ -5,12 +5,20 @@ after it (``generation``). Cannot wipe memory: Python gives no hold on where the
 """
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
+
+
+def awake_or_asleep() -> float:
+    """Return seconds by a clock that goes on while the machine sleeps, as a key's time does; Linux has one."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
 
 
 class TimedCache(Generic[K, V]):

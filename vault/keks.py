@@ -19,7 +19,6 @@ import json
 import os
 import re
 import secrets
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -29,7 +28,7 @@ from urllib.parse import quote
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from vault.cache import TimedCache
+from vault.cache import TimedCache, awake_or_asleep
 from vault.cores import forbid_cores
 from vault.durable import create_once, destroy_file, folder_lock, private_folder, replace
 from vault.errors import KekDestroyed, KekUnknown, NotDecryptable, RootGone, RootUnavailable
@@ -74,7 +73,7 @@ class KekStore:
         root: RootProvider,
         *,
         cache_seconds: float = 60.0,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = awake_or_asleep,
     ) -> None:
         """Open or make the folder. Raises RootUnavailable if group or others may look into it.
 

@@ -13,7 +13,6 @@ Example::
     sealed = seal(handle.key32, pack(body), context("acme", log_id, entry_id, 0))
 """
 
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -21,7 +20,7 @@ from datetime import datetime, timedelta
 from sqlmodel import Session
 
 from vault import destruction, opening, proof, rows, snapshot
-from vault.cache import TimedCache
+from vault.cache import TimedCache, awake_or_asleep
 from vault.destruction import RetiredEpoch, RotateReport
 from vault.errors import KeyDestroyed, KeyUnknown
 from vault.keks import KekStore
@@ -64,7 +63,7 @@ class Vault:
         clock: Callable[[], datetime],
         cache_count: int = 10_000,
         cache_seconds: float = 60.0,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = awake_or_asleep,
     ) -> None:
         """``clock`` dates new rows; ``cache_seconds`` is the bound that erasure waits for (DESIGN §4: 60)."""
         self.keks = keks
