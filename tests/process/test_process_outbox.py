@@ -13,9 +13,11 @@ import pytest
 import sqlalchemy as sa
 from sqlmodel import col, select
 
+from api.verification import logs_of, own_vkey, read_only, stores_of, verify_log
+from audit.verify import Options
 from ledger import index
 from ledger.entry import Kind
-from ledger.models import OutboxRow
+from ledger.models import LogState, OutboxRow
 from registry.playback import read_entries
 from tests.process.test_process_rebuild import tenant_id
 
@@ -89,6 +91,50 @@ def test_side_by_side_and_with_changes_undone_the_numbers_have_no_gap_and_the_re
     assert places == sorted(set(places))  # type: ignore[type-var]  # none is None, as asserted
     recorded = announcer.recorded()
     assert {row.entry_id: row.idx for row in rows if row.kind == Kind.CONTENT_READ} == recorded
+
+
+def looked_at(announcer: Announcer) -> list[tuple[str, str | None]]:
+    """What `muniment verify --all` says of the log while it is served."""
+    chosen = announcer.running.services.settings
+    with stores_of(chosen) as (bucket, hot), read_only(chosen) as sessions:
+        log = next(one for one in logs_of(chosen, sessions, bucket) if one.tenant_id == announcer.tenant)
+        keys = [key for key in (own_vkey(chosen, log.origin),) if key is not None]
+        report = verify_log(
+            log, bucket=bucket, hot=hot, keys=keys, certificate_keys=(), options=Options(known_size=log.size),
+            sessions=sessions, index=True,
+        )  # fmt: skip
+    return [(one.verdict.value, one.object) for one in report.findings]
+
+
+def test_the_tables_agree_with_the_record_while_it_is_served_and_a_counter_that_was_set_back_gives_no_number_twice(
+    announcer: Announcer, running: Any
+) -> None:
+    services = running.services
+    announcer.ship()
+    services.log.publish(announcer.tenant, services.clock.now())
+
+    def work() -> None:
+        for number in range(EACH):
+            announcer.announce(number)
+            announcer.ship()
+
+    with ThreadPoolExecutor(1) as writer:
+        done = writer.submit(work)
+        seen = [looked_at(announcer)]
+        while not done.done():
+            seen.append(looked_at(announcer))
+        done.result()
+    assert seen == [[]] * len(seen)
+    services.log.publish(announcer.tenant, services.clock.now())
+    before = announcer.rows()
+    with services.database.transaction(announcer.tenant) as session:
+        session.execute(sa.update(LogState).where(col(LogState.tenant_id) == announcer.tenant).values(outbox_counter=1))
+    assert looked_at(announcer) == [("altered", "log_state")]
+    announcer.announce(0)
+    announcer.ship()
+    after = announcer.rows()
+    assert [row.n for row in after] == list(range(1, len(before) + 2))
+    assert looked_at(announcer) == []
 
 
 @pytest.mark.parametrize("point", ["before the index knows the batch", "before they are marked"])
