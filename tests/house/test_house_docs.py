@@ -86,6 +86,7 @@ def test_every_kind_of_entry_is_documented_and_the_binding_ones_say_so() -> None
 
 
 S3_RIGHTS: dict[str, set[str]] = {
+    "close": set(),  # of the connection; nothing is sent
     "copy_object": {"s3:GetObject", "s3:GetObjectVersion", "s3:PutObject"},
     "delete_object": {"s3:DeleteObject", "s3:DeleteObjectVersion"},
     "delete_objects": {"s3:DeleteObject", "s3:DeleteObjectVersion"},
