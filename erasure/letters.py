@@ -35,7 +35,8 @@ from registry import classes
 from registry.acting import Acting
 from registry.models import Tenant
 
-_GERMAN = ("DE", "AT", "CH", "LI")
+_GERMAN = ("DE", "AT", "CH", "LI", "DEU", "AUT", "CHE", "LIE")
+"""Countries, by both codes that a jurisdiction may begin with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +95,7 @@ def _check_kind(row: RequestRow, kind: str) -> None:
 
 
 def _language_of(row: RequestRow) -> str:
-    return "de" if (row.jurisdiction or "").startswith(_GERMAN) else "en"
+    return "de" if (row.jurisdiction or "").partition("-")[0] in _GERMAN else "en"
 
 
 def _facts(session: Session, parts: Parts, row: RequestRow, *, kind: str, lang: str, now: datetime) -> LetterFacts:
@@ -121,6 +122,7 @@ def _facts(session: Session, parts: Parts, row: RequestRow, *, kind: str, lang: 
         controller={} if tenant is None else tenant.controller,
         tenant="" if tenant is None else tenant.name,
         names=names,
+        unverified=[one["given"] for place, one in enumerate(said["subjects"]) if verified and place not in verified],
         scope=scope_of(row.details),
         verified=bool(verified),
         ground=row.details.get("ground"),

@@ -44,6 +44,8 @@ class LetterFacts:
     controller: Mapping[str, Any]
     tenant: str
     names: Sequence[str] = field(repr=False)
+    unverified: Sequence[str] = field(default=(), repr=False)
+    """What the request also named, and nobody showed to be the person's."""
     scope: Mapping[str, Any] = field(default_factory=lambda: {"of": "all"})
     verified: bool = False
     first_due: date | None = None
@@ -68,7 +70,7 @@ def letter_of(facts: LetterFacts) -> dict[str, Any]:
     words = WORDS[facts.lang]
     controller = facts.controller
     name = str(controller.get("name") or facts.tenant)
-    sections = [section("", *_body(facts, words)), *_more(facts, words)]
+    sections = [section("", *_body(facts, words)), *_unverified(facts, words), *_more(facts, words)]
     if facts.kind != "acknowledgement":
         sections.append(_remedies(facts, words))
     subject = "subject_answer_erasure" if facts.kind == "answer" and facts.certificate else f"subject_{facts.kind}"
@@ -156,6 +158,13 @@ def _body(facts: LetterFacts, words: Mapping[str, str]) -> list[Block]:
     if facts.kind == "recipients":
         return _recipients(facts, words, asked)
     return _answer(facts, words, asked)
+
+
+def _unverified(facts: LetterFacts, words: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Under which of the names nothing was done, once the request is answered."""
+    if facts.kind not in ("answer", "no_match") or not facts.unverified:
+        return []
+    return [section(words["head_unverified"], text(words["unverified"]), items(*facts.unverified))]
 
 
 def _no_match(facts: LetterFacts, words: Mapping[str, str], asked: str) -> list[Block]:

@@ -75,6 +75,9 @@ _EN = {
     "nom_where": "We looked in the systems {stores} and in the classes of data {classes}.",
     "nom_more": "If you were known to us by another name, address or number, tell us and we look again.",
     "nom_no_certificate": "This letter is no certificate of an erasure: there was nothing to erase.",
+    "head_unverified": "Names that were not shown to be yours",
+    "unverified": "Your request also named these. It was not shown that they are yours, so nothing was looked for or "
+    "changed under them. Show us that they are, and ask again:",
     "lift": "At your request we restricted the processing of your data. We intend to end that restriction; you "
     "are told before it ends, as the law wants it.",
     "ans_done": "We have done what you asked.",
@@ -236,6 +239,9 @@ _DE = {
     "nom_more": "Falls Sie uns unter einem anderen Namen, einer anderen Adresse oder Nummer bekannt waren, "
     "nennen Sie uns diese, und wir suchen noch einmal.",
     "nom_no_certificate": "Dieses Schreiben bescheinigt keine Löschung: Es gab nichts zu löschen.",
+    "head_unverified": "Namen, die nicht als Ihre nachgewiesen sind",
+    "unverified": "Ihr Antrag nannte auch diese Namen. Dass es Ihre sind, ist nicht nachgewiesen; darunter wurde "
+    "nichts gesucht und nichts geändert. Weisen Sie es nach, und stellen Sie den Antrag erneut:",
     "lift": "Auf Ihren Antrag haben wir die Verarbeitung Ihrer Daten eingeschränkt. Wir beabsichtigen, diese "
     "Einschränkung aufzuheben; das Gesetz verlangt, Sie vorher zu unterrichten.",
     "ans_done": "Wir haben getan, worum Sie uns gebeten haben.",

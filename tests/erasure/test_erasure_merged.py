@@ -19,6 +19,8 @@ from erasure.apart import tell_of_duplicates
 from erasure.deadlines import near
 from erasure.errors import IllegalMove
 from erasure.handout import APART, open_export
+from erasure.letters import Asked, write
+from erasure.rendering.letter import plain
 from erasure.worker import advance
 from ledger.entry import Kind
 from ledger.models import EntryRow, OutboxRow
@@ -408,6 +410,24 @@ def test_names_that_nobody_verified_are_counted_until_the_approval_and_after(wor
     view = world.reader.get(world.acting(), request)
     assert (view["state"], view["identifiers"]) == ("completed", {"verified": 2, "of": 3})
     assert "warnings" not in view
+    for language, words in (("en", "Names that were not shown to be yours"), ("de", "nicht als Ihre nachgewiesen")):
+        letter = plain(write(world.parts, world.acting(), request, Asked(language=language), world.now))
+        assert words in letter
+        assert "- +49301234567" in letter, "the name is named, so that the person knows which"
+
+
+def test_a_letter_is_in_the_language_of_its_country_whichever_code_names_it(world: Any) -> None:
+    # Chile had German letters: its code begins like that of Switzerland.
+    for jurisdiction, word in (
+        ("CHL", "Dear Sir"),
+        ("CH-ZH", "Sehr geehrte"),
+        ("AUT", "Sehr geehrte"),
+        ("US-CA", "Dear Sir"),
+    ):
+        request = world.ask(jurisdiction=jurisdiction)
+        letter = plain(write(world.parts, world.acting(), request, Asked(), world.now))
+        assert word in letter
+        world.desk.cancel(world.acting(), request, now=world.now)
 
 
 def test_an_answer_that_is_noted_before_anybody_worked_on_it_is_shown_as_that(world: Any) -> None:
