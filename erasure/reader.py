@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from datetime import datetime
 from typing import IO, Any
 
-from sqlmodel import col, select
+from sqlmodel import and_, col, or_, select
 
 from erasure import history
 from erasure.certificate_store import body_of, newest_certificate
@@ -56,7 +56,8 @@ class Reader:
         if right is not None:
             query = query.where(RequestRow.right == right)
         if due_before is not None:
-            query = query.where(col(RequestRow.due_at) < due_before)
+            first, second = col(RequestRow.due_at), col(RequestRow.extended_until)
+            query = query.where(or_(second < due_before, and_(second.is_(None), first < due_before)))
         if after is not None:
             query = query.where(col(RequestRow.request_id) > after)
         with self._parts.transactions(acting.tenant_id, write=False) as session:

@@ -95,3 +95,14 @@ def test_a_ccpa_date_is_extended_up_to_its_last_moment_where_the_person_is(
     assert datetime.fromisoformat(due).astimezone(zone).date().isoformat() == day
     [warning] = world.reader.get(world.acting(), request)["warnings"]
     assert "2026-12-15" in warning["detail"], "the day there, which was over in UTC"
+
+
+def test_requests_are_found_by_the_date_that_they_show(world: Any) -> None:
+    # An extended one was found by its first date, and listed with its second, which lies behind the one asked for.
+    ann = world.acting("ann")
+    plain, extended = world.ask(), world.ask("user:bob_7")
+    due = datetime.fromisoformat(world.desk.extend(ann, extended, reason="many systems", now=world.now)["due_at"])
+    found = [row["id"] for row in world.reader.requests(ann, due_before=due)]
+    assert found == [plain]
+    later = {row["id"] for row in world.reader.requests(ann, due_before=due + timedelta(seconds=1))}
+    assert later == {plain, extended}
