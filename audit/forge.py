@@ -39,7 +39,7 @@ class StandInKey:
         self.key_id = key_id(name, self.algorithm, public)
         self.vkey = vkey(name, self.algorithm, public)
 
-    def sign(self, message: bytes) -> bytes:
+    def sign(self, message: bytes | memoryview) -> bytes:
         """Return the signature of 64 bytes."""
         return self._key.sign(message)
 

@@ -56,7 +56,7 @@ class Signer(Protocol):
     def algorithm(self) -> int:
         """The type byte, one of `SignatureType`."""
 
-    def sign(self, message: bytes) -> bytes:
+    def sign(self, message: bytes | memoryview) -> bytes:
         """Return the signature over a note's text."""
 
 

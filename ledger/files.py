@@ -76,7 +76,7 @@ class FileStore:
             self._make_folder(root / _LOCKS)
             self._sweep_incoming()
 
-    def put(self, key: str, data: bytes, *, lock_until: datetime | None) -> None:
+    def put(self, key: str, data: bytes | memoryview, *, lock_until: datetime | None) -> None:
         """Create the object. Raises: see `ObjectStore`."""
         target = self._path(key)
         check_lock(self._clock(), lock_until, locked=self._locked)
@@ -274,7 +274,7 @@ class FileStore:
     # ── bytes ──
 
     @contextlib.contextmanager
-    def _written(self, data: bytes) -> Iterator[Path]:
+    def _written(self, data: bytes | memoryview) -> Iterator[Path]:
         """Yield a durable file with these bytes that has no name among the objects yet."""
         self._require_sound()
         draft = self._write_draft(data)
@@ -298,7 +298,7 @@ class FileStore:
             for draft in written:
                 draft.unlink(missing_ok=True)
 
-    def _write_draft(self, data: bytes) -> Path:
+    def _write_draft(self, data: bytes | memoryview) -> Path:
         draft = self._root / _INCOMING / secrets.token_hex(16)
         handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
         try:

@@ -57,7 +57,7 @@ class MemoryStore:
 
     # ── the port ──
 
-    def put(self, key: str, data: bytes, *, lock_until: datetime | None) -> None:
+    def put(self, key: str, data: bytes | memoryview, *, lock_until: datetime | None) -> None:
         """Create the object. Raises: see `ObjectStore`."""
         check_key(key)
         check_lock(self._clock(), lock_until, locked=self._locked)
@@ -174,10 +174,10 @@ class MemoryStore:
 
     # ── the hostile operator ──
 
-    def overwrite(self, key: str, data: bytes) -> None:
+    def overwrite(self, key: str, data: bytes | memoryview) -> None:
         """Put a second version over the object, as a plain PUT does on a versioned bucket."""
         with self._guard:
-            self._require(key).versions.append(_Version(data=data, until=None, mode=None))
+            self._require(key).versions.append(_Version(data=bytes(data), until=None, mode=None))
 
     def hide(self, key: str) -> None:
         """Lay a delete marker over the object, as a plain DELETE does on a versioned bucket."""

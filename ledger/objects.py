@@ -53,8 +53,8 @@ class ObjectStore(Protocol):
     dates and has `replace` in addition.
     """
 
-    def put(self, key: str, data: bytes, *, lock_until: datetime | None) -> None:
-        """Create the object, with its lock in the same step; `None` is no lock.
+    def put(self, key: str, data: bytes | memoryview, *, lock_until: datetime | None) -> None:
+        """Create the object, with its lock in the same step; `None` is no lock. A view is read in place, not copied.
 
         Of many callers that want one key exactly one returns. A store that retries inside `put` after
         a lost answer tells its own object from another's by its bytes. A caller that got

@@ -44,6 +44,7 @@ from ledger.errors import (
 )
 from ledger.objects import LOCK_TOLERANCE, Attack, ObjectInfo, check_key, check_lock, check_prefix
 from ledger.s3_attacks import Target
+from ledger.s3_body import Reading
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -68,6 +69,8 @@ _TOO_MANY = 429
 _SERVER_ERROR = 500
 _MARKERS = ("ContinuationToken", "KeyMarker", "VersionIdMarker")
 _ANOTHER_REGION = "the bucket is in another region: set AWS_DEFAULT_REGION to the bucket's own"
+# Bytes of a large object that are read back at once.
+_AT_ONCE = 8 << 20
 # Only for the sentence that an operator reads: clones use other codes, so nothing is decided by them.
 _SAID = {
     "ExpiredToken": "the credentials have expired: renew them",
@@ -133,7 +136,7 @@ class S3Store:
 
     # ── the port ──
 
-    def put(self, key: str, data: bytes, *, lock_until: datetime | None) -> None:
+    def put(self, key: str, data: bytes | memoryview, *, lock_until: datetime | None) -> None:
         """Create the object under its lock. Raises: see `ObjectStore`."""
         check_lock(None, lock_until, locked=self._locked)
         name = self._name(key)
@@ -141,6 +144,8 @@ class S3Store:
         arguments = self._put_arguments(name, data, until)
         answer_lost = False
         for attempt in range(ATTEMPTS):
+            if isinstance(arguments["Body"], Reading):
+                arguments["Body"].seek(0)
             try:
                 answer = self._once(lambda: self._client.put_object(**arguments, IfNoneMatch="*"))
             except _NoAnswer:
@@ -345,20 +350,20 @@ class S3Store:
             detail = "the bucket has no Object Lock with versioning; create it with Object Lock enabled"
             raise LockNotEnforced(detail)
 
+    def close(self) -> None:
+        """Close the connections of the client it was given."""
+        self._client.close()
+
     # ── requests ──
 
     def _name(self, key: str) -> str:
         return f"{self._prefix}{check_key(key)}"
 
-    def close(self) -> None:
-        """Close the connections of the client it was given."""
-        self._client.close()
-
-    def _put_arguments(self, name: str, data: bytes, until: datetime | None) -> dict[str, Any]:
+    def _put_arguments(self, name: str, data: bytes | memoryview, until: datetime | None) -> dict[str, Any]:
         arguments: dict[str, Any] = {
             "Bucket": self._bucket,
             "Key": name,
-            "Body": data,
+            "Body": Reading(data) if isinstance(data, memoryview) else data,
             "ContentType": "application/octet-stream",
             "ChecksumSHA256": b64encode(sha256(data).digest()).decode("ascii"),
         }
@@ -499,10 +504,10 @@ class S3Store:
 
     # ── reading back ──
 
-    def _is_ours(self, key: str, data: bytes, until: datetime | None) -> bool:
+    def _is_ours(self, key: str, data: bytes | memoryview, until: datetime | None) -> bool:
         """Return whether the object that is there is the one we wrote before the answer was lost."""
         try:
-            if sha256(self.get(key)).digest() != sha256(data).digest():
+            if not self._has(key, data):
                 return False
             if until is not None:
                 self._require_lock(key, until)
@@ -510,7 +515,7 @@ class S3Store:
             return False
         return True
 
-    def _read_back(self, key: str, data: bytes, until: datetime | None, answer: Any) -> None:
+    def _read_back(self, key: str, data: bytes | memoryview, until: datetime | None, answer: Any) -> None:
         """Check lock and bytes of the first object of each day and lock date, and of a sample."""
         if until is None:
             return
@@ -523,7 +528,7 @@ class S3Store:
             return
         try:
             self._require_lock(key, until)
-            if sha256(self.get(key)).digest() != sha256(data).digest():
+            if not self._has(key, data):
                 detail = f"object {key} reads back other bytes than were written"
                 raise LockNotEnforced(detail)
         except (ObjectMissing, ObjectHidden) as error:
@@ -532,6 +537,15 @@ class S3Store:
         with self._guard:
             self._seen.add(day)
             self._since_read_back = 0
+
+    def _has(self, key: str, data: bytes | memoryview) -> bool:
+        """Return whether the object holds these bytes and no more; a large one is read in pieces."""
+        if len(data) <= _AT_ONCE:
+            return sha256(self.get(key)).digest() == sha256(data).digest()
+        for offset in range(0, len(data), _AT_ONCE):
+            if self.get(key, offset=offset, length=_AT_ONCE) != data[offset : offset + _AT_ONCE]:
+                return False
+        return self.get(key, offset=len(data), length=1) == b""
 
     def _require_lock(self, key: str, until: datetime) -> None:
         info = self.head(key)

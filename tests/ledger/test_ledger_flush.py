@@ -148,7 +148,7 @@ class Breaking:
             raise StoreUnavailable("broken after")
         return found
 
-    def put(self, key: str, data: bytes, *, lock_until: datetime | None) -> None:
+    def put(self, key: str, data: bytes | memoryview, *, lock_until: datetime | None) -> None:
         self._call(lambda: self._inner.put(key, data, lock_until=lock_until))
 
     def replace(self, key: str, data: bytes) -> None:

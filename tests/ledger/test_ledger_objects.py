@@ -24,7 +24,7 @@ UNTIL = NOW + timedelta(days=1)
 class Overwriting(MemoryStore):
     """Ignores If-None-Match, as Ceph 16.2 does on a versioned bucket."""
 
-    def put(self, key: str, data: bytes, *, lock_until: datetime | None) -> None:
+    def put(self, key: str, data: bytes | memoryview, *, lock_until: datetime | None) -> None:
         try:
             super().put(key, data, lock_until=lock_until)
         except ObjectExists:
@@ -34,7 +34,7 @@ class Overwriting(MemoryStore):
 class Unlocking(MemoryStore):
     """Takes lock dates and drops them."""
 
-    def put(self, key: str, data: bytes, *, lock_until: datetime | None) -> None:
+    def put(self, key: str, data: bytes | memoryview, *, lock_until: datetime | None) -> None:
         super().put(key, data, lock_until=None)
 
 

@@ -116,6 +116,24 @@ def test_a_put_whose_answer_was_lost_finds_its_own_object_and_succeeds(store: S3
         assert store.head(key).versions == 1
 
 
+def test_a_large_view_whose_answer_was_lost_is_sent_again_and_read_back_in_pieces(
+    store: S3Store, network: Interfering, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ledger.s3._AT_ONCE", 100_000)
+    data = memoryview(secrets.token_bytes(250_000))
+    network.before["put_object"] = [failing(LOST)]
+    store.put("certificate/a", data, lock_until=until())
+    network.after["put_object"] = [failing(LOST)]
+    store.put("certificate/b", data, lock_until=until())
+    assert store.get("certificate/a") == store.get("certificate/b") == data
+    other = S3Store(network.client, BUCKET, store._prefix)
+    network.before["put_object"] = [
+        failing(LOST), lambda: other.put("certificate/c", bytes(data) + b"more", lock_until=until())
+    ]  # fmt: skip
+    with pytest.raises(ObjectExists):
+        store.put("certificate/c", data, lock_until=until())
+
+
 @pytest.mark.scenario("L20", "L7")
 def test_a_put_whose_answer_was_lost_and_whose_key_another_won_is_fenced(store: S3Store, network: Interfering) -> None:
     other = S3Store(network.client, BUCKET, store._prefix)

@@ -190,6 +190,14 @@ def test_what_was_put_is_read_back_after_reopening(bench: Bench) -> None:
     assert again.get("payload/none/b") == b""
 
 
+def test_a_view_is_put_as_its_bytes_are(bench: Bench) -> None:
+    data = bytes(range(256)) * 8_192
+    bench.locked.put("certificate/a", memoryview(data)[3:], lock_until=soon(bench))
+    assert bench.reopened().get("certificate/a") == data[3:]
+    with pytest.raises(ObjectExists):
+        bench.locked.put("certificate/a", memoryview(data)[3:], lock_until=soon(bench))
+
+
 def test_ranges_are_read_and_end_with_the_object(bench: Bench) -> None:
     bench.locked.put("a", b"0123456789", lock_until=None)
     assert bench.locked.get("a", offset=2, length=3) == b"234"
