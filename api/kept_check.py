@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from typing import Any
 
 from sqlmodel import Session, select
@@ -23,12 +22,13 @@ from sqlmodel import Session, select
 from audit.chain import RESTORE
 from audit.findings import Findings, Report, Verdict, with_findings
 from audit.keys import log_key, open_checkpoint
-from audit.reader import Reader, whole
-from erasure.certificate_store import NAME, PREFIX, name_of
+from audit.reader import Reader, uncovered, whole
+from erasure.certificate_rows import CertificateCut, CertificateKey, digest_of
+from erasure.certificate_store import NAME, PREFIX, name_of, pieces_of
 from erasure.errors import ReportError
 from erasure.models import CertificateRow
-from erasure.report_check import check
-from erasure.strict_json import parse
+from erasure.report_check import check, document_in
+from erasure.signed_file import SignedFile
 from ledger.checkpoint import parse_checkpoint, parse_note
 from ledger.entry import Kind
 from ledger.errors import (
@@ -50,17 +50,29 @@ Sessions = Callable[[int], AbstractContextManager[Session]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KnownCertificate:
-    """A certificate that the database has, by the name of its object below the log's prefix."""
+    """A certificate that the database has, by the name of its object below the log's prefix.
+
+    Where the database has not all of its bytes any more, nobody knows the end of that name.
+    """
 
     name: str
     is_stored: bool
+    is_whole: bool = True
 
 
 def known_certificates(sessions: Sessions, tenant_id: int) -> list[KnownCertificate]:
     """Returns what the database has of a tenant's certificates."""
     with sessions(tenant_id) as session:
-        rows = session.exec(select(CertificateRow).where(CertificateRow.tenant_id == tenant_id))
-        return [KnownCertificate(name=name_of(row, row.body), is_stored=row.stored_at is not None) for row in rows]
+        rows = session.exec(select(CertificateRow).where(CertificateRow.tenant_id == tenant_id)).all()
+        keys = [CertificateKey(tenant_id, row.request_id, row.version, row.number) for row in rows]
+        return [_known(session, key, is_stored=row.stored_at is not None) for key, row in zip(keys, rows, strict=True)]
+
+
+def _known(session: Session, key: CertificateKey, *, is_stored: bool) -> KnownCertificate:
+    try:
+        return KnownCertificate(name=name_of(key, digest_of(session, key)), is_stored=is_stored)
+    except CertificateCut:
+        return KnownCertificate(name=name_of(key, "cut"), is_stored=is_stored, is_whole=False)
 
 
 def check_kept(
@@ -182,9 +194,14 @@ class _Kept:
                 continue
             there.add(name)
             with self._told(key):
-                self._certificate(whole(self._bucket, key), match)
+                uncovered(self._bucket, key)
+                with SignedFile.of(pieces_of(self._bucket, key)) as signed:
+                    self._certificate(signed, match)
         for one in known:
-            if one.is_stored and one.name not in there:
+            if not one.is_whole:
+                detail = "the database does not hold all bytes of this certificate any more; the object of it does"
+                self.found.add(Verdict.ALTERED, detail, object=f"{self._prefix}{one.name}")
+            elif one.is_stored and one.name not in there:
                 self._gone(f"{self._prefix}{one.name}")
         if there and not self._certificate_keys:
             why = "a change of a key is damaged" if self._lost else "no pinned key (--certificate-key)"
@@ -197,20 +214,19 @@ class _Kept:
             )
             self.found.add(Verdict.MISSING, detail, object=f"{self._prefix}{PREFIX}")
 
-    def _certificate(self, body: bytes, name: re.Match[str]) -> None:
+    def _certificate(self, signed: SignedFile, name: re.Match[str]) -> None:
         """Check one certificate. Raises: ReportError, and what reading its checkpoint raises."""
-        if sha256(body).hexdigest()[:16] != name[4]:
+        if signed.sha256()[:16] != name[4]:
             raise ReportError("", "the bytes are not those that its name stands for")
-        document = parse(body)
         try:
-            certificate = document["certificate"]
+            certificate = document_in(signed.view())["certificate"]
             request, version, note = certificate["request"], certificate["version"], certificate["log"]["checkpoint"]
         except (KeyError, TypeError) as error:
             raise ReportError("/certificate", "a member is missing") from error
         if (request, version) != (name[1], name[3]):
             raise ReportError("/certificate/request", "it is of another request or version than its name")
         if self._certificate_keys:
-            check(body, self._certificate_keys)
+            check(signed.view(), self._certificate_keys)
         if self._keys:
             self._checkpoint(note)
 

@@ -15,23 +15,22 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import tempfile
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from types import TracebackType
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, Self
 
 from erasure.errors import NotVerified
 from erasure.request import GONE
+from erasure.signed_file import PIECE, SignedFile, looked_at, unnamed
 from ledger import canonical
 
 SCHEMA = "muniment-certificate/v1"
 PREFIX = b"muniment-certificate/v1\n"
 _BEFORE = b'{"certificate":'
 """What stands before the certificate in its file; shorter than what stands before it in what is signed."""
-_PIECE = 1 << 20
 _COMMITMENT = b"muniment-subject-commitment/v1\n"
 
 PROVEN = (
@@ -123,8 +122,8 @@ class Signing(Protocol):
         """The four bytes of its C2SP key id."""
         ...
 
-    def sign(self, message: bytes) -> bytes:
-        """The Ed25519 signature."""
+    def sign(self, message: bytes | memoryview) -> bytes:
+        """The Ed25519 signature; a view is read in place."""
         ...
 
 
@@ -139,6 +138,17 @@ class Proof:
     part: bytes
     part_key: bytes
 
+    def as_json(self) -> dict[str, Any]:
+        """The event as a certificate shows it."""
+        return {
+            "entry": self.entry,
+            "index": self.index,
+            "header": _base64(self.header),
+            "inclusion": [node.hex() for node in self.inclusion],
+            "part": _base64(self.part),
+            "part_key": _base64(self.part_key),
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogEvidence:
@@ -146,7 +156,8 @@ class LogEvidence:
 
     checkpoint: str
     key: str
-    proofs: tuple[Proof, ...]
+    proofs: Listed
+    """Each as `Proof.as_json` gives it."""
 
 
 def scope_of(details: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,98 +174,115 @@ def commitment(salt: bytes, identifier: str) -> str:
     return hashlib.sha256(_COMMITMENT + salt + identifier.encode()).hexdigest()
 
 
-class Lines(AbstractContextManager["Lines"]):
-    """The copies of a certificate, taken in page by page and kept in canonical form alone, many of them in a file.
+class Listed:
+    """A long list of a certificate, taken in page by page and kept in canonical form alone, most of it in a file.
 
     The file has no name and ends with them; what is in it is what the certificate says.
     """
 
     def __init__(self) -> None:
-        self._file = _temporary()
+        self._file = unnamed()
+
+    def add(self, values: Sequence[Mapping[str, Any]]) -> None:
+        """Take in some values, in their order."""
+        if values:
+            comma = b"," if self._file.tell() else b""
+            self._file.write(comma + canonical.dumps(list(values))[1:-1])
+
+    def write_to(self, file: IO[bytes]) -> None:
+        """Write the list in canonical form."""
+        self._file.seek(0)
+        file.write(b"[")
+        shutil.copyfileobj(self._file, file, PIECE)
+        file.write(b"]")
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give the file back."""
+        self._file.close()
+
+
+class Lines(Listed):
+    """The copies of a certificate, with the events that they lean on."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self._evidence: dict[str, None] = {}
         self._unverified: list[int] = []
 
-    def add(self, lines: Sequence[Mapping[str, Any]]) -> None:
-        """Take in some lines, in their order."""
-        for line in lines:
+    def add(self, values: Sequence[Mapping[str, Any]]) -> None:
+        """Take in some copies, in their order."""
+        for line in values:
             if line["state"] in GONE and line["verified_at"] is None:
                 self._unverified.append(int(line["copy"]))
             self._evidence.update(dict.fromkeys(line["evidence"]))
-        if lines:
-            comma = b"," if self._file.tell() else b""
-            self._file.write(comma + canonical.dumps(list(lines))[1:-1])
+        super().add(values)
 
     def write_to(self, file: IO[bytes]) -> None:
         """Write the list in canonical form. Raises: NotVerified where a copy counts as gone that nobody saw gone."""
         if self._unverified:
             raise NotVerified(self._unverified)
-        self._file.seek(0)
-        file.write(b"[")
-        shutil.copyfileobj(self._file, file, _PIECE)
-        file.write(b"]")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._file.close()
+        super().write_to(file)
 
     def evidence_ids(self, *others: str | None) -> list[str]:
         """Every event that a certificate leans on, once, in a stable order."""
         return list(dict.fromkeys([*(entry for entry in others if entry), *self._evidence]))
 
 
-def _temporary() -> IO[bytes]:
-    return tempfile.SpooledTemporaryFile(max_size=_PIECE)
-
-
 def build(facts: Mapping[str, Any], evidence: LogEvidence, *, version: str) -> dict[str, Any]:
-    """The certificate's value but for its copies. `facts` are its other members, as JSON."""
+    """The certificate's value. `facts` are its other members, as JSON; a long list among them may be a `Listed`."""
     return {
         **facts,
         "schema": SCHEMA,
         "version": version,
         "claim": CLAIM,
         "marks": {"proven": list(PROVEN), "stated": list(STATED)},
-        "log": {
-            "checkpoint": evidence.checkpoint,
-            "key": evidence.key,
-            "proofs": [_proof(proof) for proof in evidence.proofs],
-        },
+        "log": {"checkpoint": evidence.checkpoint, "key": evidence.key, "proofs": evidence.proofs},
     }
 
 
-def sign(certificate: Mapping[str, Any], signer: Signing, lines: Lines | None = None) -> bytes:
-    """The file: certificate and signature, canonical. `lines` are its copies where it holds none.
+def sign(certificate: Mapping[str, Any], signer: Signing) -> SignedFile:
+    """The file: certificate and signature, canonical.
 
-    In memory it is only once at a time: what is signed, then the file. Raises: NotVerified.
+    What is signed is looked at in the file where it is written, and the file is made of it in place.
+
+    Raises: NotVerified.
     """
-    with _temporary() as file:
+    with ExitStack() as stack:
+        file = stack.enter_context(unnamed())
         file.write(PREFIX)
-        separator = b"{"
-        for name in sorted(certificate if lines is None else [*certificate, "copies"]):
-            file.write(separator + canonical.dumps(name) + b":")
-            if lines is not None and name == "copies":
-                lines.write_to(file)
-            else:
-                file.write(canonical.dumps(certificate[name]))
-            separator = b","
-        file.write(b"}")
-        signature = signer.sign(_read(file, 0))
+        _write(certificate, file)
+        signature = signer.sign(looked_at(file))
+        file.seek(0, os.SEEK_END)
         key = f"{signer.name}+{signer.key_id.hex()}"
-        beside = canonical.dumps({"key": key, "ed25519": _base64(signature)})
-        file.write(b',"signature":' + beside + b"}")
+        file.write(b',"signature":' + canonical.dumps({"key": key, "ed25519": _base64(signature)}) + b"}")
         # The canonical form of the file holds that of the certificate as it was signed.
         start = len(PREFIX) - len(_BEFORE)
         file.seek(start)
         file.write(_BEFORE)
-        return _read(file, start)
+        stack.pop_all()
+        return SignedFile(file, start)
 
 
-def _read(file: IO[bytes], start: int) -> bytes:
-    """All of a file from a place on, which then stands at its end."""
-    size = file.seek(0, os.SEEK_END) - start
-    file.seek(start)
-    return file.read(size)
+def _write(value: Mapping[str, Any], file: IO[bytes]) -> None:
+    """Write the canonical form of an object whose members, or theirs, may be a `Listed`."""
+    separator = b"{"
+    for name in sorted(value):
+        file.write(separator + canonical.dumps(name) + b":")
+        member = value[name]
+        if isinstance(member, Listed):
+            member.write_to(file)
+        elif isinstance(member, dict) and any(isinstance(one, Listed) for one in member.values()):
+            _write(member, file)
+        else:
+            file.write(canonical.dumps(member))
+        separator = b","
+    file.write(b"}")
 
 
 def mark_of(path: Sequence[str], certificate: Mapping[str, Any]) -> str:
@@ -273,17 +301,6 @@ def mark_of(path: Sequence[str], certificate: Mapping[str, Any]) -> str:
     if marks & set(STATED):
         return "stated"
     raise KeyError("/".join(path))
-
-
-def _proof(proof: Proof) -> dict[str, Any]:
-    return {
-        "entry": proof.entry,
-        "index": proof.index,
-        "header": _base64(proof.header),
-        "inclusion": [node.hex() for node in proof.inclusion],
-        "part": _base64(proof.part),
-        "part_key": _base64(proof.part_key),
-    }
 
 
 def _base64(data: bytes) -> str:

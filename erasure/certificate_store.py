@@ -3,25 +3,34 @@
 Guarantees: the table's bytes are the certificate; the object is written once, under the lock, after the table has it,
 and read back before the row counts as stored. A crash or a store that is away leaves a row without `stored_at`, which
 the next pass takes up. Its name carries its digest: a database that was restored issues a request's certificate anew,
-and both stay. Certificates name nobody, so nothing in them has to end earlier. Not here: what they say.
+and both stay. Certificates name nobody, so nothing in them has to end earlier. A large one is written from its file
+and read in pieces. Not here: what they say.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
-from typing import NamedTuple
+from typing import Protocol
 
+import msgspec
 import sqlalchemy as sa
-from sqlmodel import Session, col
+from sqlmodel import col
 
+from erasure.certificate_rows import (
+    CertificateKey,
+    add_certificate,
+    certificates_where,
+    is_certificate,
+    open_certificate,
+)
 from erasure.errors import ErasureError
 from erasure.models import CertificateRow, RequestRow
+from erasure.signed_file import SignedFile
 from ledger.errors import ObjectExists
 from ledger.head import Transactions
 from ledger.objects import ObjectStore
@@ -29,6 +38,8 @@ from ledger.objects import ObjectStore
 PREFIX = "certificate/"
 NAME = re.compile(r"certificate/([A-Za-z0-9_-]{1,40})/([0-9]{4,})-(interim|final)-([0-9a-f]{16})\.json")
 """The name of a certificate's object: request, number, version, the first digits of its SHA-256."""
+_AT_ONCE = 8 << 20
+"""Bytes asked of the store at once."""
 
 
 class CertificateDiffers(ErasureError):
@@ -42,40 +53,9 @@ class CertificateDiffers(ErasureError):
         self.number = number
 
 
-class CertificateKey(NamedTuple):
-    """Which certificate of a tenant, without what it says."""
-
-    tenant_id: int
-    request_id: str
-    version: str
-    number: int
-
-
-_KEY = tuple(col(getattr(CertificateRow, name)) for name in CertificateKey._fields)
-
-
-def newest_certificate(
-    session: Session, tenant_id: int, request_id: str, version: str | None = None
-) -> CertificateKey | None:
-    """The newest certificate of a request, or the newest of a version.
-
-    By its number alone: to sort certificates a database takes all of each in hand, and one may have 60 megabytes.
-    """
-    mine = sa.and_(col(CertificateRow.tenant_id) == tenant_id, col(CertificateRow.request_id) == request_id)
-    query = sa.select(*_KEY).where(mine if version is None else sa.and_(mine, col(CertificateRow.version) == version))
-    found = session.execute(query.order_by(col(CertificateRow.number).desc()).limit(1)).first()
-    return None if found is None else CertificateKey._make(found)
-
-
-def body_of(session: Session, key: CertificateKey) -> bytes:
-    """The certificate as it was signed."""
-    same = (column == value for column, value in zip(_KEY, key, strict=True))
-    return bytes(session.execute(sa.select(col(CertificateRow.body)).where(*same)).scalar_one())
-
-
-def name_of(key: CertificateKey | CertificateRow, body: bytes) -> str:
+def name_of(key: CertificateKey, sha256: str) -> str:
     """The name of a certificate's object below the log's prefix."""
-    return f"{PREFIX}{key.request_id}/{key.number:04d}-{key.version}-{sha256(body).hexdigest()[:16]}.json"
+    return f"{PREFIX}{key.request_id}/{key.number:04d}-{key.version}-{sha256[:16]}.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,27 +75,30 @@ class CertificateStore:
     lock_end: Callable[[datetime], datetime]
 
     def store_due(self, tenant_id: int, log_id: str, now: datetime) -> int:
-        """Write what is not stored yet; returns how many. Raises: CertificateDiffers, and what the store raises."""
+        """Write what is not stored yet; returns how many.
+
+        Raises: CertificateDiffers, CertificateCut, and what the store raises.
+        """
         due = (col(CertificateRow.tenant_id) == tenant_id) & col(CertificateRow.stored_at).is_(None)
         with self.transactions(tenant_id, write=False) as session:
-            rows = session.execute(sa.select(*_KEY).where(due).order_by(col(CertificateRow.issued_at))).all()
-        for row in rows:
-            key = CertificateKey._make(row)
+            keys = certificates_where(session, due)
+        for key in keys:
             self._store(key, log_id, now)
             with self.transactions(tenant_id) as session:
-                stored = sa.update(CertificateRow).where(*(one == value for one, value in zip(_KEY, key, strict=True)))
-                session.connection().execute(stored.values(stored_at=now))
-        return len(rows)
+                stored = sa.update(CertificateRow).where(is_certificate(key)).values(stored_at=now)
+                session.connection().execute(stored)
+        return len(keys)
 
     def _store(self, key: CertificateKey, log_id: str, now: datetime) -> None:
-        """Write one and read it back; of a large one no two are in memory."""
+        """Write one, and read it back in pieces."""
         with self.transactions(key.tenant_id, write=False) as session:
-            body = body_of(session, key)
-        name, digest = f"{log_id}/{name_of(key, body)}", sha256(body).digest()
-        with suppress(ObjectExists):  # after a crash, or by another process: the bytes decide
-            self.locked.put(name, body, lock_until=self.lock_end(now))
-        del body
-        if sha256(self.locked.get(name)).digest() != digest:
+            signed = open_certificate(session, key)
+        with signed:
+            digest = signed.sha256()
+            name = f"{log_id}/{name_of(key, digest)}"
+            with suppress(ObjectExists):  # after a crash, or by another process: the bytes decide
+                self.locked.put(name, signed.view(), lock_until=self.lock_end(now))
+        if digest_in(self.locked, name) != digest:
             raise CertificateDiffers(key.request_id, key.number)
 
     def restore(self, tenant_id: int, log_id: str, now: datetime) -> Restored:
@@ -124,47 +107,91 @@ class CertificateStore:
         Of two with one number the younger comes back; the other stays where it is.
         """
         strange: list[str] = []
-        newest: dict[tuple[str, str, int], CertificateRow] = {}
+        by_place: dict[tuple[str, ...], list[str]] = {}
         for key in self.locked.list(f"{log_id}/{PREFIX}"):
             name = key.removeprefix(f"{log_id}/")
-            row = self._row_of(tenant_id, name, self.locked.get(key), now)
-            if row is None:
+            found = NAME.fullmatch(name)
+            if found is None or not self._is_known(tenant_id, found[1]):
                 strange.append(name)
                 continue
-            place = (row.request_id, row.version, row.number)
-            if place not in newest or newest[place].issued_at < row.issued_at:
-                newest[place] = row
+            by_place.setdefault(found.group(1, 3, 2), []).append(name)
         count = 0
-        for (request_id, version, number), row in newest.items():
-            with self.transactions(tenant_id) as session:
-                if session.get(CertificateRow, (tenant_id, request_id, version, number)) is None:
-                    session.add(row)
-                    count += 1
+        for (request_id, version, number), names in by_place.items():
+            place = CertificateKey(tenant_id, request_id, version, int(number))
+            unlike, is_back = self._bring_back(place, log_id, names, now)
+            strange += unlike
+            count += is_back
         return Restored(count=count, strange=strange)
 
-    def _row_of(self, tenant_id: int, name: str, body: bytes, now: datetime) -> CertificateRow | None:
-        """The row of a stored certificate; None for what is none, or of a request that nobody knows."""
-        found = NAME.fullmatch(name)
-        if found is None or not _is_of(body, found[1], found[3]):
-            return None
+    def _is_known(self, tenant_id: int, request_id: str) -> bool:
         with self.transactions(tenant_id, write=False) as session:
-            if session.get(RequestRow, (tenant_id, found[1])) is None:
-                return None
-        return CertificateRow(
-            tenant_id=tenant_id,
-            request_id=found[1],
-            version=found[3],
-            number=int(found[2]),
-            body=body,
-            issued_at=datetime.fromisoformat(json.loads(body)["certificate"]["issued_at"]),
-            stored_at=now,
-        )
+            return session.get(RequestRow, (tenant_id, request_id)) is not None
+
+    def _bring_back(
+        self, key: CertificateKey, log_id: str, names: Sequence[str], now: datetime
+    ) -> tuple[list[str], bool]:
+        """Bring back the youngest of the objects of one place; which are no certificate of it, and whether one came."""
+        unlike: list[str] = []
+        with ExitStack() as stack:
+            youngest: tuple[datetime, SignedFile] | None = None
+            for name in names:
+                signed = stack.enter_context(SignedFile.of(pieces_of(self.locked, f"{log_id}/{name}")))
+                issued_at = _issued_at(signed, key)
+                if issued_at is None:
+                    unlike.append(name)
+                elif youngest is None or youngest[0] < issued_at:
+                    youngest = issued_at, signed
+            if youngest is None:
+                return unlike, False
+            with self.transactions(key.tenant_id) as session:
+                if session.get(CertificateRow, tuple(key)) is not None:
+                    return unlike, False
+                add_certificate(session, key, youngest[1], youngest[0], stored_at=now)
+        return unlike, True
 
 
-def _is_of(body: bytes, request_id: str, version: str) -> bool:
+def digest_in(store: Ranges, name: str) -> str:
+    """The SHA-256 of an object read in pieces, in hexadecimal digits. Raises: what the store raises."""
+    digest = sha256()
+    for piece in pieces_of(store, name):
+        digest.update(piece)
+    return digest.hexdigest()
+
+
+class Ranges(Protocol):
+    """A store of objects, as far as reading them in ranges goes."""
+
+    def get(self, key: str, *, offset: int = 0, length: int | None = None) -> bytes:
+        """Return the bytes of a range, fewer at the end."""
+
+
+def pieces_of(store: Ranges, name: str) -> Iterator[bytes]:
+    """An object's bytes, some megabytes at a time. Raises: what the store raises."""
+    offset = 0
+    while piece := store.get(name, offset=offset, length=_AT_ONCE):
+        yield piece
+        offset += len(piece)
+        if len(piece) < _AT_ONCE:
+            return
+
+
+class _Said(msgspec.Struct):
+    """Of a certificate, what tells which one it is."""
+
+    request: str
+    version: str
+    issued_at: str
+
+
+class _Signed(msgspec.Struct):
+    certificate: _Said
+
+
+def _issued_at(signed: SignedFile, key: CertificateKey) -> datetime | None:
+    """When a certificate was issued; None for what is none, or none of this request and version."""
     try:
-        said = json.loads(body)["certificate"]
-        datetime.fromisoformat(said["issued_at"])
-    except (ValueError, KeyError, TypeError):
-        return False
-    return bool(said.get("request") == request_id and said.get("version") == version)
+        said = msgspec.json.decode(signed.view(), type=_Signed).certificate
+        issued_at = datetime.fromisoformat(said.issued_at)
+    except (ValueError, RecursionError):
+        return None
+    return issued_at if (said.request, said.version) == (key.request_id, key.version) else None

@@ -22,6 +22,7 @@ from sqlmodel import Session, col, select
 
 from erasure import history
 from erasure.answer_plans import past_requests, seal_of, terms_of
+from erasure.certificate_rows import CertificateKey, digest_of
 from erasure.errors import ExportNotReady, NotBuilt
 from erasure.export import REQUESTS, Contents, manifest
 from erasure.models import CertificateRow, CopyRow, RequestRow
@@ -220,19 +221,17 @@ def contents_of(
 
 def certificates_of(session: Session, tenant_id: int, request_ids: Sequence[str]) -> list[dict[str, Any]]:
     """The certificates of erasure among these requests."""
-    rows = session.exec(
-        select(CertificateRow)
-        .where(CertificateRow.tenant_id == tenant_id, col(CertificateRow.request_id).in_(request_ids))
-        .order_by(col(CertificateRow.request_id), col(CertificateRow.number))
-    )
+    mine = (col(CertificateRow.tenant_id) == tenant_id, col(CertificateRow.request_id).in_(request_ids))
     return [
         {
             "request": row.request_id,
             "version": row.version,
             "issued_at": instant_text(row.issued_at),
-            "sha256": hashlib.sha256(row.body).hexdigest(),
+            "sha256": digest_of(session, CertificateKey(tenant_id, row.request_id, row.version, row.number)),
         }
-        for row in rows
+        for row in session.exec(
+            select(CertificateRow).where(*mine).order_by(col(CertificateRow.request_id), col(CertificateRow.number))
+        ).all()
     ]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -20,13 +20,20 @@ import sqlalchemy as sa
 from sqlmodel import Session, col
 
 from erasure import certificate, copies, history
-from erasure.certificate import Lines, LogEvidence, Proof
-from erasure.certificate_store import CertificateDiffers, body_of, newest_certificate
+from erasure.certificate import Lines, Listed, LogEvidence, Proof
+from erasure.certificate_rows import (
+    CertificateCut,
+    CertificateKey,
+    add_certificate,
+    newest_certificate,
+    open_certificate,
+)
+from erasure.certificate_store import CertificateDiffers
 from erasure.confirm import INDEPENDENCE
 from erasure.copies import Outline
 from erasure.footprint import ENDED
 from erasure.history import fact_of
-from erasure.models import CertificateRow, CopyRow, RequestRow
+from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts, Tenant
 from erasure.payload_expiry import SWEEP_EVERY, sealed_until
 from erasure.plan import instant_text
@@ -34,6 +41,7 @@ from erasure.planning import request_seal
 from erasure.recipients import begin_to_tell, certificate_lines
 from erasure.rendering.blocks import local_day
 from erasure.request import BROKEN, GONE, CopyState, State, completion
+from erasure.signed_file import SignedFile
 from ledger.entry import Kind
 from ledger.errors import LedgerError
 from ledger.models import PartRef
@@ -132,46 +140,41 @@ def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, versi
     with parts.transactions(tenant.tenant_id) as session:
         row = history.load(session, tenant.tenant_id, request_id, lock=True)
         _commit_to_names(session, parts, row)
-    with Lines() as lines:
+    with Lines() as lines, Listed() as kept, Listed() as proofs, ExitStack() as stack:
         with parts.transactions(tenant.tenant_id, write=False) as session:
             row = history.load(session, tenant.tenant_id, request_id)
             # A certificate is younger than everything it says.
             now = parts.instant(now, _last_seen(session, row))
-            draft = _draft(session, parts, tenant, row, lines, now=now, state=state)
-        evidence = _evidence(parts, tenant, draft.entries, now)
-        said = certificate.build(draft.facts, evidence, version=version)
-        body = certificate.sign(said, parts.signer(tenant.log_id), lines)
-    with parts.transactions(tenant.tenant_id) as session:
-        row = history.load(session, tenant.tenant_id, request_id, lock=True)
-        if _stand(session, row) != draft.stand:
-            return None
-        sha256 = _keep(session, parts, row, body, now=now, version=version, state=state, number=draft.number)
-    del body  # as large as all copies; the store reads its own
+            draft = _draft(session, parts, tenant, row, lines, kept, now=now, state=state)
+        evidence = _evidence(parts, tenant, draft.entries, proofs, now)
+        said = certificate.build({**draft.facts, "copies": lines, "retained": kept}, evidence, version=version)
+        signed = stack.enter_context(certificate.sign(said, parts.signer(tenant.log_id)))
+        with parts.transactions(tenant.tenant_id) as session:
+            row = history.load(session, tenant.tenant_id, request_id, lock=True)
+            if _stand(session, row) != draft.stand:
+                return None
+            sha256 = _keep(session, parts, row, signed, now=now, version=version, state=state, number=draft.number)
     if parts.certificates is not None:
         # It is issued already: a store that is away must not undo that, and the next pass writes it.
-        with suppress(LedgerError, CertificateDiffers):
+        with suppress(LedgerError, CertificateDiffers, CertificateCut):
             parts.certificates.store_due(tenant.tenant_id, tenant.log_id, now)
     return sha256
 
 
-def _evidence(parts: Parts, tenant: Tenant, entries: Sequence[str], now: datetime) -> LogEvidence:
-    """What the log proves of the events that a certificate leans on."""
+def _evidence(parts: Parts, tenant: Tenant, entries: Sequence[str], proofs: Listed, now: datetime) -> LogEvidence:
+    """What the log proves of the events that a certificate leans on; one of them is in memory at a time."""
     found = parts.record.evidence(tenant.tenant_id, list(entries), now)
-    return LogEvidence(
-        checkpoint=found.checkpoint,
-        key=parts.record.log_vkey(tenant.tenant_id),
-        proofs=tuple(
-            Proof(
-                entry=one.entry_id,
-                index=one.index,
-                header=one.header,
-                inclusion=tuple(one.inclusion),
-                part=one.part,
-                part_key=one.part_key,
-            )
-            for one in found.entries
-        ),
-    )
+    for one in found.entries:
+        proof = Proof(
+            entry=one.entry_id,
+            index=one.index,
+            header=one.header,
+            inclusion=tuple(one.inclusion),
+            part=one.part,
+            part_key=one.part_key,
+        )
+        proofs.add([proof.as_json()])
+    return LogEvidence(checkpoint=found.checkpoint, key=parts.record.log_vkey(tenant.tenant_id), proofs=proofs)
 
 
 def _last_seen(session: Session, row: RequestRow) -> datetime | None:
@@ -202,14 +205,23 @@ def _commit_to_names(session: Session, parts: Parts, row: RequestRow) -> None:
     session.add(row)
 
 
-def _draft(
-    session: Session, parts: Parts, tenant: Tenant, row: RequestRow, lines: Lines, *, now: datetime, state: State
+def _draft(  # noqa: PLR0917 - called once
+    session: Session,
+    parts: Parts,
+    tenant: Tenant,
+    row: RequestRow,
+    lines: Lines,
+    kept: Listed,
+    *,
+    now: datetime,
+    state: State,
 ) -> Draft:
     stand, rows = _stand(session, row), _Summary()
     for page in copies.pages(session, _Stated, copies.of(row.tenant_id, row.request_id)):
         lines.add([_line(copy) for copy in page])
         rows.add(page)
-    kept = copies.read(session, _Kept, copies.of(row.tenant_id, row.request_id, CopyState.RETAINED))
+    for some in copies.pages(session, _Kept, copies.of(row.tenant_id, row.request_id, CopyState.RETAINED)):
+        kept.add([_retained(copy) for copy in some])
     known = stores.in_force(session, row.tenant_id)
     earlier = _newest(session, row)
     received = next(
@@ -239,7 +251,6 @@ def _draft(
         "approvals": [{name: line[name] for name in ("by", "at", "entry")} for line in row.approvals],
         "coverage": details.get("plan", {}).get("coverage", []),
         "not_covered": details.get("plan", {}).get("not_covered", []),
-        "retained": [_retained(copy) for copy in kept],
         "skeleton": _skeleton(session, row.tenant_id, rows.keys),
         "recipients": certificate_lines(session, row),
         "residuals": [
@@ -268,23 +279,14 @@ def _keep(
     session: Session,
     parts: Parts,
     row: RequestRow,
-    body: bytes,
+    signed: SignedFile,
     *,
     now: datetime,
     version: str,
     state: State,
     number: int,
 ) -> str:
-    session.add(
-        CertificateRow(
-            tenant_id=row.tenant_id,
-            request_id=row.request_id,
-            version=version,
-            number=number,
-            body=body,
-            issued_at=now,
-        )
-    )
+    sha256 = add_certificate(session, CertificateKey(row.tenant_id, row.request_id, version, number), signed, now)
     row.state = state
     row.completed_at = row.completed_at or now
     if version == "interim":
@@ -295,7 +297,6 @@ def _keep(
     else:
         row.details, row.final_due_at = {**row.details, "final_issued": True}, None
     session.add(row)
-    sha256 = hashlib.sha256(body).hexdigest()
     told = {"request": row.request_id, "version": version, "state": state.value, "sha256": sha256}
     entry_id = parts.record.announce(session, row.tenant_id, Kind.CERTIFICATE_ISSUED, told, now)
     history.add_event(
@@ -340,9 +341,9 @@ def _newest(session: Session, row: RequestRow) -> _Earlier | None:
     found = newest_certificate(session, row.tenant_id, row.request_id)
     if found is None:
         return None
-    body = body_of(session, found)
-    said = msgspec.json.decode(body, type=_Signed).certificate
-    return _Earlier(found.number, hashlib.sha256(body).hexdigest(), said.subject_commitments)
+    with open_certificate(session, found) as signed:
+        said = msgspec.json.decode(signed.view(), type=_Signed).certificate
+        return _Earlier(found.number, signed.sha256(), said.subject_commitments)
 
 
 def _commitments(session: Session, parts: Parts, row: RequestRow, earlier: _Earlier | None) -> list[str]:

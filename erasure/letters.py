@@ -16,7 +16,7 @@ from sqlmodel import Session
 
 from erasure import history
 from erasure.certificate import scope_of
-from erasure.certificate_store import body_of, newest_certificate
+from erasure.certificate_rows import newest_certificate, open_certificate
 from erasure.errors import InvalidRequest, LetterNotReady, RequestDataGone
 from erasure.export import EARLIER_EXPORT, NOT_PORTABLE
 from erasure.footprint import ENDED
@@ -105,8 +105,7 @@ def _facts(session: Session, parts: Parts, row: RequestRow, *, kind: str, lang: 
     tenant = session.get(Tenant, row.tenant_id)
     has_export = kind == "answer" and row.right in ("access", "portability")
     lines = package_lines(session, parts, row) if has_export else []
-    report = _newest(session, row) if kind == "answer" else None
-    certificate = None if report is None else document_of(report)["certificate"]
+    certificate = _certificate(session, row) if kind == "answer" else None
     reasons = [one["text"] for one in said.get("notes", []) if one["name"] == "extend"]
     return LetterFacts(
         kind=kind,
@@ -161,6 +160,10 @@ def _final_due(row: RequestRow) -> date | None:
     return None if row.final_due_at is None else local_day(row.final_due_at, row.timezone)
 
 
-def _newest(session: Session, row: RequestRow) -> bytes | None:
+def _certificate(session: Session, row: RequestRow) -> dict[str, Any] | None:
     found = newest_certificate(session, row.tenant_id, row.request_id)
-    return None if found is None else body_of(session, found)
+    if found is None:
+        return None
+    with open_certificate(session, found) as signed:
+        certificate: dict[str, Any] = document_of(signed.view())["certificate"]
+    return certificate

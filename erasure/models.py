@@ -157,9 +157,9 @@ class ConnectorTask(SQLModel, table=True):
 
 
 class CertificateRow(SQLModel, table=True):
-    """An issued certificate: the signed JSON bytes as they were sent. Never changed; `final` supersedes `interim`.
+    """An issued certificate. Never changed; `final` supersedes `interim`. Its signed JSON lies in `CertificatePiece`s.
 
-    `stored_at`: when the locked store was seen to hold the same bytes.
+    `size`: how many bytes they have together. `stored_at`: when the locked store was seen to hold the same bytes.
     """
 
     __tablename__ = "certificate"
@@ -167,6 +167,18 @@ class CertificateRow(SQLModel, table=True):
     request_id: str = Field(primary_key=True, max_length=40)
     version: str = Field(primary_key=True, max_length=8)
     number: int = Field(primary_key=True)
-    body: bytes = Field(sa_type=_bytes)
+    size: int = Field(sa_type=_big)
     issued_at: datetime = Field(sa_type=Instant)
     stored_at: datetime | None = Field(default=None, sa_type=Instant)
+
+
+class CertificatePiece(SQLModel, table=True):
+    """The bytes of a certificate as they were sent, from `n` pieces on; written in the transaction of its row."""
+
+    __tablename__ = "certificate_piece"
+    tenant_id: int = Field(primary_key=True, sa_type=_big)
+    request_id: str = Field(primary_key=True, max_length=40)
+    version: str = Field(primary_key=True, max_length=8)
+    number: int = Field(primary_key=True)
+    n: int = Field(primary_key=True)
+    data: bytes = Field(sa_type=_bytes)

@@ -14,13 +14,14 @@ from typing import IO, Any
 from sqlmodel import and_, col, or_, select
 
 from erasure import history
-from erasure.certificate_store import body_of, newest_certificate
+from erasure.certificate_rows import newest_certificate, open_certificate
 from erasure.copies import CHUNK
 from erasure.errors import IllegalMove, ReportNotReady, StalePlan, UnknownRequest
 from erasure.models import CopyRow, RequestRow, RequestSubject
 from erasure.overlaps import warnings_of
 from erasure.parts import Parts
 from erasure.request import Right
+from erasure.signed_file import SignedFile
 from registry import subjects
 from registry.acting import Acting
 from registry.identifiers import parse_subject
@@ -127,7 +128,12 @@ class Reader:
             return [history.copy_view(row) for row in session.exec(query.order_by(col(CopyRow.copy_no)).limit(limit))]
 
     def certificate(self, acting: Acting, request_id: str, version: str | None = None) -> bytes:
-        """The newest certificate as it was signed, or the newest of a version.
+        """The bytes of `certificate_file`. Raises: as it does."""
+        with self.certificate_file(acting, request_id, version) as signed:
+            return signed.read()
+
+    def certificate_file(self, acting: Acting, request_id: str, version: str | None = None) -> SignedFile:
+        """The newest certificate as it was signed, or the newest of a version, in a file that the caller closes.
 
         Raises: UnknownRequest; ReportNotReady, for `final` with the date from which it can be issued.
         """
@@ -139,7 +145,7 @@ class Reader:
                 raise IllegalMove(row.state, "show a certificate of erasure", f"it asks for {row.right}")
             found = newest_certificate(session, acting.tenant_id, request_id, version)
             if found is not None:
-                return body_of(session, found)
+                return open_certificate(session, found)
             wanted = version or "interim"
             raise ReportNotReady(wanted, row.final_due_at if wanted == "final" else None, f"the request is {row.state}")
 

@@ -19,14 +19,18 @@ import binascii
 import json
 import re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
+from erasure.canonical_file import canonical_document
 from erasure.certificate import PREFIX, PROVEN, SCHEMA, STATED, commitment
 from erasure.errors import BadPin, ReportError
+from erasure.rendering.opened import ReadLines
 from erasure.request import GONE, CopyFact, State, completion
+from erasure.signed_file import Readable, SignedFile
 from erasure.strict_json import canonical, parse
 from ledger.checkpoint import Checkpoint, parse_checkpoint, verify_note
 from ledger.entry import Kind, decode_header, header_hash
@@ -37,6 +41,12 @@ from vault.envelope import unseal_with_part_key
 from vault.errors import VaultError
 from vault.packing import unpack
 
+_COMPARED = frozenset({
+    Kind.REQUEST_RECEIVED, Kind.REQUEST_PLANNED, Kind.REQUEST_APPROVED, Kind.REQUEST_STATE, Kind.FENCE_SET,
+    Kind.KEY_DESTROYING,
+})  # fmt: skip
+"""The kinds of events whose bodies are compared with what a certificate claims; others only show whose they are."""
+_STANDING = ("state", "level", "key")
 _WINDOW = re.compile(r"([0-9]{1,19})-([0-9]{1,19})?")
 _UNSEEN = dict.fromkeys((0xAD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF))
 """Characters that a page may hold between others for its line breaks: soft hyphen, zero-width ones, byte order mark."""
@@ -51,26 +61,47 @@ class _Event:
     body: Mapping[str, Any]
 
 
+class _Seen:
+    """What the events say last of each copy of a request; most stand alike, and each standing is held once."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[Any, ...]] = {}
+        self._alike: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def add(self, event: _Event) -> None:
+        """Take in an event that verified copies, in any order."""
+        for line in event.body["copies"]:
+            number, standing = line["copy"], (event.index, event.entry, *(line.get(name) for name in _STANDING))
+            if self._last.get(number, standing)[0] <= event.index:
+                self._last[number] = self._alike.setdefault(standing, standing)
+
+    def of(self, number: int) -> tuple[str, Mapping[str, Any]]:
+        """The event that verified a copy last, and how it stood; nothing where none did."""
+        if number not in self._last:
+            return "", {}
+        _, entry, *standing = self._last[number]
+        return entry, dict(zip(_STANDING, standing, strict=True))
+
+
 def check(
-    report: bytes, certificate_vkey: str | Sequence[str], log_vkey: str | Sequence[str] | None = None
+    report: Readable, certificate_vkey: str | Sequence[str], log_vkey: str | Sequence[str] | None = None
 ) -> list[str]:
     """What was proven, a sentence each. Raises: ReportError naming the place that does not hold.
 
     Of several keys, of certificates or of the log, the one that the certificate names counts. A key that was rotated or
     revoked is written with its window, `VKEY 0-40` (the list of keys shows it): a checkpoint counts that lies in it.
     """
-    document = _parse(report)  # 1
+    document, signed = _parse(report)  # 1
     certificate = _member(document, "certificate", dict, "")
     pins = [certificate_vkey] if isinstance(certificate_vkey, str) else list(certificate_vkey)
-    window = _check_signature(document, certificate, pins)  # 2
+    window = _check_signature(document, certificate, signed, pins)  # 2
     log = _member(certificate, "log", dict, "/certificate")
     logs = [log_vkey] if isinstance(log_vkey, str) else list(log_vkey or ())
     checkpoint = _checkpoint(log, logs)  # 3
     _check_window(window, checkpoint.size)
-    proofs = _member(log, "proofs", list, "/certificate/log")
-    place = "/certificate/log/proofs"
-    events = [_event(proof, checkpoint, f"{place}/{number}") for number, proof in enumerate(proofs)]  # 4
-    proven = _guard(lambda: _claims(certificate, events))  # 5
+    proofs = _member(log, "proofs", (list, ReadLines), "/certificate/log")
+    events, seen = _events(proofs, checkpoint, certificate.get("request"))  # 4
+    proven = _guard(lambda: _claims(certificate, events, seen))  # 5
     _guard(lambda: _check_state(certificate))  # 6
     trust = "the pinned log key" if logs else "the log key inside, which is not pinned"
     return [
@@ -79,6 +110,14 @@ def check(
         f"{len(events)} events stand in the log under that checkpoint and were opened",
         *proven,
     ]
+
+
+def document_in(report: Readable) -> dict[str, Any]:
+    """The certificate and its signature as they are, not checked; long lists are read as they are looked at.
+
+    Raises: ReportError for what is no such document, or has two readings.
+    """
+    return _parse(report)[0]
 
 
 def require_keys(certificate_vkeys: Sequence[str], log_vkeys: Sequence[str] = ()) -> None:
@@ -94,14 +133,14 @@ def require_keys(certificate_vkeys: Sequence[str], log_vkeys: Sequence[str] = ()
                 raise BadPin(what, getattr(error, "detail", str(error))) from error
 
 
-def check_opening(report: bytes, opening: bytes) -> str:
+def check_opening(report: Readable, opening: bytes) -> str:
     """That a letter's names and salts open the commitments of a checked certificate, in words. Raises: ReportError."""
     told = parse(opening)
     try:
         lines = [(bytes.fromhex(line["salt"]), str(line["subject"])) for line in told["openings"]]
     except (ValueError, KeyError, TypeError) as error:
         raise ReportError("", "the letter holds no opening") from error
-    certificate = _parse(report)["certificate"]
+    certificate = _parse(report)[0]["certificate"]
     shown = certificate["subject_commitments"]
     opened = {commitment(salt, subject) for salt, subject in lines}
     if not opened or not opened <= set(shown):
@@ -109,13 +148,15 @@ def check_opening(report: bytes, opening: bytes) -> str:
     return f"the letter opens {len(opened)} of {len(shown)} names: the certificate is about the person of the letter"
 
 
-def _parse(report: bytes) -> dict[str, Any]:
+def _parse(report: Readable) -> tuple[dict[str, Any], memoryview | None]:
+    """The document, and what was signed where it lies in the file so: such a one is never in memory whole."""
     if len(report) > MAX_BYTES:
         raise ReportError("", f"the file has {len(report)} bytes, at most {MAX_BYTES} are read")
-    document = parse(report)
+    found = canonical_document(report)
+    document, signed = (parse(bytes(report)), None) if found is None else found
     if not isinstance(document, dict) or set(document) != {"certificate", "signature"}:
         raise ReportError("", "expected certificate and signature")
-    return document
+    return document, signed
 
 
 _Window = tuple[int, int | None]
@@ -155,7 +196,9 @@ def _check_window(window: _Window, size: int, place: str = "/signature/key", wha
         raise ReportError(place, detail)
 
 
-def _check_signature(document: Mapping[str, Any], certificate: Mapping[str, Any], pins: Sequence[str]) -> _Window:
+def _check_signature(
+    document: Mapping[str, Any], certificate: Mapping[str, Any], signed: memoryview | None, pins: Sequence[str]
+) -> _Window:
     signature = _member(document, "signature", dict, "")
     if set(signature) != {"key", "ed25519"}:
         raise ReportError("/signature", "expected key and ed25519")
@@ -166,7 +209,12 @@ def _check_signature(document: Mapping[str, Any], certificate: Mapping[str, Any]
         if signature["key"] not in known:
             raise ReportError("/signature/key", f"expected {' or '.join(known)}, got another")
         verifier, window = known[signature["key"]]
-        verifier.verify(PREFIX + canonical(dict(certificate)), _bytes(signature["ed25519"], "/signature/ed25519"))
+        proof = _bytes(signature["ed25519"], "/signature/ed25519")
+        if signed is None:
+            verifier.verify(PREFIX + canonical(dict(certificate)), proof)
+        else:
+            with SignedFile.of([PREFIX, signed]) as file:
+                verifier.verify(file.view(), proof)
     except LedgerError as error:
         raise ReportError("/signature", str(error)) from error
     if certificate.get("schema") != SCHEMA:
@@ -190,6 +238,23 @@ def _checkpoint(log: Mapping[str, Any], pins: Sequence[str]) -> Checkpoint:
     if known:
         _check_window(known[inside], found.size, "/certificate/log/key", "checkpoints")
     return found
+
+
+def _events(proofs: Iterable[Any], checkpoint: Checkpoint, request: Any) -> tuple[list[_Event], _Seen]:
+    """The events, and what those that verified copies of the request say; their lists of copies are not kept beside."""
+    events, seen = [], _Seen()
+    for number, proof in enumerate(proofs):
+        event = _event(proof, checkpoint, f"/certificate/log/proofs/{number}")
+        if event.kind == Kind.COPY_VERIFIED and request in _whose(event):
+            _guard(partial(seen.add, event))
+        if event.kind not in _COMPARED:
+            event = replace(event, body={name: event.body.get(name) for name in ("request", "owner")})
+        events.append(event)
+    return events, seen
+
+
+def _whose(event: _Event) -> tuple[Any, Any]:
+    return event.body.get("request"), event.body.get("owner")
 
 
 def _event(proof: Any, checkpoint: Checkpoint, place: str) -> _Event:
@@ -228,18 +293,18 @@ def _check_part(parts: Sequence[Any], part: bytes, place: str) -> None:
         raise ReportError(f"{place}/part", "the header commits to other bytes")
 
 
-def _claims(certificate: Mapping[str, Any], events: Sequence[_Event]) -> list[str]:
+def _claims(certificate: Mapping[str, Any], events: Sequence[_Event], seen: _Seen) -> list[str]:
     if certificate["marks"] != {"proven": list(PROVEN), "stated": list(STATED)}:
         raise ReportError("/certificate/marks", "claims another division into proven and stated than this checker's")
     request = certificate["request"]
     ordered = sorted(events, key=lambda event: event.index)
-    mine = [event for event in ordered if request in (event.body.get("request"), event.body.get("owner"))]
+    mine = [event for event in ordered if request in _whose(event)]
     if len({event.entry for event in events}) != len(events):
         raise ReportError("/certificate/log/proofs", "an event is shown twice")
     _check_receipt(certificate, mine)
     _check_approval(certificate, mine)
     _check_keys(certificate, mine)
-    gone = _check_copies(certificate, mine)
+    gone = _check_copies(certificate, {event.entry for event in mine}, seen)
     counted = _check_count(certificate, mine)
     return [
         "the request was received when and as stated",
@@ -286,23 +351,18 @@ def _check_keys(certificate: Mapping[str, Any], events: Sequence[_Event]) -> Non
             raise ReportError(f"/certificate/copies/{number}/id", "the record names no such key as destroyed")
 
 
-def _check_copies(certificate: Mapping[str, Any], events: Sequence[_Event]) -> int:
+def _check_copies(certificate: Mapping[str, Any], shown: Collection[str], seen: _Seen) -> int:
     """Each copy that counts as gone stands so in the last event that verified it; returns how many."""
-    last: dict[int, tuple[str, Mapping[str, Any]]] = {}
-    for event in events:
-        if event.kind == Kind.COPY_VERIFIED:
-            last.update({line["copy"]: (event.entry, line) for line in event.body["copies"]})
-    shown = {event.entry for event in events}
     gone = 0
     for number, copy in enumerate(certificate["copies"]):
         if copy["state"] not in GONE:
             continue
         gone += 1
         place = f"/certificate/copies/{number}"
-        entry, line = last.get(copy["copy"], ("", {}))
+        entry, line = seen.of(copy["copy"])
         if entry not in copy["evidence"]:
             raise ReportError(f"{place}/evidence", "no event verifies this copy")
-        if not set(copy["evidence"]) <= shown:
+        if not all(one in shown for one in copy["evidence"]):
             raise ReportError(f"{place}/evidence", "names an event that is not shown")
         for name in ("state", "level", "key"):
             if line.get(name) != copy[name]:
@@ -324,17 +384,19 @@ def _check_count(certificate: Mapping[str, Any], events: Sequence[_Event]) -> st
     later = [event for event in events if event.kind == Kind.REQUEST_STATE and event.index > last.index]
     added = {ref for event in later for ref in event.body.get("addendum", ())}
     expected = count + len(added)
-    numbers = {copy["copy"] for copy in certificate["copies"]}
+    numbers, unseen = set(), set(added)
+    for copy in certificate["copies"]:
+        numbers.add(copy["copy"])
+        unseen.discard(copy["id"])
     if len(certificate["copies"]) != expected or len(numbers) != expected:
         raise ReportError("/certificate/copies", f"expected {expected} copies, got {len(certificate['copies'])}")
-    shown = {copy["id"] for copy in certificate["copies"]}
-    if not added <= shown:
+    if unseen:
         raise ReportError("/certificate/copies", "an addition of the record is missing")
     return f"{expected} copies are all that {named}"
 
 
 def _check_state(certificate: Mapping[str, Any]) -> None:
-    facts = [
+    facts = (
         CopyFact(
             copy_no=copy["copy"],
             state=copy["state"],
@@ -344,7 +406,7 @@ def _check_state(certificate: Mapping[str, Any]) -> None:
             verified=copy["verified_at"] is not None,
         )
         for copy in certificate["copies"]
-    ]
+    )
     follows = completion(facts).state
     stated = certificate["state"]
     accepted = follows is State.PARTIALLY_FAILED and stated == State.COMPLETED_WITH_EXCEPTIONS
@@ -367,10 +429,11 @@ def _guard(run: Callable[[], Any]) -> Any:
         raise ReportError("/certificate", f"malformed: {type(error).__name__}") from error
 
 
-def _member(value: Mapping[str, Any], name: str, kind: type[Any], place: str) -> Any:
+def _member(value: Mapping[str, Any], name: str, kind: type[Any] | tuple[type[Any], ...], place: str) -> Any:
     found = value.get(name)
     if not isinstance(found, kind):
-        raise ReportError(f"{place}/{name}", f"expected {kind.__name__}")
+        expected = kind[0] if isinstance(kind, tuple) else kind
+        raise ReportError(f"{place}/{name}", f"expected {expected.__name__}")
     return found
 
 

@@ -17,7 +17,7 @@ Guarantees: nothing readable leaves step 3; a repeat is a `duplicate`, another c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -27,6 +27,7 @@ from sqlmodel import Session
 from ledger import canonical, index, outbox
 from ledger.draft import Draft, Placed, PlacedState, SealedPart
 from ledger.entry import Kind, decode_header, uuid7
+from ledger.errors import LedgerError, RecordDamaged
 from ledger.head import Transactions
 from ledger.log import Log
 from ledger.models import EntryRow
@@ -91,11 +92,11 @@ class EvidenceEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Events proven against one signed checkpoint."""
+    """Events proven against one signed checkpoint. `entries` are read, once, while somebody goes over them."""
 
     checkpoint: str
     tree_size: int
-    entries: tuple[EvidenceEntry, ...]
+    entries: Iterator[EvidenceEntry]
 
 
 class Record:
@@ -201,6 +202,7 @@ class Record:
 
     def _put(self, acting: Acting, items: Sequence[Item], drafts: Sequence[Draft], now: datetime) -> str | None:
         """Let the log take the drafts of these items and note where each stands; the note over the flush."""
+        self._require_log(acting.tenant_id, acting.log_id)
         if self._journal is not None:
             self._journal.before(acting.tenant_id, acting.log_id, drafts, now)
         appended = self._log.append(acting.tenant_id, drafts, now=now, admit=self._admit(acting.tenant_id))  # 4
@@ -209,6 +211,18 @@ class Record:
             if item.draft is not None:
                 item.placed = next(placed)
         return appended.receipt
+
+    def _require_log(self, tenant_id: int, log_id: str) -> None:
+        """Check that the log that takes entries is the one that their seals are bound to: under another none opens.
+
+        Raises: RecordDamaged.
+        """
+        try:
+            known = self._log.head(tenant_id).log_id
+        except LedgerError:
+            return  # whatever keeps the log closed says so when it is given the drafts
+        if known != log_id:
+            raise RecordDamaged("altered", f"the database gives this tenant the log {log_id}, and it has {known}")
 
     def _seal_again(self, acting: Acting, items: Sequence[Item], now: datetime) -> str | None:
         """Try once more what the sequencer turned back; returns the note over that flush.
@@ -282,14 +296,14 @@ class Record:
             keys = index.keys_of(session, tenant_id, ordered)
             opened = Keyring(self._vault, session, tenant_id).open_all(keys.values())
         proofs = self._log.proofs(tenant_id, ordered, now)
-        made = []
-        for entry_id, proof in zip(wanted, proofs, strict=True):
-            header = decode_header(proof.header)
-            ciphertext = self._log.ciphertext(tenant_id, header.parts[0])
-            prk = joint_prk({key_id: opened[key_id] for key_id in keys[proof.index, 0]})
-            bound = context(str(tenant_id), self._log.head(tenant_id).log_id, entry_id, header.parts[0].role)
-            made.append(
-                EvidenceEntry(
+
+        def made() -> Iterator[EvidenceEntry]:
+            for entry_id, proof in zip(wanted, proofs, strict=True):
+                header = decode_header(proof.header)
+                ciphertext = self._log.ciphertext(tenant_id, header.parts[0])
+                prk = joint_prk({key_id: opened[key_id] for key_id in keys[proof.index, 0]})
+                bound = context(str(tenant_id), self._log.head(tenant_id).log_id, entry_id, header.parts[0].role)
+                yield EvidenceEntry(
                     entry_id=entry_id,
                     index=proof.index,
                     header=proof.header,
@@ -297,10 +311,10 @@ class Record:
                     part=ciphertext,
                     part_key=part_key_of(prk, ciphertext, bound),
                 )
-            )
+
         if not proofs:
-            return Evidence(checkpoint=self._log.publish(tenant_id, now).decode(), tree_size=0, entries=())
-        return Evidence(checkpoint=proofs[0].checkpoint, tree_size=proofs[0].tree_size, entries=tuple(made))
+            return Evidence(checkpoint=self._log.publish(tenant_id, now).decode(), tree_size=0, entries=iter(()))
+        return Evidence(checkpoint=proofs[0].checkpoint, tree_size=proofs[0].tree_size, entries=made())
 
     def _admit(self, tenant_id: int) -> Admit:
         """The sequencer's own look at the fences: parts of somebody who was fenced meanwhile are dropped.
@@ -347,6 +361,7 @@ class Record:
             # By the month of receipt, like everything: the key of its own month may be gone when an event waited long.
             handle = ring.key(NOBODY, spec.name, f"{now:%Y-%m}")
             digest_key = Lookups(self._vault, tenant_id)
+        self._require_log(tenant_id, log_id)
         drafts = []
         for entry_id, kind, body, at, number in events:
             bound = context(str(tenant_id), log_id, entry_id, "part.0")

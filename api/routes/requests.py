@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import IO, Annotated, Any, Literal
 
 from fastapi import Depends, Query, Request, Response
@@ -32,6 +32,7 @@ from erasure.reader import Reader
 from erasure.rendering import paper
 from erasure.rendering.letter import plain
 from erasure.request import DONE, CopyState, Right, State
+from erasure.signed_file import SignedFile
 from registry.acting import Acting
 from registry.errors import NotAuthenticated
 from registry.tokens import authenticate
@@ -42,6 +43,7 @@ LetterKind = Literal[
     "acknowledgement", "extension", "refusal", "no_match", "restriction_lifting", "answer", "recipients"
 ]  # fmt: skip
 _PIECE = 1 << 16
+_HTML = "text/html; charset=utf-8"
 _EVENT_SECONDS = 0.5
 _EVENTS_END_SECONDS = 600.0
 _ENDED = frozenset(str(state) for state in DONE) | {"no_match", "refused", "cancelled", "duplicate", "partially_failed"}
@@ -346,12 +348,13 @@ def report(
 ) -> Response:
     """The newest certificate, or that of a version; `final` before its date is 409 with that date."""
     form = wanted(request, ("application/json", "text/html", "application/pdf"))
-    body = Reader(parts.erasure).certificate(acting, request_id, version)
-    if form == "text/html":
-        return _page(paper.certificate_html(body), request_id)
-    if form == "application/pdf":
-        return _pdf(paper.certificate_pdf(body), request_id)
-    return Response(body, media_type="application/json", headers={"Vary": "Accept"})
+    signed = Reader(parts.erasure).certificate_file(acting, request_id, version)
+    if form == "application/json":
+        return _streamed(signed, "application/json", {"Vary": "Accept"})
+    with signed:
+        if form == "text/html":
+            return _streamed(paper.html_file(signed.view()), _HTML, _page_headers(request_id))
+        return _streamed(paper.pdf_file(signed.view()), "application/pdf", _pdf_headers(request_id))
 
 
 @router.get(
@@ -378,15 +381,26 @@ def letter(
     asked = Asked(kind=kind, language=language)
     written = write(parts.erasure, acting, request_id, asked, parts.clock.now())
     if form == "text/html":
-        return _page(paper.letter_html(written), request_id)
+        return Response(paper.letter_html(written), media_type=_HTML, headers=_page_headers(request_id))
     if form == "application/pdf":
-        return _pdf(paper.letter_pdf(written), f"{request_id}-letter")
+        headers = _pdf_headers(f"{request_id}-letter")
+        return Response(paper.letter_pdf(written), media_type="application/pdf", headers=headers)
     headers = {"Vary": "Accept", "Cache-Control": "no-store"}
     return Response(plain(written), media_type="text/plain; charset=utf-8", headers=headers)
 
 
-def _page(body: bytes, name: str) -> Response:
-    headers = {
+def _streamed(file: SignedFile, media_type: str, headers: Mapping[str, str]) -> StreamingResponse:
+    sized = {**headers, "Content-Length": str(file.size)}
+    return StreamingResponse(_sent(file), media_type=media_type, headers=sized)
+
+
+def _sent(file: SignedFile) -> Iterator[bytes]:
+    with file:
+        yield from file.pieces(_PIECE)
+
+
+def _page_headers(name: str) -> dict[str, str]:
+    return {
         "Content-Security-Policy": f"{paper.policy()}; frame-ancestors 'none'",
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
@@ -394,17 +408,15 @@ def _page(body: bytes, name: str) -> Response:
         "Content-Disposition": f'inline; filename="{_file_name(name)}.html"',
         "Vary": "Accept",
     }
-    return Response(body, media_type="text/html; charset=utf-8", headers=headers)
 
 
-def _pdf(body: bytes, name: str) -> Response:
-    headers = {
+def _pdf_headers(name: str) -> dict[str, str]:
+    return {
         "X-Content-Type-Options": "nosniff",
         "Cache-Control": "no-store",
         "Content-Disposition": f'inline; filename="{_file_name(name)}.pdf"',
         "Vary": "Accept",
     }
-    return Response(body, media_type="application/pdf", headers=headers)
 
 
 def _file_name(name: str) -> str:

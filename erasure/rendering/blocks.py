@@ -6,14 +6,15 @@ A paper is a mapping with a head and `sections`; a section has a title and block
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date, datetime
-from typing import Any
+from typing import Any, overload
 from zoneinfo import ZoneInfo
 
 PROVEN = "proven"
 STATED = "stated"
 Block = dict[str, Any]
+Line = Mapping[str, Any]
 _MONTHS = {
     "en": ("January", "February", "March", "April", "May", "June", "July", "August", "September", "October",
            "November", "December"),
@@ -57,10 +58,34 @@ def column(label: str, width: int, mark: str = "", *, exact: bool = False) -> di
     return {"label": label, "width": width, "mark": mark, "exact": exact}
 
 
+class Rows(Sequence[list[str]]):
+    """The rows of a long table, each made of a line when somebody looks at it."""
+
+    def __init__(self, lines: Sequence[Line], row_of: Callable[[Line], list[str]]) -> None:
+        self._lines, self._row_of = lines, row_of
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    @overload
+    def __getitem__(self, place: int) -> list[str]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[list[str]]: ...
+
+    def __getitem__(self, place: int | slice) -> list[str] | list[list[str]]:
+        if isinstance(place, slice):
+            return [self._row_of(line) for line in self._lines[place]]
+        return self._row_of(self._lines[place])
+
+    def __iter__(self) -> Iterator[list[str]]:
+        return map(self._row_of, self._lines)
+
+
 def table(columns: Sequence[Mapping[str, Any]], rows: Sequence[Sequence[str]], *, dense: bool = False) -> Block:
     """Rows under columns; `dense` is for annexes of thousands of rows."""
-    return {"type": "table", "columns": [dict(one) for one in columns], "rows": [list(row) for row in rows],
-            "dense": dense}  # fmt: skip
+    made = rows if isinstance(rows, Rows) else [list(row) for row in rows]
+    return {"type": "table", "columns": [dict(one) for one in columns], "rows": made, "dense": dense}
 
 
 def section(title: str, *blocks: Block, annex: bool = False) -> dict[str, Any]:

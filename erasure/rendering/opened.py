@@ -1,7 +1,8 @@
-"""A signed certificate as a value whose copies are read when somebody looks at them.
+"""A signed certificate as a value whose long lists are read when somebody looks at them.
 
 Guarantees: what is read is what the file says. A certificate of a hundred thousand copies has them in its bytes, once,
-and not as values that take ten times the space. The file is trusted here; `erasure.report_check` is what checks it.
+and not as values that take ten times the space: a line of a list is some sixty bytes here until it is looked at. The
+file is trusted here; `erasure.report_check` is what checks it.
 """
 
 from __future__ import annotations
@@ -11,13 +12,31 @@ from typing import Any, overload
 
 import msgspec
 
+from erasure.signed_file import Readable
+
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _pieces = msgspec.json.Decoder(list[msgspec.Raw])
-_copy = msgspec.json.Decoder(dict[str, Any])
+_line = msgspec.json.Decoder(dict[str, Any])
+_NAMED = ("data_class", "store", "method")
+_LONG = frozenset({"copies", "retained", "exceptions"})
 
 
-class Copies(Sequence[Mapping[str, Any]]):
-    """The copies of a certificate in their order."""
+class _Shown(msgspec.Struct):
+    """Of an event, what a paper shows."""
+
+    entry: str
+    index: int
+    header: str
+
+
+class _Log(msgspec.Struct):
+    checkpoint: str
+    key: str
+    proofs: list[_Shown]
+
+
+class ReadLines(Sequence[Mapping[str, Any]]):
+    """The lines of a certificate's list in their order."""
 
     def __init__(self, data: msgspec.Raw) -> None:
         self._pieces = _pieces.decode(data)
@@ -33,24 +52,29 @@ class Copies(Sequence[Mapping[str, Any]]):
 
     def __getitem__(self, place: int | slice) -> Mapping[str, Any] | list[Mapping[str, Any]]:
         if isinstance(place, slice):
-            return [_copy.decode(piece) for piece in self._pieces[place]]
-        return _copy.decode(self._pieces[place])
+            return [_line.decode(piece) for piece in self._pieces[place]]
+        return _line.decode(self._pieces[place])
 
     def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        return map(_copy.decode, self._pieces)
+        return map(_line.decode, self._pieces)
 
 
-def document_of(report: bytes) -> dict[str, Any]:
-    """The signed file: its certificate, with `Copies`, and its signature."""
+def document_of(report: Readable) -> dict[str, Any]:
+    """The signed file: its certificate, with `ReadLines`, and its signature. Of events only what a paper shows."""
     parts = _members.decode(report)
-    certificate = {
-        name: Copies(value) if name == "copies" else msgspec.json.decode(value)
-        for name, value in _members.decode(parts["certificate"]).items()
-    }
+    certificate = {name: _member(name, value) for name, value in _members.decode(parts["certificate"]).items()}
     return {"certificate": certificate, "signature": msgspec.json.decode(parts["signature"])}
 
 
+def _member(name: str, value: msgspec.Raw) -> Any:
+    if name == "log":
+        return msgspec.to_builtins(msgspec.json.decode(value, type=_Log))
+    return ReadLines(value) if name in _LONG else msgspec.json.decode(value)
+
+
 def numbered(copies: Iterable[Mapping[str, Any]], lines: Iterable[Mapping[str, Any]]) -> dict[int, Mapping[str, Any]]:
-    """The copies that lines name, by their numbers."""
+    """What a paper says of the copies that lines name, by their numbers."""
     wanted = {line["copy"] for line in lines}
-    return {copy["copy"]: copy for copy in copies if copy["copy"] in wanted} if wanted else {}
+    if not wanted:
+        return {}
+    return {copy["copy"]: {name: copy[name] for name in _NAMED} for copy in copies if copy["copy"] in wanted}

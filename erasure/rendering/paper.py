@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import subprocess
 import sys
+import tempfile
 import threading
 import unicodedata
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from datetime import datetime
 from functools import cache
 from importlib.metadata import version
@@ -25,9 +28,10 @@ from typing import Any
 import jinja2
 
 from erasure.errors import PaperNotSet
-from erasure.rendering.blocks import section, text
+from erasure.rendering.blocks import Block, Rows, section, text
 from erasure.rendering.opened import document_of
 from erasure.rendering.sheet import sheet_of
+from erasure.signed_file import PIECE, Readable, SignedFile
 
 FORM = 3
 """Raised whenever a paper of the same model would look different."""
@@ -36,6 +40,9 @@ _SECONDS = 60.0
 MOST_ROWS = 5_000
 """Rows of one table in a PDF: the typesetter needs about 85 KB of memory for each."""
 _AT_ONCE = threading.BoundedSemaphore(2)
+_PDF = b"%PDF-"
+_TOGETHER = 200
+"""Rows of a long table that are set at once."""
 _LONGEST_WORD = 24
 _BREAK = "\u200b"
 """Becomes a place to break in `layout.typ`, and no character on the paper: copied keys and ids stay what they are."""
@@ -56,23 +63,67 @@ def form() -> str:
     return f"muniment-paper/{FORM}+typst-{version('typst')}"
 
 
-def certificate_html(report: bytes) -> bytes:
-    """A signed certificate as one page of HTML with the signed file inside."""
+def certificate_html(report: Readable) -> bytes:
+    """The bytes of `html_file`."""
+    with html_file(report) as page:
+        return page.read()
+
+
+def certificate_pdf(report: Readable) -> bytes:
+    """The bytes of `pdf_file`. Raises: as it does."""
+    with pdf_file(report) as paper:
+        return paper.read()
+
+
+def html_file(report: Readable) -> SignedFile:
+    """A signed certificate as one page of HTML with the signed file inside.
+
+    Long tables are set some rows at a time, and the signed file goes in piece by piece: neither is in memory whole.
+    """
+    later: dict[str, Block] = {}
     model = {**sheet_of(report), "form": form()}
+    model["sections"] = [_without_rows(part, later) for part in model["sections"]]
+    return SignedFile.of(_page(model, later, memoryview(report)))
+
+
+def _without_rows(part: Mapping[str, Any], later: dict[str, Block]) -> dict[str, Any]:
+    """The section with a mark for the rows of its long tables, which are added to `later` under their marks."""
+    blocks = []
+    for block in part["blocks"]:
+        if isinstance(block.get("rows"), Rows):
+            # Nobody knows it beforehand, so no text of a certificate can hold it.
+            mark = secrets.token_hex(16)
+            later[mark] = block
+            blocks.append({**block, "rows": (), "later": mark})
+        else:
+            blocks.append(block)
+    return {**part, "blocks": blocks}
+
+
+def _page(model: Mapping[str, Any], later: Mapping[str, Block], report: memoryview) -> Iterator[bytes]:
     # From the end: a text of the certificate may say what it likes.
     before, _, after = _html("certificate.html", model, _INSIDE).rpartition(_INSIDE.encode())
-    # `<` in a script element would end it; the escapes mean the same to every JSON reader.
-    inside = report.replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026")
-    return b"".join((before, inside, after))
+    rows_of: Any = _pages().get_template("blocks.html").module.rows  # type: ignore[attr-defined]  # a macro of it
+    for mark, block in later.items():
+        head, _, before = before.partition(mark.encode())
+        yield head
+        for start in range(0, len(block["rows"]), _TOGETHER):
+            yield str(rows_of(block["columns"], block["rows"][start : start + _TOGETHER])).encode()
+    yield before
+    for start in range(0, len(report), PIECE):
+        # `<` in a script element would end it; the escapes mean the same to every JSON reader.
+        piece = bytes(report[start : start + PIECE])
+        yield piece.replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026")
+    yield after
 
 
-def certificate_pdf(report: bytes) -> bytes:
+def pdf_file(report: Readable) -> SignedFile:
     """A signed certificate as PDF/A-3 with the signed file attached. Raises: PaperNotSet."""
     model = sheet_of(report, most=MOST_ROWS, elsewhere="for paper")
     issued = datetime.fromisoformat(document_of(report)["certificate"]["issued_at"])
     model["sections"] = [*model["sections"][:-3], _signatures(), *map(_bounded, model["sections"][-3:])]
     model["attachment"] = {"name": ATTACHED, "description": f"The signed certificate. Set by {form()}"}
-    return _pdf("certificate", model, report.decode(), issued)
+    return _pdf("certificate", model, report, issued)
 
 
 def letter_html(model: Mapping[str, Any]) -> bytes:
@@ -87,7 +138,8 @@ def letter_pdf(model: Mapping[str, Any]) -> bytes:
     opening = model["opening"]
     attachment = None if opening is None else {"name": "opening.json", "description": "Opens the commitments"}
     attached = "" if opening is None else json.dumps(opening, ensure_ascii=False, sort_keys=True)
-    return _pdf("letter", {**model, "attachment": attachment}, attached, model["at"])
+    with _pdf("letter", {**model, "attachment": attachment}, attached.encode(), model["at"]) as paper:
+        return paper.read()
 
 
 def _bounded(part: dict[str, Any]) -> dict[str, Any]:
@@ -131,32 +183,45 @@ def _html(template: str, model: Mapping[str, Any], inside: str) -> bytes:
     return page.encode()
 
 
-def _pdf(template: str, model: Mapping[str, Any], attached: str, at: datetime) -> bytes:
+def _pdf(template: str, model: Mapping[str, Any], attached: Readable, at: datetime) -> SignedFile:
     asked = {
         "template": template,
         "model": printable({name: value for name, value in model.items() if name not in ("opening", "at")}),
-        "attached": attached,
         "timestamp": int(at.timestamp()),
     }
     if not _AT_ONCE.acquire(timeout=_SECONDS):
         raise PaperNotSet(f"two others are being set, and none was ready within {_SECONDS:.0f} s")
     try:
-        done = subprocess.run(  # noqa: S603 - our own interpreter and our own file, no shell, no environment
-            [sys.executable, "-I", str(_PRESS)],
-            input=json.dumps(asked).encode(),
-            capture_output=True,
-            timeout=_SECONDS,
-            check=False,
-            env={},
-        )
-    except subprocess.TimeoutExpired:
-        raise PaperNotSet(f"not within {_SECONDS:.0f} s") from None
+        return _pressed(json.dumps(asked).encode(), attached)
     finally:
         _AT_ONCE.release()
-    if done.returncode != 0 or not done.stdout.startswith(b"%PDF-"):
-        # The message may hold words of the paper, so it is not repeated.
-        raise PaperNotSet(f"the typesetter ended with {done.returncode}")
-    return done.stdout
+
+
+def _pressed(asked: bytes, attached: Readable) -> SignedFile:
+    """What the typesetter makes; its own memory goes with its process, and what it attaches is not in ours."""
+    with tempfile.TemporaryFile() as inside, ExitStack() as unless_set:
+        inside.write(attached)
+        inside.seek(0)
+        paper = unless_set.enter_context(tempfile.TemporaryFile())
+        try:
+            done = subprocess.run(  # noqa: S603 - our own interpreter and our own file, no shell, no environment
+                [sys.executable, "-I", str(_PRESS), str(inside.fileno())],
+                input=asked,
+                stdout=paper,
+                stderr=subprocess.PIPE,
+                pass_fds=(inside.fileno(),),
+                timeout=_SECONDS,
+                check=False,
+                env={},
+            )
+        except subprocess.TimeoutExpired:
+            raise PaperNotSet(f"not within {_SECONDS:.0f} s") from None
+        paper.seek(0)
+        if done.returncode != 0 or paper.read(len(_PDF)) != _PDF:
+            # The message may hold words of the paper, so it is not repeated.
+            raise PaperNotSet(f"the typesetter ended with {done.returncode}")
+        unless_set.pop_all()
+        return SignedFile(paper)
 
 
 def printable(value: Any, *, breakable: bool = False) -> Any:
@@ -168,7 +233,7 @@ def printable(value: Any, *, breakable: bool = False) -> Any:
         # What is set in a fixed width is to be copied: it is never broken.
         breaks = breakable and not value.get("exact")
         return {name: printable(one, breakable=breaks or name == "sections") for name, one in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list | tuple | Rows):
         return [printable(one, breakable=breakable) for one in value]
     return value
 

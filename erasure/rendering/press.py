@@ -1,4 +1,6 @@
-"""Typesets one paper and ends: stdin is a JSON object, stdout the PDF. Run as a program, never imported by the service.
+"""Typesets one paper and ends: stdin is a JSON object, its argument the descriptor of a file to attach, stdout the PDF.
+
+Run as a program, never imported by the service.
 
 Guarantees: PDF/A-3a with its own fonts and the attached file; the same input gives the same bytes. It reads nothing but
 its input and the templates beside it: the model is handed over as data, so no text of it is read as markup, and the
@@ -7,6 +9,7 @@ with it, and because a process can be ended when it takes too long.
 """
 
 import json
+import os
 import resource
 import sys
 import tempfile
@@ -28,7 +31,8 @@ def main() -> int:
     asked = json.loads(sys.stdin.buffer.read())
     folder = Path(__file__).with_name("templates")
     source = (folder / "layout.typ").read_bytes() + (folder / f"{asked['template']}.typ").read_bytes()
-    inputs = {"model": json.dumps(asked["model"], ensure_ascii=False), "attached": asked["attached"]}
+    with os.fdopen(int(sys.argv[1]), encoding="utf-8", newline="") as inside:
+        inputs = {"model": json.dumps(asked["model"], ensure_ascii=False), "attached": inside.read()}
     with tempfile.TemporaryDirectory() as nothing:
         try:
             fonts = typst.Fonts(include_system_fonts=False)

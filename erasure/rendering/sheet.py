@@ -13,6 +13,7 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import date
+from itertools import chain
 from typing import Any
 
 from erasure.certificate import PREFIX, mark_of
@@ -21,6 +22,7 @@ from erasure.rendering.blocks import (
     PROVEN,
     STATED,
     Block,
+    Rows,
     code,
     column,
     day_text,
@@ -36,14 +38,15 @@ from erasure.rendering.blocks import (
 )
 from erasure.rendering.opened import document_of, numbered
 from erasure.request import BROKEN, GONE
+from erasure.signed_file import Readable
 
 MOST_LISTED = 20_000
-"""Rows of copies on a page: each takes about 8 KB of memory, and nobody reads more. «What was done» counts all."""
+"""Rows of copies on a page: nobody reads more. «What was done» counts all."""
 _KEY_LINE = 96
 ABSENT = "already_absent"
 
 
-def sheet_of(report: bytes, *, most: int = MOST_LISTED, elsewhere: str = "on a page") -> dict[str, Any]:
+def sheet_of(report: Readable, *, most: int = MOST_LISTED, elsewhere: str = "on a page") -> dict[str, Any]:
     """The paper of a signed certificate. The file is trusted here; `erasure.report_check` is what checks it.
 
     Copies are listed up to `most` of them; beyond, it says that they are too many `elsewhere` and stand in the file.
@@ -211,18 +214,21 @@ def _done(copies: Sequence[Mapping[str, Any]]) -> list[Block]:
 
 def _others(copies: Sequence[Mapping[str, Any]]) -> list[Block]:
     """Collateral: what is gone, and what stays for now, that is about other people too."""
-    joint = [copy for copy in copies if copy["collateral"]]
-    if not joint:
+    gone, groups = 0, dict[tuple[str, str, str], tuple[int, int, int]]()
+    for copy in copies:
+        joint = copy["collateral"]
+        if not joint:
+            continue
+        gone += copy["state"] in GONE
+        group = copy["store"], copy["data_class"], _outcome(copy["state"])
+        count, most, shared = groups.get(group, (0, 0, 0))
+        groups[group] = count + 1, max(most, joint.get("subjects", 0)), shared + joint.get("parts", 0)
+    if not groups:
         return [text("No copy of this request is about another person as far as is registered.")]
-    gone = sum(copy["state"] in GONE for copy in joint)
-    groups: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
-    for copy in joint:
-        groups.setdefault((copy["store"], copy["data_class"], _outcome(copy["state"])), []).append(copy)
     rows = [
-        [store, data_class, str(len(some)), outcome, str(max(copy["collateral"].get("subjects", 0) for copy in some)),
-         str(sum(copy["collateral"].get("parts", 0) for copy in some) or "–")]
-        for (store, data_class, outcome), some in sorted(groups.items())
-    ]  # fmt: skip
+        [store, data_class, str(count), outcome, str(most), str(shared or "–")]
+        for (store, data_class, outcome), (count, most, shared) in sorted(groups.items())
+    ]
     names = (("Store", 18), ("Class of data", 22), ("Copies", 9), ("Outcome", 22), ("Others, at most per copy", 16),
              ("Shared parts of the record", 13))  # fmt: skip
     were = "was" if gone == 1 else "were"
@@ -256,13 +262,14 @@ def _listed(ways: set[str]) -> str:
 
 
 def _stays(certificate: Mapping[str, Any]) -> list[Block]:
-    by_number = numbered(certificate["copies"], [*certificate["retained"], *certificate["exceptions"]])
-    rows = [
-        [str(line["copy"]), by_number[line["copy"]]["data_class"], by_number[line["copy"]]["store"],
-         words.RULES.get(line["rule"], line["rule"]), "; ".join(line["ground"]) or "–",
-         "no end date" if line["until"] is None else until_text(line["until"])]
-        for line in certificate["retained"]
-    ]  # fmt: skip
+    by_number = numbered(certificate["copies"], chain(certificate["retained"], certificate["exceptions"]))
+
+    def row_of(line: Mapping[str, Any]) -> list[str]:
+        copy, rule = by_number[line["copy"]], words.RULES.get(line["rule"], line["rule"])
+        until = "no end date" if line["until"] is None else until_text(line["until"])
+        return [str(line["copy"]), copy["data_class"], copy["store"], rule, "; ".join(line["ground"]) or "–", until]
+
+    rows = Rows(certificate["retained"], row_of)
     blocks: list[Block] = []
     if rows:
         columns = [column("Copy", 6), column("Class of data", 18), column("Store", 14), column("Rule", 18),
@@ -372,7 +379,7 @@ def _independence(certificate: Mapping[str, Any]) -> Block:
     return fields(*lines, kept, field("The record is seen by", verifier["anchor"], STATED))
 
 
-def _how_to_check(document: Mapping[str, Any], report: bytes) -> list[Block]:
+def _how_to_check(document: Mapping[str, Any], report: Readable) -> list[Block]:
     certificate, signature = document["certificate"], document["signature"]
     checkpoint = certificate["log"]["checkpoint"].splitlines()
     size = checkpoint[1] if len(checkpoint) > 1 else "?"
@@ -409,21 +416,20 @@ def _annex(copies: Sequence[Mapping[str, Any]], certificate: Mapping[str, Any]) 
     index = {proof["entry"]: str(proof["index"]) for proof in certificate["log"]["proofs"]}
     methods = _legend(copies, "method", "E")
     ways = _legend(copies, "verified_how", "V")
-    rows = []
-    for copy in copies:
+
+    def row_of(copy: Mapping[str, Any]) -> list[str]:
         path = copy["path"]
         came = "" if not path else f"from {path[-1]}" + (f" (+{len(path) - 1})" if len(path) > 1 else "")
-        rows.append(
-            [
-                str(copy["copy"]),
-                copy["id"] + (f"\n{came}" if came else ""),
-                f"{copy['data_class']}\nin {copy['store']}",
-                f"{_outcome(copy['state'])}\n{_reached(copy)}",
-                _times_of(copy, methods),
-                f"{short_moment(copy['verified_at'])} {ways.get(copy['verified_how'], '')}".strip(),
-                ", ".join(index.get(entry, "?") for entry in copy["evidence"]) or "–",
-            ]
-        )
+        return [
+            str(copy["copy"]),
+            copy["id"] + (f"\n{came}" if came else ""),
+            f"{copy['data_class']}\nin {copy['store']}",
+            f"{_outcome(copy['state'])}\n{_reached(copy)}",
+            _times_of(copy, methods),
+            f"{short_moment(copy['verified_at'])} {ways.get(copy['verified_how'], '')}".strip(),
+            ", ".join(index.get(entry, "?") for entry in copy["evidence"]) or "–",
+        ]
+
     columns = [
         column("No.", 5, PROVEN),
         column("Copy, and what it was made from", 27, STATED, exact=True),
@@ -438,7 +444,7 @@ def _annex(copies: Sequence[Mapping[str, Any]], certificate: Mapping[str, Any]) 
         "Times are UTC. Outcome and level are proven for copies that are gone, and so are the ids of keys; of copies "
         "that stay or failed they are stated (○). «Events» are positions in the log, see Annex B."
     )
-    return [about, *([fields(*legend)] if legend else []), table(columns, rows, dense=True)]
+    return [about, *([fields(*legend)] if legend else []), table(columns, Rows(copies, row_of), dense=True)]
 
 
 def _times_of(copy: Mapping[str, Any], methods: Mapping[str, str]) -> str:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 from api.kept_check import check_kept, known_certificates
 from api.verification import KnownLog, _followed, verify_log
@@ -19,6 +20,7 @@ from audit.corruptions import Copy
 from audit.findings import Report, Verdict
 from audit.forge import MemoryBucket
 from audit.verify import Options
+from erasure.models import CertificatePiece
 from ledger.checkpoint import format_checkpoint, parse_checkpoint, parse_note, sign_note
 from ledger.entry import Kind, uuid7
 from ledger.keyring import CERTIFICATE, LOG, change_key, keys_prefix, read_windows
@@ -32,6 +34,10 @@ from tests.ledger.test_object_store_contract import s3_bench, s3_buckets
 __all__ = ["issued", "s3_buckets", "small_log"]
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 LOG_ID = "5f0c" * 8
+
+
+class Undone(Exception):
+    """What a test did to the database is taken back."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,6 +203,26 @@ def test_a_certificate_under_another_head_than_the_bucket_s_is_forked_or_names_w
     assert named(stored.check(other, stored.world.certificate_key)) == [(Verdict.MISSING, key)]
     short = replace(stored, report=replace(stored.report, size=head.size - 1))
     assert named(short.check(other, stored.world.certificate_key)) == [(Verdict.ROLLED_BACK, key)]
+
+
+def test_a_certificate_that_the_database_has_not_whole_any_more_is_named(stored: Stored) -> None:
+    world = stored.world
+    lost = sa.delete(CertificatePiece)
+    with suppress(Undone), world.parts.transactions(world.tenant.tenant_id) as session:
+        session.connection().execute(lost)
+        known = known_certificates(lambda _: nullcontext(session), world.tenant.tenant_id)
+        report = check_kept(
+            stored.report,
+            bucket=stored.bucket,
+            hot=MemoryBucket(),
+            keys=[world.log_key],
+            certificate_keys=(),
+            known=known,
+        )
+        place = stored.key.rpartition("-")[0]
+        assert named(report) == [(Verdict.ALTERED, f"{place}-cut.json")]
+        raise Undone
+    assert named(stored.check(stored.bucket, world.certificate_key)) == []
 
 
 def test_a_certificate_that_is_gone_is_missing_by_the_database_or_by_the_record(stored: Stored) -> None:

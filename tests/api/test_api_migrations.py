@@ -17,6 +17,9 @@ from api.database import APP_ROLE, AUTH_ROLE, Database, NestedTransaction
 from api.routes.operations import not_ready
 from api.settings import load
 from api.wiring import build
+from erasure.certificate_rows import CertificateKey, open_certificate
+from erasure.models import CertificatePiece
+from erasure.signed_file import PIECE
 from infra.migrations.schema import METADATA, SHARED
 from infra.migrations.write_next import VERSIONS, source, tenant_columns
 from ledger import index
@@ -125,6 +128,32 @@ def test_places_of_keys_are_packed_as_the_record_would_write_them(empty: Databas
         assert list(map(tuple, rows)) == index.pack_refs(1, lines)
 
 
+def test_certificates_are_cut_into_pieces_that_are_what_they_were(empty: Database) -> None:
+    """Two tenants; an interim one of less than a piece, a final one of a bit more than two, and one of exactly one."""
+    migrate.upgrade(empty, "0005")
+    bodies = {
+        (7, "req_a", "interim", 1): b"small",
+        (7, "req_a", "final", 2): bytes(range(256)) * (2 * PIECE // 256) + b"end",
+        (8, "req_b", "interim", 1): b"x" * PIECE,
+    }
+    with empty.engine.begin() as connection:
+        connection.execute(
+            sa.text(
+                "INSERT INTO certificate (tenant_id, request_id, version, number, body, issued_at, stored_at) "
+                "VALUES (:t, :r, :v, :n, :b, 0, NULL)"
+            ),
+            [{"t": t, "r": r, "v": v, "n": n, "b": body} for (t, r, v, n), body in bodies.items()],
+        )
+    migrate.upgrade(empty)
+    assert unguarded(empty) == set()
+    with Session(empty.engine) as session:
+        for key, body in bodies.items():
+            with open_certificate(session, CertificateKey(*key)) as signed:
+                assert signed.read() == body
+        pieces = session.execute(sa.select(col(CertificatePiece.tenant_id), col(CertificatePiece.n)))
+        assert sorted(map(tuple, pieces)) == [(7, 0), (7, 0), (7, 1), (7, 2), (8, 0)]
+
+
 def test_a_newer_schema_is_refused_and_left_alone(empty: Database) -> None:
     migrate.upgrade(empty)
     with empty.engine.begin() as connection:
@@ -185,6 +214,7 @@ REVISIONS = {
     "0003_reviews_of_record_keys.py": "a007f2b797c57c15ade6e9e1b8ea573483c7ebb0ad1b7827f76ab6e06b146d81",
     "0004_copies_that_change_in_place.py": "6312ec1c68b4bd0a3af74c8b3794a8095518126917602821f61593a1a9ce914a",
     "0005_places_of_keys.py": "0516519707fb980c380f839f37050d0d30467cb1b1d620c997ff886c68ffad97",
+    "0006_certificates_in_pieces.py": "51b01baf797cc7009bf38f0707b2c727df9ec6d547b90fb633267e742bb7cbd9",
 }
 """What was merged once is history: databases stand at it. A change of the models is a new revision."""
 

@@ -1,8 +1,9 @@
 """A person with very many copies, each phase of whose erasure is a process of its own: what it takes, or dies of.
 
-Run by `test_erasure_many.py`: `python -m tests.erasure.many BASE PHASE [KILL]`. A phase prints its processor seconds
-and the most memory it held beyond what the process had with everything loaded; with KILL it ends itself (SIGKILL) in
-place of the commit of that number.
+Run by `test_erasure_many.py`: `python -m tests.erasure.many BASE PHASE [KILL]`. A phase prints its processor seconds,
+the most memory it held beyond what the process had with everything loaded (`peak`), and the same with the pages of
+files that it looked at in place (`mapped`), which the system takes back when it needs them. With KILL it ends itself
+(SIGKILL) in place of the commit of that number.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import os
 import signal
 import sqlite3
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -21,10 +23,12 @@ from typing import Any
 
 import pytest
 
+from api import database
 from api.settings import load
 from erasure.parts import Tenant
 from erasure.rendering import paper
 from erasure.report_check import check
+from erasure.signed_file import SignedFile
 from erasure.worker import run_due
 from registry import artifacts
 from tests.erasure.conftest import World
@@ -32,6 +36,8 @@ from tests.erasure.crashing import break_commit
 
 ADA = "email:ada@example.org"
 CHUNK = 1_000
+CACHE = 2 << 20
+"""What a connection to SQLite holds of its pages here. The service's own 32 megabytes are no more with more copies."""
 DERIVED = 10
 """One copy of so many was made from the one before it."""
 
@@ -99,10 +105,21 @@ def _work(world: World, request: str) -> None:
 
 def _check(world: World, request: str) -> None:
     """The certificate holds, and nothing of the person is in the store."""
-    body = world.reader.certificate(world.acting(), request)
-    assert check(body, world.certificate_key, world.log_key)
+    with world.reader.certificate_file(world.acting(), request) as signed:
+        assert check(signed.view(), world.certificate_key, world.log_key)
     with closing(sqlite3.connect(world.database_file)) as db:
         assert db.execute("SELECT count(*) FROM note").fetchone() == (0,)
+
+
+def _sent(file: SignedFile) -> None:
+    """What goes out, as it goes out."""
+    with file:
+        assert sum(map(len, file.pieces())) == file.size
+
+
+def _set(world: World, request: str, form: Callable[[memoryview], SignedFile]) -> None:
+    with world.reader.certificate_file(world.acting(), request) as signed:
+        _sent(form(signed.view()))
 
 
 PHASES: dict[str, Callable[[World, str], object]] = {
@@ -110,8 +127,9 @@ PHASES: dict[str, Callable[[World, str], object]] = {
     "plan_file": lambda world, request: world.reader.plan_file(world.acting(), request).close(),
     "approve": _approve,
     "work": _work,
-    "show": lambda world, request: world.reader.certificate(world.acting(), request),
-    "page": lambda world, request: paper.certificate_html(world.reader.certificate(world.acting(), request)),
+    "show": lambda world, request: _sent(world.reader.certificate_file(world.acting(), request)),
+    "page": lambda world, request: _set(world, request, paper.html_file),
+    "paper": lambda world, request: _set(world, request, paper.pdf_file),
     "check": _check,
 }
 
@@ -123,16 +141,24 @@ def _memory(what: str) -> int:
 
 
 def run(base: Path, phase: str, kill: int | None) -> None:
-    """A phase, and what it took."""
-    world, request = reopened(base)
+    """A phase, and what it took; what SQLite keeps of its pages is held small, so that it hides nothing."""
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(database, "_PRAGMAS", (*database._PRAGMAS, f"cache_size = -{CACHE >> 10}"))
+        world, request = reopened(base)
         if kill is not None:
             break_commit(patch, kill, after=False, end=lambda: os.kill(os.getpid(), signal.SIGKILL))
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
-        before, started = _memory("VmRSS"), time.process_time()
-        PHASES[phase](world, request)
-        spent = time.process_time() - started
-    sys.stdout.write(json.dumps({"seconds": spent, "peak": _memory("VmHWM") - before, "state": world.state(request)}))
+        watching = [sys.executable, "-S", str(Path(__file__).with_name("watching.py")), str(os.getpid())]
+        with subprocess.Popen(watching, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as watch:
+            assert watch.stdout is not None
+            assert watch.stdout.readline() == "begun\n"
+            Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew: proc(5)
+            held, all_of_it, started = _memory("RssAnon"), _memory("VmRSS"), time.process_time()
+            PHASES[phase](world, request)
+            spent = time.process_time() - started
+            mapped = _memory("VmHWM") - all_of_it
+            peak = int(watch.communicate("\n")[0]) - held
+    told = {"seconds": spent, "peak": peak, "mapped": mapped, "state": world.state(request)}
+    sys.stdout.write(json.dumps(told))
     world.close()
 
 

@@ -109,8 +109,7 @@ def test_the_memory_and_its_cone_go_to_the_level_of_their_class_with_a_certifica
     assert world.state(request) == "completed"
     assert memories.rows() == ["d"]
     assert world.bytes_left(SECRET) == []
-    with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
-        body = session.exec(select(CertificateRow)).one().body
+    body = world.reader.certificate(world.acting(), request)
     report_check.check(body, world.certificate_key, world.log_key)
     certificate = json.loads(body)["certificate"]
     assert certificate["approval"] == THE_PERSON
@@ -242,8 +241,7 @@ def test_a_crash_before_the_commit_leaves_no_request_and_the_next_call_makes_one
     request = memories.forget(root)["request"]
     world.work()
     assert world.state(request) == "completed"
-    with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
-        body = session.exec(select(CertificateRow)).one().body
+    body = world.reader.certificate(world.acting(), request)
     report_check.check(body, world.certificate_key, world.log_key)
 
 

@@ -219,7 +219,8 @@ def test_certificate_and_letter_say_what_a_request_was_limited_to_and_nobody_can
     assert certificate["scope"] == {"of": "data_classes", "data_classes": ["note"]}
     check(report, world.certificate_key, world.log_key)
     certificate["scope"] = {"of": "all"}
-    widened = sign(certificate, world.services.certificate_signer(world.tenant.log_id))
+    with sign(certificate, world.services.certificate_signer(world.tenant.log_id)) as signed:
+        widened = signed.read()
     with pytest.raises(ReportError, match="/certificate/scope"):
         check(widened, world.certificate_key, world.log_key)
     assert "these classes of data: note, and nothing else" in sheet_of(report)["verdict"]

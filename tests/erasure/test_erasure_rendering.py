@@ -67,7 +67,8 @@ def resigned(issued: Any, change: Callable[[dict[str, Any]], None]) -> bytes:
     """The certificate with a change, signed by its own issuer."""
     certificate = json.loads(issued.report)["certificate"]
     change(certificate)
-    return sign(certificate, issued.services.certificate_signer(issued.tenant.log_id))
+    with sign(certificate, issued.services.certificate_signer(issued.tenant.log_id)) as signed:
+        return signed.read()
 
 
 def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import rfc8785
 
-from erasure.certificate import Lines, LogEvidence, build, commitment, sign
+from erasure.certificate import Lines, Listed, LogEvidence, build, commitment, sign
 from erasure.errors import NotVerified, ReportError
 from erasure.report_check import check
 from ledger.signing import Ed25519Signer
@@ -88,7 +88,8 @@ def test_every_leaf_mutated_once_is_detected(issued: Any) -> None:
 def resigned(issued: Any, path: tuple[Any, ...], change: Callable[[Any], Any]) -> bytes:
     """What the operator itself could hand out: the certificate key is its own."""
     document = put(issued.document, ("certificate", *path), change)
-    return sign(document["certificate"], issued.services.certificate_signer(issued.tenant.log_id))
+    with sign(document["certificate"], issued.services.certificate_signer(issued.tenant.log_id)) as signed:
+        return signed.read()
 
 
 @pytest.mark.parametrize(
@@ -226,20 +227,20 @@ class Unasked:
 
     name, key_id = "nobody", b"\x00\x00\x00\x00"
 
-    def sign(self, message: bytes) -> bytes:
+    def sign(self, message: bytes | memoryview) -> bytes:
         raise Asked(message)
 
 
 def test_it_is_never_built_from_anything_but_verification_records() -> None:
     line = {"copy": 1, "state": "erased_physical", "verified_at": None, "evidence": []}
-    said = build({}, LogEvidence(checkpoint="", key="", proofs=()), version="interim")
-    with Lines() as lines, Lines() as seen:
+    with Lines() as lines, Lines() as seen, Listed() as proofs:
+        said = build({}, LogEvidence(checkpoint="", key="", proofs=proofs), version="interim")
         lines.add([line])
         with pytest.raises(NotVerified):
-            sign(said, Unasked(), lines)
+            sign({**said, "copies": lines}, Unasked())
         seen.add([{**line, "verified_at": "2026-01-01T00:00:00.000000Z"}])
         with pytest.raises(Asked):
-            sign(said, Unasked(), seen)
+            sign({**said, "copies": seen}, Unasked())
 
 
 def test_the_check_needs_no_database_and_no_network() -> None:
