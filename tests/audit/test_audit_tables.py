@@ -16,6 +16,7 @@ from sqlmodel import SQLModel
 from audit.findings import Verdict
 from ledger import models
 from ledger.entry import Kind, uuid7
+from ledger.errors import RecordDamaged
 from ledger.payload_rows import fill
 from registry.classes import put_class
 from tests.audit.test_audit_bytes import Auditor
@@ -260,3 +261,19 @@ def test_an_announcement_that_was_changed_after_it_was_shipped_stops_no_other(re
         assert connection.scalar(sa.text("SELECT COUNT(*) FROM outbox WHERE idx IS NULL")) == 0
         assert connection.scalar(sa.text("SELECT COUNT(*) FROM outbox WHERE idx = :i"), {"i": place}) == 1
     assert Auditor(recorded).look().findings == ()
+
+
+def test_nothing_is_sealed_for_another_log_than_the_one_that_takes_it(recorded: Kept) -> None:
+    """One changed letter of the tenant's row: what was acknowledged since opened for nobody."""
+    services, tenant = recorded.services, recorded.acting.tenant_id
+    size = services.log.head(tenant).size
+    with services.database.engine.begin() as connection:
+        change = sa.text("UPDATE tenant SET log_id = :l WHERE id = :t")
+        connection.execute(change, {"l": other(recorded.acting.log_id, up=True), "t": tenant})
+    entry = {"id": uuid7(services.clock.now()), "stream": "conv_1", "kind": "turn.user", "data_class": "transcript",
+             "at": "2026-03-01T12:00:00Z", "subjects": ["user:eve"], "body": {"content": "text"}}  # fmt: skip
+    with pytest.raises(RecordDamaged, match="the database gives this tenant the log"):
+        services.record.append(services.tenants()[0], [msgspec.json.encode(entry)], services.clock.now())
+    with pytest.raises(RecordDamaged, match="the database gives this tenant the log"):
+        services.record.event(tenant, Kind.TOKEN_MINTED, {}, services.clock.now())
+    assert services.log.head(tenant).size == size
