@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from itertools import pairwise
@@ -21,13 +22,13 @@ import sqlalchemy as sa
 from sqlmodel import Session, SQLModel, col, create_engine, select
 
 from ledger import index
-from ledger.batches import decode_batch, verify_follows
+from ledger.batches import decode_batch, encode_batch, verify_follows
 from ledger.checkpoint import format_checkpoint, parse_checkpoint, sign_note, verify_note
 from ledger.draft import Draft, PlacedState, SealedPart
 from ledger.entry import decode_header, header_hash, uuid7
 from ledger.errors import DatabaseWentBack, LogForked, LogRolledBack, NotLeader, StoreUnavailable
 from ledger.files import FileStore
-from ledger.head import LogParts, checkpoint_key, open_head
+from ledger.head import LogParts, checkpoint_key, index_key, open_head
 from ledger.lease import Lease
 from ledger.log import Log
 from ledger.memory_objects import MemoryStore
@@ -426,6 +427,43 @@ def test_a_database_restored_from_an_older_backup_is_caught_up_and_never_signs_b
     bench.reopen()
     assert bench.log.head(TENANT).size == 2
     assert bench.log.append(TENANT, [draft(1)], now=NOW).placed[0].index == 1
+
+
+@pytest.mark.scenario("L2", "L7")
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"previous_digest": bytes(32)},
+        {"previous_key": f"batch/{0:020d}", "previous_count": 2},
+        {"fence": 0},
+        {"log_id": "cd" * 16},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_batch_that_does_not_continue_what_is_there_stops_the_log(
+    bench: Bench, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    # What stands next to each other in the bucket is no history by itself.
+    for number in range(2):
+        bench.log.append(TENANT, [draft(number)], now=NOW)
+    bench.engine.dispose()
+    backup = (tmp_path / "log.db").read_bytes()
+    bench.reopen()
+    bench.log.append(TENANT, [draft(2)], now=NOW)
+    bench.engine.dispose()
+    (tmp_path / "log.db").write_bytes(backup)
+    key = f"{LOG_ID}/batch/{2:020d}"
+    before = bench.locked.get(key)
+    other = encode_batch(replace(decode_batch(before), **changes))
+    bench.locked.alter(key, other)
+    [lines] = bench.hot.list(f"{LOG_ID}/index/{2:020d}")
+    bench.hot.put(f"{LOG_ID}/{index_key(2, sha256(other).digest())}", bench.hot.get(lines), lock_until=None)
+    bench.reopen()
+    with pytest.raises(LogForked):
+        bench.log.append(TENANT, [draft(3)], now=NOW)
+    bench.locked.alter(key, before)
+    bench.reopen()
+    assert bench.log.append(TENANT, [draft(3)], now=NOW).placed[0].index == 3
 
 
 @pytest.mark.scenario("L2")
