@@ -1,7 +1,8 @@
 """The fence of a request: a whole person's, or that of a scope.
 
 Guarantees: an erasure without limits closes the incarnation; one that is limited to a conversation or to classes closes
-only what was said before, within the limit, so that the person's next words find a key and a place.
+only what was said before, within the limit, so that the person's next words find a key and a place. Whom two erasures
+closed stays closed until both are called off: the fence that stood for both is handed over.
 """
 
 from __future__ import annotations
@@ -11,11 +12,16 @@ from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
-from sqlmodel import Session, col
+from sqlmodel import Session, col, select
 
 from erasure.models import RequestRow
+from erasure.request import Right, State
 from registry import limited, subjects
+from registry.keyed import chunks
 from registry.models import Artifact
+from registry.sets import sets_of
+
+_UNDER_WAY = (State.APPROVED, State.EXECUTING, State.VERIFYING)
 
 
 def is_limited(row: RequestRow) -> bool:
@@ -50,18 +56,49 @@ def set_fence(session: Session, row: RequestRow, now: datetime) -> None:
 
 
 def lift_fence(session: Session, row: RequestRow) -> bool:
-    """Open what the request closed and did not erase; whether there was anything."""
+    """Open what the request closed and did not erase, but for whom another erasure closed too; whether it closed any.
+
+    What was to go, and what came late and was marked for it, may be used again.
+    """
     session.flush()  # what the caller changed is not lost when rows are read anew
+    others = _others(session, row)
     opened = limited.open_again(session, row.tenant_id, row.request_id)
-    # What was to go, and what came late and was marked for it, may be used again.
+    opened += subjects.lift_fence(session, row.tenant_id, row.subjects, row.request_id)
+    for other, shared, since in others:
+        subjects.fence(session, row.tenant_id, shared, other, since)
+        for some in chunks(sorted(sets_of(session, row.tenant_id, shared))):
+            _mark(session, row, col(Artifact.set_id).in_(some), status="erasing", request_id=other)
+    _mark(session, row, sa.true(), status="live", request_id=None)
+    session.expire_all()
+    return bool(opened)
+
+
+def _others(session: Session, row: RequestRow) -> list[tuple[str, list[int], datetime]]:
+    """The other erasures under way that close a person of this one whole, with whom and since when."""
+    query = select(RequestRow).where(
+        RequestRow.tenant_id == row.tenant_id,
+        RequestRow.right == Right.ERASURE.value,
+        col(RequestRow.state).in_([state.value for state in _UNDER_WAY]),
+        RequestRow.request_id != row.request_id,
+    )
+    mine = set(row.subjects)
+    return [
+        (other.request_id, sorted(mine.intersection(other.subjects)), other.fence_at)
+        for other in session.exec(query.order_by(col(RequestRow.fence_at), col(RequestRow.request_id)))
+        if other.fence_at is not None and not is_limited(other) and not mine.isdisjoint(other.subjects)
+    ]
+
+
+def _mark(
+    session: Session, row: RequestRow, which: sa.ColumnElement[bool], *, status: str, request_id: str | None
+) -> None:
     session.connection().execute(
         sa.update(Artifact)
         .where(
             col(Artifact.tenant_id) == row.tenant_id,
             col(Artifact.status) == sa.literal_column("'erasing'"),
             col(Artifact.request_id) == row.request_id,
+            which,
         )
-        .values(status="live", request_id=None)
+        .values(status=status, request_id=request_id)
     )
-    session.expire_all()
-    return bool(opened + subjects.lift_fence(session, row.tenant_id, row.subjects, row.request_id))

@@ -8,7 +8,7 @@ counted, never passed over. Not here: rows of snapshots, bytes, the stores.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -47,6 +47,9 @@ _RESTRICTIONS = {
 }  # fmt: skip
 CALLED_OFF = frozenset({"cancelled", "refused", "duplicate", "no_match"})
 """How a request ends that is not carried out."""
+_UNDER_WAY = ("approved", "executing", "verifying")
+_LIMITS = frozenset({"data_classes", "scopes", "artifacts"})
+"""Under these names a request keeps to what it is limited; without one it closes whole persons."""
 _GONE = frozenset({"erased_logical", "erased_physical", "already_absent", "regenerated"})
 _ENDED = frozenset({*_GONE, "key_destroyed"})
 BY_HAND = "by hand"
@@ -126,6 +129,7 @@ class Replay:
         self._now = now
         self._progress = progress
         self._fences: dict[str, list[int]] = {}
+        self._since: dict[str, datetime] = {}
         self._going: list[tuple[str, frozenset[str], datetime]] = []
         self._epochs: dict[tuple[int, int], datetime] = {}
         self._unknown = 0
@@ -266,20 +270,33 @@ class Replay:
         """
         body, tenant_id = event.body, self._made.tenant_id
         if event.kind is Kind.FENCE_LIFTED:
-            subjects.lift_fence(session, tenant_id, self._fences.get(body["request"], []), body["request"])
+            self._lift(session, body["request"], self._fences.pop(body["request"], []))
             limited.open_again(session, tenant_id, body["request"])
             return
         # What was to be forgotten is used by nobody, whether or not the request is known.
         going = artifacts.find_artifacts(session, tenant_id, body.get("artifacts", ()))
         mark_erasing(session, tenant_id, {row.id: body["request"] for row in going.values()})
         numbers = _numbers_of(session, tenant_id, body.get("subjects", ()))
-        self._fences[body["request"]] = numbers
+        self._fences[body["request"]], self._since[body["request"]] = numbers, event.at
         self._made.fenced += subjects.fence(session, tenant_id, numbers, body["request"], event.at)
         if "data_classes" in body:
             persons = _numbers_of(session, tenant_id, body["persons"])
             limited.close(
                 session, tenant_id, persons, body["request"], event.at, data_classes=body["data_classes"], scopes=None
             )
+
+    def _lift(self, session: Session, request: str, people: Collection[int]) -> None:
+        """Open whom a request closed whole, but for those whom another erasure closed too and nobody called off."""
+        tenant_id = self._made.tenant_id
+        subjects.lift_fence(session, tenant_id, people, request)
+        others = [(other, self._since[other], theirs) for other, theirs in self._fences.items() if other != request]
+        if (table := self._parts.tables.get("request")) is not None:
+            mine = (table.c.tenant_id == tenant_id) & (table.c.right == "erasure") & (table.c.request_id != request)
+            rows = session.execute(sa.select(table).where(mine, table.c.state.in_(_UNDER_WAY)))
+            others += [(row.request_id, row.fence_at, row.subjects) for row in rows if _LIMITS.isdisjoint(row.details)]
+        for other, since, theirs in others:
+            if since is not None:
+                subjects.fence(session, tenant_id, set(people).intersection(theirs), other, since)
 
     def _request(self, session: Session, event: Decided) -> None:
         """What became of a request that is there: one that was called off is over, one that was paused waits."""
@@ -306,7 +323,7 @@ class Replay:
 
     def _free(self, session: Session, request: str, people: Sequence[int]) -> None:
         """What a request that was called off had closed or was to end is open and in use again."""
-        subjects.lift_fence(session, self._made.tenant_id, people, request)
+        self._lift(session, request, people)
         limited.open_again(session, self._made.tenant_id, request)
         mine = (col(Artifact.tenant_id) == self._made.tenant_id) & (col(Artifact.request_id) == request)
         session.connection().execute(
