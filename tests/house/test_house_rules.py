@@ -13,7 +13,8 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PACKAGES = ("api", "audit", "connectors", "erasure", "ledger", "registry", "retention", "vault")
-VAULT_DESTRUCTION = frozenset({"delete_wrapped", "destroy_due_keks", "drop_parts", "rotate_groups"})
+VAULT_DESTRUCTION = frozenset({"delete_wrapped", "destroy", "destroy_due_keks", "drop_parts", "rotate_groups"})
+VAULT_DESTROYER = "vault.destruction"  # its functions without the vault in front of them
 # Execution decides each copy again and dispatches it in one transaction; nothing else may ask a store to erase.
 DISPATCHERS = frozenset({"erasure/execute.py", "erasure/dispatch.py"})
 # Repeats what the record says was destroyed, after the database was lost, and destroys nothing else.
@@ -44,6 +45,8 @@ def violations(path: str, source: str) -> list[str]:
             found.append(f"{path}:{line} reaches .erase")
         if name in VAULT_DESTRUCTION and path not in DESTROYERS and not path.startswith("vault/"):
             found.append(f"{path}:{line} reaches .{name}")
+    if path not in DESTROYERS and not path.startswith("vault/"):
+        found += [f"{path}: imports {name}" for name in imported(source) if name.startswith(VAULT_DESTROYER)]
     return found
 
 
@@ -93,6 +96,8 @@ def test_only_the_executor_destroys() -> None:
         ("retention/sweep.py", "pool.submit(partial(connector.erase, items))\n"),
         ("api/jobs.py", "getattr(connector, 'erase')(items)\n"),
         ("retention/due.py", "methodcaller('drop_parts', session)(vault)\n"),
+        ("retention/due.py", "vault.keks.destroy(tenant, 1, 2, now)\n"),
+        ("erasure/footprint.py", "from vault.destruction import delete_rows\ndelete_rows(session)\n"),
     ],
 )
 def test_a_file_that_destroys_by_itself_is_named(path: str, source: str) -> None:
