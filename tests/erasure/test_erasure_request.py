@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from erasure.errors import ClockCannotPause, IllegalMove, SeparateDuties, StalePlan, TooLate, UnknownGround
 from erasure.request import (
     BROKEN,
+    CONTENDING,
     DONE,
     FINAL,
     GONE,
@@ -22,9 +23,12 @@ from erasure.request import (
     Extent,
     Facts,
     Move,
+    Rival,
     State,
+    answer,
     completion,
     is_contained,
+    is_duplicate,
     is_settled,
     move,
 )
@@ -252,3 +256,92 @@ def test_a_request_for_everything_is_no_duplicate_of_one_for_a_scope() -> None:
     assert not is_contained(ALL, narrow)
     assert is_contained(narrow, narrow)
     assert not is_contained(replace(narrow, data_classes=frozenset({"note", "mail"})), narrow)
+
+
+EARLIER = Rival(number=1, state=State.VERIFIED, extent=ALL)
+LATER = Rival(number=2, state=State.VERIFIED, extent=ALL)
+
+
+@pytest.mark.parametrize(
+    ("this", "other", "left", "is_one"),
+    [
+        # Of two that are verified and not planned the later one is, and never both.
+        (LATER, EARLIER, False, True),
+        (EARLIER, LATER, False, False),
+        # What is further does the work, whoever came first.
+        *((EARLIER, replace(LATER, state=state), False, True) for state in CONTENDING - {State.VERIFIED}),
+        # A hostile request that nobody verified swallows nothing, and neither does one that ended without work.
+        *((LATER, replace(EARLIER, state=state), False, False) for state in (State.RECEIVED, State.IDENTITY_PENDING)),
+        *((LATER, replace(EARLIER, state=state), True, False) for state in FINAL),
+        # An erasure that ended goes on only where something of it is left.
+        (LATER, replace(EARLIER, state=State.COMPLETED_WITH_RETAINED), False, True),
+        (LATER, replace(EARLIER, state=State.COMPLETED), True, True),
+        (LATER, replace(EARLIER, state=State.COMPLETED), False, False),
+        (LATER, replace(EARLIER, state=State.COMPLETED_WITH_EXCEPTIONS), True, False),
+        # It asks for more, or under another regulation.
+        (replace(LATER, extent=replace(ALL, subjects=frozenset({1, 3}))), EARLIER, True, False),
+        (replace(LATER, extent=replace(ALL, regulation="ccpa")), EARLIER, True, False),
+    ],
+)
+def test_of_two_requests_for_the_same_one_does_the_work(this: Rival, other: Rival, *, left: bool, is_one: bool) -> None:
+    assert is_duplicate(this, other, something_left=left) is is_one
+
+
+@pytest.mark.parametrize("right", ["access", "restriction"])
+def test_only_an_erasure_goes_on_after_its_end(right: str) -> None:
+    again = replace(ALL, right=right)
+    ended = Rival(number=1, state=State.COMPLETED_WITH_RETAINED, extent=again)
+    assert not is_duplicate(Rival(number=2, state=State.VERIFIED, extent=again), ended, something_left=True)
+
+
+def test_an_erasure_within_limits_set_no_fence_and_does_nothing_after_its_end() -> None:
+    narrow = replace(ALL, data_classes=frozenset({"note"}))
+    ended = Rival(number=1, state=State.COMPLETED_WITH_RETAINED, extent=narrow)
+    assert not is_duplicate(Rival(number=2, state=State.VERIFIED, extent=narrow), ended, something_left=True)
+
+
+@pytest.mark.parametrize(
+    ("states", "end"),
+    [
+        ([], State.COMPLETED),
+        (["exported", "withheld"], State.COMPLETED),
+        (["restricted", "corrected", "unchanged", "already_absent"], State.COMPLETED),
+        (["exported", "failed"], State.PARTIALLY_FAILED),
+        (["exported", "unreachable"], State.PARTIALLY_FAILED),
+        (["exported", "not_covered"], State.PARTIALLY_FAILED),
+        (["exported", "awaiting_human"], None),
+        (["failed", "pending"], None),
+        # How an erasure ends is no answer to any other right.
+        *(([state], None) for state in ("erased_physical", "key_destroyed", "regenerated", "retained")),
+    ],
+)
+def test_what_answers_a_right_that_destroys_nothing(states: list[str], end: State | None) -> None:
+    copies = [CopyFact(copy_no=number, state=state, required="L1") for number, state in enumerate(states)]
+    assert answer(copies).state is end
+
+
+FROM: dict[Move, str] = {
+    Move.ASK_IDENTITY: "received",
+    Move.VERIFY: "received identity_pending verified planned",
+    Move.PLAN: "verified planned",
+    Move.FIND_NOBODY: "verified planned",
+    Move.REFUSE: "received identity_pending verified planned",
+    Move.CANCEL: "received identity_pending verified planned approved executing",
+    Move.FIND_DUPLICATE: "received identity_pending verified",
+    Move.APPROVE: "planned",
+    Move.REPLAN: "approved",
+    Move.START: "approved",
+    Move.CONFIRM: "executing",
+    Move.REOPEN: "verifying completed completed_with_retained completed_with_exceptions partially_failed",
+    Move.RETRY: "partially_failed",
+    Move.ACCEPT_EXCEPTIONS: "partially_failed",
+    Move.COMPLETE: "",
+}
+"""From which states each move leads, written out by hand beside the table: a state more or less in it is seen."""
+
+
+def test_each_move_leads_from_the_states_that_the_contract_names() -> None:
+    assert {what: {state for state, one in LEGAL if one is what} for what in FROM} == {
+        what: {State(name) for name in names.split()} for what, names in FROM.items()
+    }
+    assert set(Move) - FROM.keys() == {Move.EXTEND, Move.PAUSE, Move.RESUME}
