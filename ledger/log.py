@@ -270,7 +270,7 @@ class Log:
                 answers = self._handover.stage(tenant_id, calls, stored, now)
                 self._heads.met(tenant_id, None)
                 return answers
-        except (LogForked, LogRolledBack) as problem:
+        except (LogForked, LogRolledBack, RecordDamaged) as problem:
             self._heads.met(tenant_id, str(problem))
             raise
 
@@ -305,9 +305,9 @@ class Log:
                     pass
             if staging.CHECKPOINT in wants:
                 self.publish(tenant_id, now)
-        except (LogForked, LogRolledBack) as error:
+        except (LogForked, LogRolledBack, RecordDamaged) as error:
             with self._parts.transactions(tenant_id) as session:
-                staging.refuse(session, tenant_id, str(error), now)
+                staging.refuse(session, tenant_id, error, now)
 
     def _drain(self, tenant_id: int, now: datetime) -> int:
         with self._heads.leading(tenant_id) as head:

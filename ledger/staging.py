@@ -18,6 +18,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Literal
 
 import msgspec
 import sqlalchemy as sa
@@ -26,7 +27,7 @@ from sqlmodel import Session, col
 
 from ledger.draft import Appended, Draft
 from ledger.entry import Part, uuid7
-from ledger.errors import LedgerError, LogForked
+from ledger.errors import LedgerError, LogForked, LogRolledBack, RecordDamaged
 from ledger.models import LogKnock, StagedRow
 from ledger.placing import Stored
 
@@ -49,6 +50,7 @@ class _Answer(msgspec.Struct, frozen=True, array_like=True):
     appended: Appended | None
     refused: str | None = None
     unreadable: bool = False
+    damaged: Literal["altered", "missing", "hidden"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +88,12 @@ def knock(session: Session, tenant_id: int, wants: str, now: datetime) -> None:
 
 
 def knocks(session: Session) -> list[LogKnock]:
-    """Return the oldest knocks that nobody has answered."""
-    return list(session.scalars(sa.select(LogKnock).order_by(col(LogKnock.knock_id)).limit(_KNOCKS)))
+    """Return the oldest knocks that nobody has answered, of every log before more of one that is not served."""
+    place = sa.func.row_number().over(partition_by=col(LogKnock.log_tenant), order_by=col(LogKnock.knock_id))
+    numbered = sa.select(LogKnock, place.label("place")).subquery()
+    knock = sa.orm.aliased(LogKnock, numbered)
+    query = sa.select(knock).order_by(numbered.c.place, numbered.c.knock_id).limit(_KNOCKS)
+    return list(session.scalars(query))
 
 
 def forget_knocks(session: Session, knock_ids: Sequence[str]) -> None:
@@ -124,11 +130,14 @@ def answer(session: Session, tenant_id: int, answers: Mapping[str, Appended], no
     session.execute(sa.delete(StagedRow).where(old))
 
 
-def refuse(session: Session, tenant_id: int, reason: str, now: datetime) -> None:
-    """Tell everybody who waits that this log takes nothing any more."""
+def refuse(session: Session, tenant_id: int, problem: LogForked | LogRolledBack | RecordDamaged, now: datetime) -> None:
+    """Tell everybody who waits why this log takes nothing."""
+    refused = _Answer(appended=None, refused=str(problem))
+    if isinstance(problem, RecordDamaged):
+        refused = _Answer(appended=None, refused=problem.detail, damaged=problem.state)
     unanswered = (col(StagedRow.tenant_id) == tenant_id) & col(StagedRow.answer).is_(None)
     for staged_id in session.scalars(sa.select(col(StagedRow.staged_id)).where(unanswered)):
-        _settle(session, tenant_id, staged_id, _Answer(appended=None, refused=reason), now)
+        _settle(session, tenant_id, staged_id, refused, now)
 
 
 def refuse_unreadable(session: Session, tenant_id: int, staged_ids: Sequence[str], now: datetime) -> None:
@@ -140,7 +149,7 @@ def refuse_unreadable(session: Session, tenant_id: int, staged_ids: Sequence[str
 def answer_of(session: Session, tenant_id: int, staged_id: str) -> Appended | None:
     """Return what became of a row; None while it waits.
 
-    Raises: LogForked when the log takes nothing any more, StagedUnreadable.
+    Raises: LogForked when the log takes nothing any more, RecordDamaged while it is damaged, StagedUnreadable.
     """
     this = (col(StagedRow.tenant_id) == tenant_id) & (col(StagedRow.staged_id) == staged_id)
     data = session.execute(sa.select(col(StagedRow.answer)).where(this)).scalar_one_or_none()
@@ -149,6 +158,8 @@ def answer_of(session: Session, tenant_id: int, staged_id: str) -> Appended | No
     found = msgspec.msgpack.decode(data, type=_Answer)
     if found.unreadable:
         raise StagedUnreadable(staged_id)
+    if found.damaged is not None:
+        raise RecordDamaged(found.damaged, found.refused or "")
     if found.appended is None:
         raise LogForked(found.refused or "the log takes nothing any more")
     return found.appended

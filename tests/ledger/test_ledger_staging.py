@@ -27,7 +27,7 @@ from ledger.batches import batch_digest, decode_batch, verify_follows
 from ledger.checkpoint import parse_checkpoint, verify_note
 from ledger.draft import Draft, PlacedState, SealedPart
 from ledger.entry import decode_header, header_hash, uuid7
-from ledger.errors import CheckpointPending, LogForked, NotLeader, StoreUnavailable
+from ledger.errors import CheckpointPending, LogForked, NotLeader, ObjectMissing, RecordDamaged, StoreUnavailable
 from ledger.head import LogParts
 from ledger.keyring import open_checkpoint
 from ledger.lease import Lease
@@ -41,7 +41,7 @@ from ledger.turns import Admit
 from tests import schema
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
-TENANT = 7
+TENANT, OTHER = 7, 8
 LOG_ID = "ab" * 16
 
 
@@ -535,6 +535,51 @@ def test_a_log_that_is_read_only_says_so_to_those_who_staged(world: World) -> No
     with pytest.raises(LogForked, match="two roots"):
         other.append(draft(0))
     assert not world.entries()
+
+
+def test_a_damaged_log_is_told_to_those_who_staged_and_keeps_no_other_log_waiting(world: World) -> None:
+    # Its knocks stayed, those of other logs stood behind them, and in the end no log was served any more.
+    with world.database.transaction(OTHER) as session:
+        Log.create(session, OTHER, "cd" * 16)
+    leader, other = world.process().lead(), world.process()
+    leader.append(draft(0))
+    leader.append(draft(1))
+    whole = world.locked.get(f"{LOG_ID}/batch/{1:020d}")
+    world.locked.alter(f"{LOG_ID}/batch/{1:020d}", whole[:-1] + bytes([whole[-1] ^ 1]))
+    leader.log.forget_heads()
+    with world.database.transaction(0) as session:
+        for _ in range(600):
+            staging.knock(session, TENANT, staging.CHECKPOINT, NOW - timedelta(days=1))
+    leader.clerk.start()
+    begun = time.monotonic()
+    placed = other.log.append(OTHER, [draft(2)], now=datetime.now(UTC)).placed
+    assert [(one.state, one.index) for one in placed] == [(STORED, 0)]
+    with pytest.raises(RecordDamaged, match="damaged here: batch/") as damaged:
+        other.append(draft(3))
+    assert damaged.value.state == "altered"
+    assert other.log.refusing == {TENANT: str(damaged.value)}
+    assert time.monotonic() - begun < 5
+    world.locked.alter(f"{LOG_ID}/batch/{1:020d}", whole)
+    assert states(other.append(draft(3))) == [(STORED, 2)]
+    assert other.log.refusing == {}
+    wait_until(lambda: not world.rows(LogKnock))
+    world.check({draft(number).entry_id: index for number, index in ((0, 0), (1, 1), (3, 2))})
+
+
+def test_logs_that_fail_for_any_reason_leave_room_for_the_others(world: World) -> None:
+    leader = world.process().lead()
+    with world.database.transaction(0) as session:
+        for number in range(600):
+            staging.knock(session, number % 3 + 100, staging.STAGED, NOW)
+        for tenant in (TENANT, TENANT, 104):
+            staging.knock(session, tenant, staging.STAGED, NOW + timedelta(days=1))
+    with world.database.transaction(0, write=False) as session:
+        found = staging.knocks(session)
+    assert {one.log_tenant for one in found} == {100, 101, 102, 104, TENANT}
+    assert [one.log_tenant for one in found].count(TENANT) == 2
+    with pytest.raises(ObjectMissing):
+        leader.log.serve(datetime.now(UTC))
+    assert {one.log_tenant for one in world.rows(LogKnock)} == {100, 101, 102, 104}
 
 
 def test_proofs_tiles_and_checkpoints_are_served_without_the_lease(world: World) -> None:
