@@ -34,7 +34,7 @@ from ledger.entry import Part
 from ledger.errors import LogForked, NotLeader, ObjectExists
 from ledger.head import Head, LogParts, batch_with, checkpoint_key, index_key, read_checkpoint, require_not_back, save
 from ledger.heads import Heads
-from ledger.merkle import consistency_proof, root_of, verify_consistency
+from ledger.merkle import consistency_proof, verify_consistency
 from ledger.placing import Chain, Fresh, Stored, batch_of, chain, index_lines, personal, receipt_of
 from ledger.positions import backwards, settle
 from ledger.repeats import Anew, Known, doubts
@@ -196,7 +196,8 @@ class Flush:
     def publish(self, head: Head, now: datetime) -> bytes:
         """Do step 7; returns the signed checkpoint. Raises: LogForked, after which the log takes nothing."""
         old_size = head.checkpoint_size
-        old_root = root_of(old_size, head.tree.read) if old_size else b""
+        # The root that was signed, not the one that this tree would have had then.
+        old_root = read_checkpoint(head, head.checkpoint_note).root if old_size else b""
         head.tree.append(head.unintegrated)
         head.unintegrated = []
         text = format_checkpoint(head.origin, head.tree.size, head.tree.root())

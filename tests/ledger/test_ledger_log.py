@@ -26,7 +26,7 @@ from ledger.batches import decode_batch, encode_batch, verify_follows
 from ledger.checkpoint import format_checkpoint, parse_checkpoint, sign_note, verify_note
 from ledger.draft import Draft, PlacedState, SealedPart
 from ledger.entry import decode_header, header_hash, uuid7
-from ledger.errors import DatabaseWentBack, LogForked, LogRolledBack, NotLeader, StoreUnavailable
+from ledger.errors import BadProof, DatabaseWentBack, LogForked, LogRolledBack, NotLeader, StoreUnavailable
 from ledger.files import FileStore
 from ledger.head import LogParts, checkpoint_key, index_key, open_head
 from ledger.lease import Lease
@@ -45,6 +45,7 @@ from ledger.models import (
     StagedRow,
 )
 from ledger.signing import Ed25519Signer, Verifier, verifier_from_vkey
+from ledger.tree import Tree
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 TENANT = 7
@@ -513,6 +514,23 @@ def test_what_a_row_says_of_the_logs_end_is_not_written_into_the_log(bench: Benc
     digests = [sha256(bench.locked.get(key)).digest() for key in bench.locked.list(f"{LOG_ID}/batch/")]
     for (before, digest), batch in zip(zip(batches, digests, strict=True), batches[1:], strict=False):
         verify_follows(batch, before, digest)
+
+
+@pytest.mark.scenario("L2")
+def test_a_tree_in_memory_that_went_wrong_signs_nothing_beside_what_was_signed(bench: Bench) -> None:
+    # It was compared with the root that it had itself, and so with nothing.
+    bench.log.append(TENANT, [draft(number) for number in range(300)], now=NOW)
+    first = bench.log.publish(TENANT, NOW)
+    wrong = [sha256(number.to_bytes(4, "big")).digest() for number in range(300)]
+    head = bench.log.head(TENANT)
+    head.tree = Tree(put=lambda *_: None, get=bench.hot.get, leaves=lambda number: wrong[256 * number :][:256])
+    head.tree.make_again(300, wrong)
+    bench.log.append(TENANT, [draft(300)], now=NOW)
+    with pytest.raises(BadProof):
+        bench.log.publish(TENANT, NOW)
+    assert [bench.locked.get(key) for key in bench.locked.list(f"{LOG_ID}/checkpoint/")] == [first]
+    bench.log.publish(TENANT, NOW)
+    _require_sound(bench, 301)
 
 
 def test_a_database_that_claims_more_than_the_bucket_has_gets_nothing_sequenced(bench: Bench) -> None:
