@@ -144,6 +144,28 @@ def test_an_object_that_is_not_there_after_the_store_took_it_was_not_stored(serv
         store.put(KEY, b"data", lock_until=until())
 
 
+@pytest.mark.parametrize(
+    ("mode", "kept_for", "shown"),
+    [
+        pytest.param(None, None, "got None until no date", id="no lock"),
+        pytest.param("COMPLIANCE", None, "got COMPLIANCE until no date", id="no date"),
+        pytest.param("GOVERNANCE", timedelta(hours=1), "got GOVERNANCE until", id="another mode"),
+        pytest.param("COMPLIANCE", timedelta(minutes=59), "got COMPLIANCE until", id="a shorter one"),
+    ],
+)
+def test_a_lock_that_is_read_back_as_another_was_not_kept(
+    server: Server, store: S3Store, mode: str | None, kept_for: timedelta | None, shown: str
+) -> None:
+    version = f"<Version><Key>{KEY}</Key><VersionId>1</VersionId></Version>"
+    server.answers["LIST"] = (200, {}, LIST.format(kind="L", more="false", rest=version).encode())
+    lock = {} if mode is None else {"x-amz-object-lock-mode": mode}
+    if kept_for is not None:
+        lock["x-amz-object-lock-retain-until-date"] = (datetime.now(UTC) + kept_for).isoformat()
+    server.answers |= {"PUT": (200, {}, b""), "HEAD": (200, lock, b"data")}
+    with pytest.raises(LockNotEnforced, match=shown):
+        store.put(KEY, b"data", lock_until=until())
+
+
 def test_a_date_that_is_none_is_no_answer(server: Server, store: S3Store) -> None:
     server.answers[""] = (200, {"x-amz-object-lock-retain-until-date": "never"}, b"data")
     with pytest.raises(StoreUnavailable):
