@@ -7,6 +7,9 @@ registered item is there now; nothing else is registered there, and one of the c
 copy alone, in a store where nothing else is registered and whose address is the one it was registered by, is taken as
 absent, and says that nothing shows the place. Otherwise the copies wait for a human, with the reason.
 
+What the plan itself keeps, for a hold or a floor, counts as another registered item: found by its identifier now it
+shows the place as well as anybody's, and where it is gone too somebody has to look.
+
 Guarantees: reads only; what was seen before the store's declaration in force was made shows nothing. Not covered:
 stores in an agent's process; an address that changes behind a secret's reference while a plan is carried out.
 """
@@ -161,11 +164,12 @@ def _is_alone(session: Session, tenant_id: int, owner: str, store: StoreRow) -> 
 
 
 def _others(session: Session, tenant_id: int, owner: str, name: str) -> list[int]:
-    """The newest items of the store that are not of this plan and that nothing removes."""
-    mine = sa.select(col(CopyRow.copy_no)).where(
+    """The newest items of the store that this plan does not end: others, and those of its own that it keeps."""
+    ended = sa.select(col(CopyRow.copy_no)).where(
         col(CopyRow.tenant_id) == col(Artifact.tenant_id),
         col(CopyRow.artifact_id) == col(Artifact.id),
         col(CopyRow.owner).concat("") == owner,
+        col(CopyRow.state) != CopyState.RETAINED.value,
     )
     query = (
         sa.select(col(Artifact.id))
@@ -173,7 +177,7 @@ def _others(session: Session, tenant_id: int, owner: str, name: str) -> list[int
             col(Artifact.tenant_id) == tenant_id,
             col(Artifact.store) == name,
             col(Artifact.status).in_(_THERE),
-            ~mine.exists(),
+            ~ended.exists(),
         )
         .order_by(col(Artifact.id).desc())
         .limit(_SAMPLE)

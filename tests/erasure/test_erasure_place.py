@@ -15,7 +15,7 @@ from erasure.errors import ReportNotReady
 from erasure.place import DOUBTED, FIRST_LOOK
 from erasure.request import CopyState
 from tests.erasure.conftest import BOB, World
-from tests.erasure.test_erasure_keeping import sweep
+from tests.erasure.test_erasure_keeping import hold, sweep
 from tests.erasure.test_erasure_stores_apart import break_off
 
 ADAS = "Ada wrote to us that she moves to the Blackthorn Row, house %d"
@@ -142,6 +142,28 @@ def test_what_the_application_deleted_itself_is_absent_and_the_certificate_says_
     stated = json.loads(world.reader.certificate(world.acting(), request, "final"))["certificate"]
     copies = [copy for copy in stated["copies"] if copy["store"] == "db"]
     assert all(copy["state"] == "already_absent" and FIRST_LOOK in copy["verified_how"] for copy in copies)
+
+
+def test_what_the_plan_itself_keeps_and_is_there_shows_the_place(world: World) -> None:
+    for number in range(2):
+        world.note(f"n{number}", ADAS % number)
+    hold(world, artifacts=[world.note("kept", "Ada wrote what the court asks for")])
+    delete_notes(world)
+    request = world.erase()
+    assert world.state(request) == "completed_with_retained"
+    assert how_absent(world, request) == ["where another registered item is"] * 2
+
+
+def test_what_the_plan_keeps_and_is_gone_too_is_a_reason_to_ask(world: World) -> None:
+    """Also where what is absent was read while planning: all of it went at once, as where a server came back empty."""
+    world.note("n0", ADAS % 0)
+    hold(world, artifacts=[world.note("n1", ADAS % 1)])
+    request = world.ask()
+    world.plan(request)
+    world.approve(request)
+    delete_notes(world)
+    world.work()
+    assert [row.detail for row in artifacts_of(world, request) if row.state == "awaiting_human"] == [DOUBTED]
 
 
 def test_what_was_read_while_planning_is_absent_when_it_goes_before_its_turn(world: World) -> None:
