@@ -8,7 +8,11 @@ from typing import Any
 import click
 
 from api.commands.options import client_of, remote, show
+from api.commands.terminal import columns, width_of_stdout
 from registry.gaps import REMEDIES
+
+_HEADS = ("CLASS", "OWNER", "STATE", "LIVE", "KEEP", "SCOPE", "UPDATE", "REPLAY", "GAPS")
+_NUMBERS = frozenset({3})
 
 
 @click.command()
@@ -22,15 +26,9 @@ def inventory(
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         looked = client.request("POST", "/v1/inventory:inspect", {"sample": sample}) if inspect else None
         found = client.request("GET", "/v1/inventory")
-    lines = [f"{'CLASS':<20} {'OWNER':<18} {'STATE':<13} {'LIVE':>8}  {'SCOPE':<12} {'UPDATE':<12} "]
-    lines[0] += f"{'REPLAY':<7} {'KEEP':<8} GAPS"
-    lines += [
-        f"{one['name']:<20} {one['owner'] or '—':<18} {one['state']:<13} {one['live']:>8}  "
-        f"{_whom(one['scope']):<12} {one['update_authority']:<12} {one['replay']:<7} {one['keep']:<8} {_gaps(one)}"
-        for one in found["classes"]
-    ]
-    lines += ["", f"{'STORE':<20} {'KIND':<18} {'LEVEL':<13} GAPS"]
-    lines += [f"{one['name']:<20} {one['kind']:<18} {one['level'] or '—':<13} {_gaps(one)}" for one in found["stores"]]
+    lines = [*_classes(found["classes"], width_of_stdout()), ""]
+    stores = [(one["name"], one["kind"], one["level"] or "—", _gaps(one)) for one in found["stores"]]
+    lines += columns([("STORE", "KIND", "LEVEL", "GAPS"), *stores])
     if looked is not None:
         lines += [f"not looked at: {one['store']} ({one['because']})" for one in looked["not_looked_at"]]
     lines.append(f"{found['gaps']} gaps; content inspected: {found.get('content_inspected_at') or 'never (--inspect)'}")
@@ -38,6 +36,30 @@ def inventory(
     lines += [f"  {gap}: {remedy}" for gap, remedy in REMEDIES.items() if gap in seen]
     show(found if looked is None else {**found, "inspection": looked}, as_json=as_json, lines=lines)
     return 1 if found["gaps"] else 0
+
+
+def _classes(classes: list[dict[str, Any]], width: int | None) -> list[str]:
+    """The classes as a table; where it does not fit, half of each stands in a line below."""
+    rows = [
+        (
+            one["name"],
+            one["owner"] or "—",
+            one["state"],
+            str(one["live"]),
+            one["keep"],
+            _whom(one["scope"]),
+            one["update_authority"],
+            one["replay"],
+            _gaps(one),
+        )
+        for one in classes
+    ]
+    lines = columns([_HEADS, *rows], right=_NUMBERS)
+    if width is None or max(map(len, lines)) <= width:
+        return lines
+    head, *lines = columns([(*row[:5], row[-1]) for row in (_HEADS, *rows)], right=_NUMBERS)
+    below = [f"    about {whom}; update: {update}; replay: {replay}" for *_, whom, update, replay, _ in rows]
+    return [head, *(line for pair in zip(lines, below, strict=True) for line in pair)]
 
 
 def _whom(scope: dict[str, Any]) -> str:

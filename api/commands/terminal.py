@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import textwrap
+from collections.abc import Container, Sequence
 
 import click
 
@@ -35,6 +36,26 @@ def say(line: str, *, err: bool = False) -> None:
     if stream is not None and stream.isatty():
         line = fitted(line, shutil.get_terminal_size().columns)
     click.echo(line, err=err)
+
+
+def width_of_stdout() -> int | None:
+    """The columns of the terminal that stdout is; None where it is none, which takes lines of any length."""
+    stream = sys.stdout
+    if stream is None or not stream.isatty():
+        return None
+    return max(shutil.get_terminal_size().columns, _NARROWEST)
+
+
+def columns(rows: Sequence[Sequence[str]], *, right: Container[int] = ()) -> list[str]:
+    """The rows as lines, each cell as wide as the widest of its column; the columns in `right` end alike."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def fitted(text: str, width: int) -> str:
