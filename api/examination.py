@@ -10,7 +10,7 @@ from __future__ import annotations
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -38,7 +38,7 @@ from ledger.recorders import beats, recorders_with_beats
 from registry.acting import Acting
 from registry.errors import RegistryError
 from registry.journal import END, complete_snapshots, read_object, row_objects
-from registry.models import RecorderRow, Tenant
+from registry.models import RecorderRow, StoreRow, Tenant
 from registry.stores import in_force
 from vault.errors import VaultError
 
@@ -303,18 +303,27 @@ def look_at_tenant(services: Services, acting: Acting) -> Iterator[Finding]:
             f"{', '.join(dead)}: of a kind this version cannot drive; copies there are never erased by it, and every "
             "certificate says so",
         )
-    if recorders and not any("spool" in store.name or "spool" in str(store.config) for store in stores):
-        yield weak(
-            f"{acting.tenant}: spools",
-            f"{recorders} recorder(s) of the SDK have recorded, and no store names a spool: their folders hold "
-            "personal data until it is shipped; register each (kind files, name it …spool)",
-        )
+    if recorders:
+        yield _spools(f"{acting.tenant}: spools", recorders, stores)
     yield from _silence(services, acting)
     try:
         yield from _rows_for_rebuild(services, acting)
         yield from _orphans(services, acting)
     except (LedgerError, VaultError, RegistryError) as error:
         yield unknown(f"{acting.tenant}: stores of the record", f"{type(error).__name__}: {error}")
+
+
+def _spools(what: str, recorders: int, stores: Sequence[StoreRow]) -> Finding:
+    """Whether the folders are declared in which recorders keep what is not shipped yet; only agents know them."""
+    known = sorted(store.name for store in stores if "spool" in store.name or "spool" in str(store.config))
+    if known:
+        return fine(what, f"declared: {', '.join(known)}; {recorders} recorder(s) have recorded")
+    return weak(
+        what,
+        f"{recorders} recorder(s) have recorded, and no store is a spool: what waits in its folder to be shipped is "
+        "personal data that no inventory and no certificate names. For each agent put "
+        "«NAME-spool: {kind: files, config: {root: FOLDER}}» into a file: muniment stores apply FILE",
+    )
 
 
 def _silence(services: Services, acting: Acting) -> Iterator[Finding]:
