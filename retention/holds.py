@@ -4,8 +4,9 @@ Guarantees: a hold is in the record before it takes effect, and so is its end. S
 people and items, names of classes, keyed look-ups of scopes) and are evaluated at decision time, so that later copies
 are held too, and so is what was made from an artifact or entry that a hold names; several alternatives hold what any
 of them names. What a running sweep had already sent is answered as `too_late`, and so is what a hold names by its id
-and nothing is left of. Another principal than the one who placed a hold releases it, and sees before what becomes due.
-Free text is sealed under the tenant's own key.
+and nothing is left of; one that keeps nothing when it is placed says so, and so does one on somebody who was erased: it
+does not reach whoever comes back by that name. Another principal than the one who placed a hold releases it, and sees
+before what becomes due. Free text is sealed under the tenant's own key.
 
 Placing: 1 resolve the selector. 2 The record (binding). 3 One transaction: the hold, what it holds, what came too late.
 What ends between 2 and 3, crash or not, is applied by the next look at the record: at a start, and every few minutes.
@@ -15,7 +16,7 @@ The caller got no answer then.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -54,8 +55,14 @@ from vault.vault import Vault
 
 LABEL = "hold"
 _MAX_NAMED = 1_000
-_LOOKED_AT = 200
-"""Of how many entries of its conversations a hold is asked whether their content is left; a list asks for each hold."""
+_AT_ONCE = 1_000
+"""Entries of a conversation that are asked together whether anything is left of them."""
+WENT_BEFORE = "it keeps nothing now: what it names is gone, and no hold brings it back; what comes later is kept"
+NOT_KNOWN = "it keeps nothing now: nothing of what it names is known here, check the names; what comes later is kept"
+ERASED_BEFORE = (
+    "of those whom it names {erased} of {people} were erased before: nothing more is taken about them, and whoever is "
+    "opened again by that name needs another hold"
+)
 _SELECTORS = ("subjects", "data_classes", "scope", "artifacts", "entries")
 
 
@@ -88,6 +95,7 @@ class Holds:
     def place(self, acting: Acting, spec: Mapping[str, Any], now: datetime) -> dict[str, Any]:
         """The hold with the number of items it holds now and those that came too late.
 
+        With a `warning` where it keeps less than whoever placed it may believe.
         Raises: InvalidDeclaration with every fault.
         """
         wanted = parse_hold(spec)
@@ -135,7 +143,11 @@ class Holds:
             late = _gone(session, acting.tenant_id, hold)
             hold = self._known(session, acting.tenant_id)[hold.hold_id]
             late |= set(self._sent(session, acting.tenant_id, hold))
-            return {**view_of(row), **counts_of(session, acting.tenant_id, hold), "too_late": sorted(late)}
+            counts = counts_of(session, acting.tenant_id, hold)
+            answer = {**view_of(row), **counts, "too_late": sorted(late)}
+            if warning := _warning(session, acting.tenant_id, hold, keeps=any(counts.values()), late=bool(late)):
+                answer["warning"] = warning
+            return answer
 
     def release(self, acting: Acting, hold_id: str, *, preview: bool, now: datetime) -> dict[str, Any]:
         """What becomes due when the hold ends; without `preview` it ends.
@@ -336,10 +348,7 @@ def view_of(row: HoldRow) -> dict[str, Any]:
 
 
 def counts_of(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
-    """How many artifacts, whole keys of the record, and single entries of it a hold keeps now.
-
-    Of conversations with more than 200 entries together every entry is counted, whether or not its content is left.
-    """
+    """How many artifacts, whole keys of the record, and single entries of it a hold keeps now."""
     ids: set[int] = set()
     for condition in conditions_of(session, tenant_id, hold):
         query = sa.select(col(Artifact.id)).where(
@@ -349,29 +358,72 @@ def counts_of(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
     keys = session.scalar(
         sa.select(sa.func.count())
         .select_from(DataKey)
-        .where(
-            col(DataKey.tenant_id) == tenant_id,
-            col(DataKey.state).in_(OPENING),
-            sa.or_(
-                col(DataKey.subject_id).in_(sorted(expand(session, tenant_id, hold.subjects))),
-                col(DataKey.data_class).in_(sorted(hold.data_classes)),
-            ),
-        )
+        .where(_keys_of(session, tenant_id, hold), col(DataKey.state).in_(OPENING))
     )
     return {"items": len(ids), "keys": int(keys or 0), "entries": _entries_left(session, tenant_id, hold)}
 
 
+def _keys_of(session: Session, tenant_id: int, hold: Hold) -> sa.ColumnElement[bool]:
+    return sa.and_(
+        col(DataKey.tenant_id) == tenant_id,
+        sa.or_(
+            col(DataKey.subject_id).in_(sorted(expand(session, tenant_id, hold.subjects))),
+            col(DataKey.data_class).in_(sorted(hold.data_classes)),
+        ),
+    )
+
+
+def _warning(session: Session, tenant_id: int, hold: Hold, *, keeps: bool, late: bool) -> str:
+    """What somebody who placed this hold has to know of what it does not keep; empty where there is nothing to say."""
+    erased = sum(fence.erased for fence in subjects.fenced(session, tenant_id, hold.subjects).values())
+    found = [ERASED_BEFORE.format(erased=erased, people=len(hold.subjects))] if erased else []
+    others = len(hold.subjects) - erased or hold.data_classes or hold.scopes or hold.artifacts or hold.entries
+    if not keeps and others:
+        found.append(WENT_BEFORE if late or _was_anything(session, tenant_id, hold) else NOT_KNOWN)
+    return "; ".join(found)
+
+
+def _was_anything(session: Session, tenant_id: int, hold: Hold) -> bool:
+    """Whether there ever was anything that the hold would have kept."""
+    streams = sorted(streams_of(session, tenant_id, hold.scopes))
+    queries: list[sa.Select[Any]] = [
+        sa.select(col(Artifact.id)).where(col(Artifact.tenant_id) == tenant_id, condition)
+        for condition in conditions_of(session, tenant_id, hold)
+    ]
+    queries.append(sa.select(col(DataKey.key_id)).where(_keys_of(session, tenant_id, hold)))
+    in_streams = sa.and_(col(EntryRow.tenant_id) == tenant_id, col(EntryRow.stream_no).in_(streams))
+    queries.append(sa.select(col(EntryRow.idx)).where(in_streams))
+    return any(session.execute(query.limit(1)).first() is not None for query in queries)
+
+
 def _entries_left(session: Session, tenant_id: int, hold: Hold) -> int:
     """How many entries a hold names, itself or by their conversation, of which something is left."""
-    streams = sorted(streams_of(session, tenant_id, hold.scopes))
-    left = sorted(hold.entries - entry_states(session, tenant_id, hold.entries).keys())
-    mine = col(EntryRow.tenant_id) == tenant_id
-    inside = col(EntryRow.stream_no).in_(streams)
-    some = list(session.scalars(sa.select(col(EntryRow.idx)).where(mine, inside).limit(_LOOKED_AT + 1)))
-    if len(some) <= _LOOKED_AT:
-        return len({*left, *some} - entry_states(session, tenant_id, some).keys())
-    every = sa.select(sa.func.count()).select_from(EntryRow).where(mine, sa.or_(inside, col(EntryRow.idx).in_(left)))
-    return int(session.scalar(every) or 0)
+    left = 0
+    for stream_no in sorted(streams_of(session, tenant_id, hold.scopes)):
+        for some in _pages_of(session, tenant_id, stream_no):
+            left += len(set(some) - hold.entries - entry_states(session, tenant_id, some).keys())
+    return left + len(hold.entries - entry_states(session, tenant_id, hold.entries).keys())
+
+
+def _pages_of(session: Session, tenant_id: int, stream_no: int) -> Iterator[Sequence[int]]:
+    """Where the entries of a stream stand in the log, in the order in which they were said."""
+    after = -1
+    while True:
+        query = (
+            sa.select(col(EntryRow.position), col(EntryRow.idx))
+            .where(
+                col(EntryRow.tenant_id) == tenant_id,
+                col(EntryRow.stream_no) == stream_no,
+                col(EntryRow.position) > after,
+            )
+            .order_by(col(EntryRow.position))
+            .limit(_AT_ONCE)
+        )
+        rows = session.execute(query).all()
+        if not rows:
+            return
+        yield [idx for _, idx in rows]
+        after = rows[-1].position
 
 
 def _gone(session: Session, tenant_id: int, named: Hold) -> set[str]:

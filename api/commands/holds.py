@@ -68,6 +68,7 @@ def place(
         found = client.request("POST", "/v1/holds", body)
     lines = [f"{found['id']}: in force, keeps {kept_now(found)} now"]
     lines += [f"  too late: {one}" for one in found.get("too_late", [])]
+    lines += [f"  warning: {found['warning']}"] if found.get("warning") else []
     show(found, as_json=as_json, lines=lines)
     return 0
 

@@ -260,7 +260,11 @@ def stop_run(run_id: RunId, acting: Legal, parts: Parts) -> Open:
 
 @router.post("/v1/holds", status_code=201)
 def place_hold(body: HoldBody, acting: Legal, parts: Parts) -> Open:
-    """Places a hold; `too_late` lists what had already been sent to its store, and what it names by id that is gone."""
+    """Places a hold; `too_late` lists what had already been sent to its store, and what it names by id that is gone.
+
+    A hold that keeps nothing now is placed for what comes later, and has a `warning` that says why; so has one on
+    somebody who was erased.
+    """
     return Open.model_validate(_holds(parts).place(acting, body.model_dump(), parts.clock.now()))
 
 

@@ -19,7 +19,7 @@ from ledger.batches import batch_key
 from ledger.entry import uuid7
 from registry.errors import InvalidDeclaration
 from registry.keeping import Derived
-from retention.holds import Holds
+from retention.holds import ERASED_BEFORE, Holds
 from retention.parts import part_ref
 from tests.erasure.conftest import ADA, BOB, World
 from tests.erasure.crashing import Crash, break_commit, count_commits
@@ -121,6 +121,19 @@ def test_one_of_ten_items_under_a_hold_stays_readable_and_the_other_nine_do_not(
 def certificate_of(body: bytes) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(body)["certificate"]
     return found
+
+
+def test_a_hold_on_somebody_who_was_erased_says_that_it_reaches_nobody(world: World) -> None:
+    # It said that it was in force. Whoever comes back is somebody new, whom it does not hold.
+    world.say("I live in Lima")
+    world.say("Bob lives in Rome", subjects=(BOB,))
+    erase(world, ADA)
+    spec = {"name": "n", "matter": "m", "reason": "r"}
+    for people, keys in (([ADA], 0), ([ADA, BOB], 1)):
+        placed = holds(world).place(world.acting(), {**spec, "selector": {"subjects": people}}, world.now)
+        assert (placed["keys"] >= keys, placed["items"], placed["entries"]) == (True, 0, 0)
+        assert placed["warning"] == ERASED_BEFORE.format(erased=1, people=len(people))
+    assert "warning" not in holds(world).place(world.acting(), {**spec, "selector": {"subjects": [BOB]}}, world.now)
 
 
 def test_a_hold_on_one_entry_keeps_that_entry_and_no_other(world: World) -> None:

@@ -64,6 +64,7 @@ def test_a_hold_names_what_nothing_is_left_of_and_keeps_the_rest(house: Any) -> 
 def test_a_hold_on_a_conversation_counts_the_entries_of_which_something_is_left(
     house: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(holds, "_AT_ONCE", 1)  # a long conversation, in pages
     # It said that it kept what had been erased before, to the desk and in every list of holds.
     house.plain("talk", state="record", retention={"keep": "P30D", "from": "created", "then": "erase"})
     house.say("chat", "I live in Lima", "talk")
@@ -76,7 +77,16 @@ def test_a_hold_on_a_conversation_counts_the_entries_of_which_something_is_left(
         selector = {"scope": {"conversation": conversation}, **({"entries": entries} if entries else {})}
         placed = house.holds.place(house.acting(), {**spec, "selector": selector}, house.now)
         assert placed["entries"] == kept, (conversation, entries)
-    # Of a very long one all are counted, since a list would look at each entry of each hold.
-    monkeypatch.setattr(holds, "_LOOKED_AT", 1)
-    chat = {"scope": {"conversation": "chat"}}
-    assert house.holds.place(house.acting(), {**spec, "selector": chat}, house.now)["entries"] == 2
+        assert placed.get("warning") == (None if kept else holds.WENT_BEFORE)
+
+
+def test_a_hold_that_keeps_nothing_is_placed_for_what_comes_and_says_why(house: Any) -> None:
+    # A name with a slip in it, or a conversation that was erased before: both were answered as if something were kept.
+    house.plain("talk", state="record")
+    spec = {"name": "n", "matter": "m", "reason": "r", "selector": {"scope": {"conversation": "chta"}}}
+    placed = house.holds.place(house.acting(), spec, house.now)
+    assert (placed["items"], placed["keys"], placed["entries"]) == (0, 0, 0)
+    assert placed["warning"] == holds.NOT_KNOWN
+    house.say("chta", "I live in Lima", "talk")
+    again = house.holds.place(house.acting(), spec, house.now)
+    assert (again["entries"], "warning" in again) == (1, False)
