@@ -89,11 +89,21 @@ def read_declarations(path: Path, section: str) -> dict[str, Any]:
     if not isinstance(found, dict) or not all(isinstance(value, dict) for value in found.values()):
         message = f"{path}: expected names with their declarations, at the top or below `{section}:`"
         raise CannotRun(message)
+    if found and all(_is_of_the_other(spec, section) for spec in found.values()):
+        other, what = ("classes", "data classes") if section == "stores" else ("stores", "stores")
+        message = f"{path}: these are {what}: muniment {other} apply {path}"
+        raise CannotRun(message)
     try:
         return {str(name): plain(spec) for name, spec in found.items()}
     except RecursionError:
         message = f"{path}: nested too deep, or an alias stands within itself"
         raise CannotRun(message) from None
+
+
+def _is_of_the_other(spec: Mapping[str, Any], section: str) -> bool:
+    """Whether a declaration has what every class needs and no store knows, or the other way about."""
+    is_class, is_store = "retention" in spec and "kind" not in spec, {"kind", "config"} <= spec.keys()
+    return is_class if section == "stores" else is_store and "retention" not in spec
 
 
 def plain(value: Any) -> Any:

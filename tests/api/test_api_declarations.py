@@ -253,3 +253,12 @@ def test_a_file_that_declares_nothing_readable_is_never_nothing_to_change(tmp_pa
     file.write_text(text, encoding="utf-8")
     with pytest.raises(CannotRun):
         read_declarations(file, "classes")
+
+
+@pytest.mark.parametrize(("is_of", "other"), [("classes", "stores"), ("stores", "classes")])
+def test_classes_given_as_stores_and_stores_as_classes_are_told_where_they_belong(is_of: str, other: str) -> None:
+    # Each of their fields was refused by name, thirty lines of them.
+    file = Path(__file__).parents[2] / "examples" / "first" / f"{is_of}.yaml"
+    assert len(read_declarations(file, is_of)) == 2
+    with pytest.raises(CannotRun, match=f": muniment {is_of} apply {file}"):
+        read_declarations(file, other)
