@@ -1,7 +1,8 @@
 """`muniment verify-report`: a certificate checked offline, with no server, no database and no network.
 
 JSON, HTML and PDF are read alike: the signed certificate is taken out and checked, then the pages are set again from it
-and compared, so that what people read is what was signed. Exit code 2 where the pages could not be compared.
+and compared, so that what people read is what was signed. Exit code 2 where the pages could not be compared, and for a
+file that claims to be no certificate at all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import click
 
 from api.commands.options import CannotRun, json_option, show
 from erasure.errors import BadPin, LetterWithoutOpening, PaperNotSet, ReportError
-from erasure.rendering.carrier import certificate_in, opening_in
+from erasure.rendering.carrier import certificate_in, claims_a_certificate, is_letter, opening_in
 from erasure.rendering.compare import Pages, compare
 from erasure.report_check import check, check_opening, require_keys
 
@@ -67,6 +68,8 @@ def verify_report(
     except BadPin as error:
         raise CannotRun(str(error)) from None
     paper = _read(file)
+    if not claims_a_certificate(paper):
+        raise CannotRun(_no_certificate(file, paper))
     try:
         report = certificate_in(paper)
         proven = check(report, keys, log_vkey=log_keys)
@@ -89,6 +92,17 @@ def verify_report(
         return 2
     show({"verdict": "sound", "proven": proven, "pages": pages}, as_json=as_json, lines=[*lines, "sound"])
     return 0
+
+
+def _no_certificate(file: Path, paper: bytes) -> str:
+    if is_letter(paper):
+        return f"{file} is a letter to the person: give the certificate, and this file with --letter"
+    if paper.startswith(b"%PDF-"):
+        return (
+            f"{file} carries no certificate (printing or saving a PDF anew takes the signed file out): "
+            "give it as muniment report wrote it"
+        )
+    return f"{file} is no certificate: give the .json, .html or .pdf that muniment report wrote"
 
 
 def _write(file: Path, data: bytes) -> None:

@@ -26,6 +26,21 @@ _FILE = re.compile(rb"/EF\s*<<\s*/F\s+(\d{1,8})\s+0\s+R")
 _LENGTH = re.compile(rb"/Length\s+(\d{1,9})(?!\s+\d+\s+R)")
 
 
+def claims_a_certificate(file: bytes) -> bool:
+    """Whether anything in the file says that it is, carries or was a certificate: only that can be refuted."""
+    if file.startswith(b"%PDF-"):
+        return b"(%s)" % ATTACHED.encode() in file
+    return b"muniment-certificate" in file or (b'"certificate"' in file and b'"signature"' in file)
+
+
+def is_letter(file: bytes) -> bool:
+    """Whether the file is a letter to the person with the opening inside."""
+    try:
+        return bool(opening_in(file)) and not file.lstrip().startswith(b"{")
+    except LetterWithoutOpening:
+        return False
+
+
 def certificate_in(file: bytes) -> bytes:
     """The signed certificate inside a JSON, HTML or PDF file. Raises: ReportError."""
     if len(file) > MAX_BYTES:

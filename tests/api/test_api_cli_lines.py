@@ -127,7 +127,7 @@ def test_a_pin_that_is_no_key_is_exit_2_for_nothing_was_checked(
     tmp_path: Path, which: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "certificate.json"
-    file.write_text("{}", encoding="utf-8")
+    file.write_text('{"certificate": {}, "signature": {}}', encoding="utf-8")
     good = Ed25519Signer.from_seed("muniment/x/certificate", b"\x07" * 32).vkey
     for garbage in ("garbage", "", f"{good} forever", good[:-1]) if which == "--key" else ("garbage", "", good[:-1]):
         pins = {"--key": good, "--log-key": good} | {which: garbage}

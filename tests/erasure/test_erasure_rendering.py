@@ -18,6 +18,7 @@ import pytest
 import rfc8785
 from click.testing import CliRunner
 
+from api.commands.options import CannotRun
 from api.commands.verify_report import verify_report
 from erasure.certificate import mark_of, sign
 from erasure.errors import PaperNotSet, ReportError
@@ -396,6 +397,31 @@ def test_verify_report_reads_all_three_forms_and_says_what_it_did_with_the_pages
     assert (code, "could not be compared" in said) == (2, True), said
     code, said = verified(tmp_path, issued, "c.pdf", pdf.replace(b"/Lang(en)", b"/Lang(de)"))
     assert (code, "refuted" in said) == (1, True), said
+
+
+def test_a_file_that_claims_to_be_no_certificate_is_not_refuted_but_the_wrong_file(issued: Any, tmp_path: Path) -> None:
+    pdf, html = paper.certificate_pdf(issued.report), paper.certificate_html(issued.report)
+    opening = json.dumps({"openings": [{"subject": "email:x", "salt": "00" * 32}]}).encode()
+    script = b'<script type="application/json" id="muniment-opening">%s</script>'
+    letter = b"<!doctype html><html>" + script % opening + b"</html>"
+    others = {
+        "README.md": (b"# Muniment\n\nA *muniment* is a document.\n", "no certificate: give the .json"),
+        "empty.json": (b"", "no certificate: give the .json"),
+        "other.json": (b'{"a": 1}', "no certificate: give the .json"),
+        "opening.json": (opening, "no certificate: give the .json"),
+        "page.html": (b"<!doctype html><html></html>", "no certificate: give the .json"),
+        "photo.jpg": (bytes(range(256)) * 9, "no certificate: give the .json"),
+        "printed.pdf": (pdf.replace(b"(certificate.json)", b"(something.json__)"), "carries no certificate"),
+        "letter.html": (letter, "give the certificate, and this file with --letter"),
+    }
+    for name, (body, said) in others.items():
+        (tmp_path / name).write_bytes(body)
+        asked = [str(tmp_path / name), "--key", issued.certificate_key]
+        refused = CliRunner().invoke(verify_report, asked, standalone_mode=False).exception
+        assert isinstance(refused, CannotRun), name
+        assert said in str(refused)
+    for body in (issued.report[:-9], issued.report[9:], issued.report.replace(b"{", b"", 1), html[:-9], pdf[:-9]):
+        assert verified(tmp_path, issued, "cut", body)[0] == 1, "a damaged certificate does not hold"
 
 
 def test_a_paper_that_cannot_be_set_is_an_error_without_a_word_of_it(
