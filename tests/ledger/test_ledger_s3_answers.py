@@ -37,6 +37,7 @@ class Answering(BaseHTTPRequestHandler):
     """Reads a request and gives the answer that the server has for it."""
 
     server: Server
+    protocol_version = "HTTP/1.1"
 
     def _answer(self) -> None:
         self.server.asked += 1
