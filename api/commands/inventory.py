@@ -26,7 +26,7 @@ def inventory(
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         looked = client.request("POST", "/v1/inventory:inspect", {"sample": sample}) if inspect else None
         found = client.request("GET", "/v1/inventory")
-    lines = [*_classes(found["classes"], width_of_stdout()), ""]
+    lines = [*class_lines(found["classes"], width_of_stdout()), ""]
     stores = [(one["name"], one["kind"], one["level"] or "—", _gaps(one)) for one in found["stores"]]
     lines += columns([("STORE", "KIND", "LEVEL", "GAPS"), *stores])
     if looked is not None:
@@ -38,7 +38,7 @@ def inventory(
     return 1 if found["gaps"] else 0
 
 
-def _classes(classes: list[dict[str, Any]], width: int | None) -> list[str]:
+def class_lines(classes: list[dict[str, Any]], width: int | None) -> list[str]:
     """The classes as a table; where it does not fit, half of each stands in a line below."""
     rows = [
         (

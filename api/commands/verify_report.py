@@ -2,7 +2,7 @@
 
 JSON, HTML and PDF are read alike: the signed certificate is taken out and checked, then the pages are set again from it
 and compared, so that what people read is what was signed. Exit code 2 where the pages could not be compared, and for a
-file that claims to be no certificate at all.
+file in which nothing says that it is or was a certificate.
 """
 
 from __future__ import annotations

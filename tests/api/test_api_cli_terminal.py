@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
+from typing import Any
 
 import pytest
 
 from api.commands.holds import release_lines
+from api.commands.inventory import class_lines
 from api.commands.options import show
 from api.commands.terminal import fitted
 
@@ -77,3 +79,25 @@ def test_a_release_says_what_was_kept_in_words_that_agree(items: int, keys: int,
     found = {"items": items, "keys": keys, "entries": entries, "due": 1, "requests": []}
     [line] = release_lines(found)
     assert line == f"  {told} then, with what was made from them: 1"
+
+
+def class_of(name: str, gaps: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {
+        "name": name, "owner": "team-support", "state": "conversation", "live": 1_234, "keep": "P90D",
+        "scope": {"subject_types": ["email", "user"], "personal": True}, "update_authority": "append-only",
+        "replay": "exact", "gaps": list(gaps), "counts": dict.fromkeys(gaps, 3),
+    }  # fmt: skip
+
+
+def test_an_inventory_fits_a_terminal_and_a_pipe_gets_a_line_for_each_class() -> None:
+    # It had 97 columns wherever it went.
+    found = [class_of("conversation"), class_of("note", ("no_owner",))]
+    whole = class_lines(found, None)
+    assert [len(whole), whole] == [3, class_lines(found, 200)]
+    assert all("append-only" in line and "email, user" in line for line in whole[1:])
+    assert whole[0].split() == ["CLASS", "OWNER", "STATE", "LIVE", "KEEP", "SCOPE", "UPDATE", "REPLAY", "GAPS"]
+    fitting = class_lines(found, 80)
+    assert max(map(len, fitting)) <= 80
+    assert len(fitting) == 1 + 2 * len(found)
+    told = " ".join(fitting)
+    assert all(word in told for word in ("no_owner (3)", "append-only", "exact", "email, user", "1234", "P90D"))

@@ -399,7 +399,7 @@ def test_verify_report_reads_all_three_forms_and_says_what_it_did_with_the_pages
     assert (code, "refuted" in said) == (1, True), said
 
 
-def test_a_file_that_claims_to_be_no_certificate_is_not_refuted_but_the_wrong_file(issued: Any, tmp_path: Path) -> None:
+def test_a_file_that_is_no_certificate_is_not_refuted_but_the_wrong_file(issued: Any, tmp_path: Path) -> None:
     pdf, html = paper.certificate_pdf(issued.report), paper.certificate_html(issued.report)
     opening = json.dumps({"openings": [{"subject": "email:x", "salt": "00" * 32}]}).encode()
     script = b'<script type="application/json" id="muniment-opening">%s</script>'
