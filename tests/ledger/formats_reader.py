@@ -241,17 +241,30 @@ class Reader:
         return count
 
     def _batch(self, name: str, data: bytes) -> tuple[dict[str, Any], list[bytes]]:
+        if not data.startswith(b'{"bytes"'):
+            return self._first_version(name, data)
         text, found, frame = data.partition(b"\n")
         require(bool(found) and len(text) <= MAX_ENVELOPE, name, "no envelope")
-        envelope = strict(text, ENVELOPE, name)
-        rest = {member: value for member, value in envelope.items() if member != "envelope"}
-        require(b64(envelope["envelope"], name) == hashlib.sha256(canonical(rest)).digest(), name, "another envelope")
-        require((envelope["v"], envelope["log"]) == (3, self.log), name, "another version or log")
+        sealed = text.endswith(b',"v":3}')
+        envelope = strict(text, [one for one in ENVELOPE if sealed or one != "envelope"], name)
+        if sealed:
+            rest = {member: value for member, value in envelope.items() if member != "envelope"}
+            digest = hashlib.sha256(canonical(rest)).digest()
+            require(b64(envelope["envelope"], name) == digest, name, "another envelope")
+        require((envelope["v"], envelope["log"]) == (3 if sealed else 2, self.log), name, "another version or log")
         require(b64(envelope["frame"], name) == hashlib.sha256(frame).digest(), name, "another frame")
         require(0 < envelope["bytes"] <= MAX_HEADERS, name, "too many bytes of headers")
         plain = zstandard.ZstdDecompressor().decompress(frame, max_output_size=envelope["bytes"])
         headers = plain.split(b"\n")
         require((len(plain), len(headers)) == (envelope["bytes"], envelope["count"]), name, "other counts")
+        return envelope, headers
+
+    def _first_version(self, name: str, data: bytes) -> tuple[dict[str, Any], list[bytes]]:
+        members = [one for one in ENVELOPE if one not in ("bytes", "envelope", "frame")]
+        envelope = strict(data, [*members, "headers"], name)
+        require((envelope["v"], envelope["log"]) == (1, self.log), name, "another version or log")
+        headers = [b64(text, name) for text in envelope["headers"]]
+        require(len(headers) == envelope["count"], name, "other counts")
         return envelope, headers
 
     def _header(self, raw: bytes, where: str) -> dict[str, Any]:

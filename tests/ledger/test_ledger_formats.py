@@ -12,7 +12,7 @@ import zlib
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -22,13 +22,16 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from sqlmodel import select
 
 from api.anchoring import rotate_key
+from erasure import certificate
 from ledger import batches, checkpoint, entry, keyring, tiles
-from ledger.batches import Batch, encode_batch, open_envelope
+from ledger.batches import Batch, decode_batch, encode_batch, open_envelope
 from ledger.entry import Header, Part, encode_header, header_hash, uuid7
 from ledger.signing import Ed25519Signer
 from muniment.frames import frame
 from muniment.spool import Spool
 from registry.sealing import ALGORITHM
+from tests.audit.conftest import make_log as made_log
+from tests.audit.test_audit_first_version import encode_v1
 from tests.audit.test_audit_service import Kept, kept
 from tests.ledger import formats_reader as page
 from vault import envelope, packing, snapshot
@@ -186,6 +189,7 @@ class Bed:
     objects: dict[str, bytes]
     hot: dict[str, bytes]
     bodies: dict[str, bytes]
+    receipt: str
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -221,7 +225,9 @@ def bed(kept: Kept) -> Bed:
         return [name for name in objects if name.startswith(prefix)]
 
     keys = [window.vkey for window in services.log.keys(kept.acting.tenant_id)]
-    return Bed(kept, page.Reader(log_id, objects.__getitem__, listed, keys), objects, hot, bodies)
+    return Bed(
+        kept, page.Reader(log_id, objects.__getitem__, listed, keys), objects, hot, bodies, (done.receipt or {})["note"]
+    )
 
 
 def test_a_reader_of_the_page_alone_checks_what_the_service_wrote(bed: Bed) -> None:
@@ -232,6 +238,11 @@ def test_a_reader_of_the_page_alone_checks_what_the_service_wrote(bed: Bed) -> N
     numbers = [one["seq"] for one in own if one["recorder"] == bed.made.acting.log_id]
     assert numbers == list(range(1, len(numbers) + 1)), "announcements are numbered without a gap"
     assert {one["recorder"] for one in own} == {bed.made.acting.log_id, None}
+    said, origin, first, count, digest, *_ = page.open_note(bed.receipt.encode(), bed.reader.keys, "receipt")
+    flushed = next(one for one in entries if one.header["id"] in bed.bodies)
+    assert (said, origin) == ("muniment-receipt/v1", f"muniment/{bed.made.acting.log_id}")
+    assert (int(first), int(count)) == (flushed.index, len(bed.bodies))
+    assert digest == sha256(bed.objects[flushed.batch]).hexdigest()
     change = page.open_note(bed.objects["keys/log/000001"], bed.reader.keys, "keys/log/000001")
     assert [line.partition(" ")[0] for line in change] == [
         "muniment-key/v1", "log", "use", "generation", "size", "at", "old", "revoke", "new",
@@ -302,15 +313,41 @@ def test_it_finds_every_changed_byte_and_names_its_object(bed: Bed, full_length:
     bed.reader.check()
 
 
-def test_a_receipt_and_a_certificate_are_signed_as_the_page_says() -> None:
+@pytest.mark.parametrize("version", [1, 2])
+def test_batches_of_earlier_versions_are_read_as_the_page_says(version: int) -> None:
+    log = made_log()
+    prefix = log.history.prefix
+    objects = {name.removeprefix(prefix): data for name, data in log.bucket.objects.items()}
+    before: bytes | None = None
+    for name in sorted(one for one in objects if one.startswith("batch/"))[:3]:
+        batch = replace(decode_batch(objects[name]), previous_digest=before)
+        data = encode_batch(batch)
+        if not name.endswith(f"{log.history.starts[2]:020d}"):
+            said, _, frame = data.partition(b"\n")
+            told = {member: value for member, value in json.loads(said).items() if member != "envelope"} | {"v": 2}
+            data = encode_v1(batch) if version == 1 else page.canonical(told) + b"\n" + frame
+        objects[name], before = data, sha256(data).digest()
+    last = f"batch/{log.history.starts[3]:020d}"
+    objects[last] = encode_batch(replace(decode_batch(objects[last]), previous_digest=before))
+    reader = page.Reader(
+        log.history.log_id, objects.__getitem__, lambda start: [one for one in objects if one.startswith(start)],
+        [log.key.vkey],
+    )  # fmt: skip
+    assert len(reader.check()[0]) == 20
+    name = f"batch/{log.history.starts[1]:020d}"
+    whole = objects[name]
+    for at in range(0, len(whole), 7):
+        objects[name] = whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]
+        with pytest.raises(page.Wrong, match="batch/"):
+            reader.check()
+
+
+def test_a_certificate_is_signed_as_the_page_says() -> None:
     key = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
     signer = Ed25519Signer.from_seed("muniment/x/certificate", b"\x07" * 32)
     said = {"schema": "muniment-certificate/v1", "copies": [{"copy": 1}], "tenant": "ü"}
-    body = page.canonical(said)
-    signature = b64encode(signer.sign(b"muniment-certificate/v1\n" + body)).decode()
-    file = page.canonical(
-        {"certificate": said, "signature": {"ed25519": signature, "key": f"{signer.name}+{signer.key_id.hex()}"}}
-    )
+    with certificate.sign(said, signer) as signed:
+        file = signed.read()
     assert page.certificate(file, key.public_key().public_bytes_raw()) == said
     with pytest.raises(page.Wrong, match="bad signature"):
         page.certificate(file.replace(b'"copy":1', b'"copy":2'), key.public_key().public_bytes_raw())
