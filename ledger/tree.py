@@ -78,9 +78,8 @@ class Tree:
         if len(tail) != size % TILE_WIDTH:
             reason = f"a tree of size {size} has {size % TILE_WIDTH} leaves after its last full tile, got {len(tail)}"
             raise BadProof(reason)
-        self._tails = [list(tail)]
-        self._held = OrderedDict()
-        self._is_made = False
+        # Of a tree that was open before nothing is known any more: its tiles may be why it is opened again.
+        self._frontier, self._tails, self._held, self._is_made = Frontier(), [list(tail)], OrderedDict(), False
         if again is not Again.NOTHING and self._leaves is not None:
             self._make_again(size, 1 if again is Again.LEAVES else size.bit_length())
         level = 1

@@ -232,6 +232,24 @@ def test_a_database_that_was_lost_is_made_anew_beside_a_damaged_tile_which_is_ma
     _require_sound(bench, 600)
 
 
+@pytest.mark.slow
+def test_an_upper_tile_and_one_below_it_that_are_damaged_are_made_again_at_the_next_start(bench: Bench) -> None:
+    for start in range(0, 66_000, 6_000):
+        bench.log.append(TENANT, [draft(number) for number in range(start, start + 6_000)], now=NOW)
+    note = bench.log.publish(TENANT, NOW)
+    keys = [f"{LOG_ID}/tile/{name}" for name in ("1/000", "0/007", "0/200")]
+    whole = [bench.hot.get(key) for key in keys]
+    for key, data in zip(keys, whole, strict=True):
+        bench.hot.replace(key, b"y" * len(data))
+    bench.reopen()
+    assert bench.log.publish(TENANT, NOW) == note
+    assert [bench.hot.get(key) for key in keys] == whole
+    for idx in (7 * 256, 200 * 256 + 9, 65_999):
+        proof = bench.log.proof(TENANT, idx, NOW)
+        head = parse_checkpoint(verify_note(proof.checkpoint.encode(), [_verifier(bench)]))
+        verify_inclusion(idx, head.size, proof.leaf, proof.inclusion, head.root)
+
+
 def test_a_history_that_was_not_signed_is_read_whole_once_and_refused_at_once_the_next_time(bench: Bench) -> None:
     for start in range(0, 300, 10):
         bench.log.append(TENANT, [draft(number) for number in range(start, start + 10)], now=NOW)
