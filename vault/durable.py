@@ -20,8 +20,8 @@ _OTHERS = 0o077
 
 
 def private_folder(folder: Path) -> Path:
-    """Return the folder, made with mode 0700 if missing. Raises RootUnavailable if others may read it."""
-    folder.mkdir(mode=_FOLDER_MODE, parents=True, exist_ok=True)
+    """Return the folder, made durably with mode 0700 if missing. Raises RootUnavailable if others may read it."""
+    _make(folder)
     mode = folder.stat().st_mode
     if mode & _OTHERS:
         raise RootUnavailable(f"a key folder has mode {mode & 0o777:04o}, expected 0700; run chmod 0700 on it")
@@ -29,17 +29,21 @@ def private_folder(folder: Path) -> Path:
 
 
 def create_once(path: Path, data: bytes) -> bool:
-    """Write ``data`` durably under a new name and return True; return False, changing nothing, if the name exists."""
+    """Write ``data`` durably under a new name and return True; return False, changing nothing, if the name exists.
+
+    That name is durable too then, whoever made it: it may have been a moment ago.
+    """
     temporary = _write_temporary(path, data)
     try:
         # link(2) is atomic and, unlike rename, refuses an existing name.
         os.link(temporary, path)
+        made = True
     except FileExistsError:
-        return False
+        made = False
     finally:
         temporary.unlink()
     sync_folder(path.parent)
-    return True
+    return made
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -77,6 +81,14 @@ def sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _make(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    _make(folder.parent)
+    folder.mkdir(mode=_FOLDER_MODE, exist_ok=True)
+    sync_folder(folder.parent)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ class Disk:
     """What would be there after a power cut, and what is looked at after each fsync."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self.root = root
         self._names: dict[Path, dict[str, int]] = {}
         self._bytes: dict[int, bytes] = {}
         self.at_each: Callable[[], None] = lambda: None
@@ -41,7 +41,7 @@ class Disk:
 
     def left(self, key: str) -> bytes | None:
         """The bytes under a name after a power cut now; None where the name or a folder above it is not there."""
-        place, inode = self._root, 0
+        place, inode = self.root, 0
         for name in key.split("/"):
             names = self._names.get(place, {})
             if name not in names:
@@ -56,7 +56,7 @@ def disk(tmp_path: Path) -> Disk:
 
 
 def opened(disk: Disk, *, locked: bool = True) -> FileStore:
-    return FileStore(disk._root, lambda: NOW, locked=locked, fsync=disk)
+    return FileStore(disk.root, lambda: NOW, locked=locked, fsync=disk)
 
 
 @pytest.mark.scenario("L9")
@@ -115,7 +115,7 @@ def test_a_hot_object_is_the_old_or_the_new_one_and_then_the_new_one(disk: Disk)
 def test_what_was_deleted_does_not_come_back_and_its_lock_goes_last(disk: Disk) -> None:
     store = opened(disk)
     store.put(KEY, b"data", lock_until=UNTIL)
-    store = FileStore(disk._root, lambda: UNTIL, fsync=disk)
+    store = FileStore(disk.root, lambda: UNTIL, fsync=disk)
 
     def look() -> None:
         assert disk.left(KEY) is None or disk.left(f".lock/{KEY}") is not None
@@ -128,6 +128,6 @@ def test_what_was_deleted_does_not_come_back_and_its_lock_goes_last(disk: Disk) 
 def test_a_lock_that_a_crash_left_alone_does_not_come_back_over_an_object_without_one(disk: Disk) -> None:
     store = opened(disk)
     store.put(KEY, b"data", lock_until=UNTIL)
-    (disk._root / KEY).unlink()
+    (disk.root / KEY).unlink()
     store.put(KEY, b"other", lock_until=None)
     assert (disk.left(KEY), disk.left(f".lock/{KEY}")) == (b"other", None)
