@@ -91,6 +91,8 @@ def test_a_request_ends_in_papers_that_the_desk_sends_and_the_person_checks(desk
     assert "Beispiel GmbH" in html.body.decode()
     assert pdf.body.startswith(b"%PDF-1.7")
     assert pdf.headers["content-type"] == "application/pdf"
+    for answer in (report, html, pdf):
+        assert answer.headers["content-length"] == str(len(answer.body))
     for paper in (report.body, html.body, pdf.body):
         assert b"grace@" not in paper
         assert b"cv.txt" not in paper
