@@ -17,9 +17,9 @@ from api.database import APP_ROLE, AUTH_ROLE, Database, NestedTransaction
 from api.routes.operations import not_ready
 from api.settings import load
 from api.wiring import build
-from erasure.certificate_rows import CertificateKey, open_certificate
-from erasure.models import CertificatePiece
-from erasure.signed_file import PIECE
+from erasure.certificate_rows import CertificateKey, add_certificate, open_certificate
+from erasure.models import CertificatePiece, CertificateRow
+from erasure.signed_file import PIECE, SignedFile
 from infra.migrations.schema import METADATA, SHARED
 from infra.migrations.write_next import VERSIONS, source, tenant_columns
 from ledger import index
@@ -319,6 +319,19 @@ def test_a_row_of_another_tenant_can_be_neither_written_nor_changed(two_tenants:
     with two_tenants.transaction(1) as session:
         assert session.connection().execute(sa.text("UPDATE kind SET description = 'x' WHERE true")).rowcount == 1
         assert session.connection().execute(sa.text("DELETE FROM kind WHERE tenant_id = 2")).rowcount == 0
+
+
+@pytest.mark.postgres
+def test_a_certificate_and_its_pieces_are_their_tenants_alone(two_tenants: Database) -> None:
+    body = bytes(range(256)) * (PIECE // 256 + 1)
+    key = CertificateKey(1, "req_a", "interim", 1)
+    with SignedFile.of([body]) as signed, two_tenants.transaction(1) as session:
+        add_certificate(session, key, signed, NOW)
+    with two_tenants.transaction(1, write=False) as session, open_certificate(session, key) as found:
+        assert found.read() == body
+    with two_tenants.transaction(2, write=False) as session:
+        for table in (CertificateRow, CertificatePiece):
+            assert session.scalar(sa.select(sa.func.count()).select_from(table)) == 0
 
 
 @pytest.mark.postgres
