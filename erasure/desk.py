@@ -188,9 +188,20 @@ class Desk:
             name_people(session, row, {*named, *known.values()})
 
     def find_duplicate(
-        self, session: Session, row: RequestRow, acting: Acting, now: datetime, *, something_left: bool = False
+        self,
+        session: Session,
+        row: RequestRow,
+        acting: Acting,
+        now: datetime,
+        *,
+        something_left: bool = False,
+        was_overtaken: bool = False,
     ) -> bool:
-        """Whether the request asks for nothing beyond another verified one; it then ends as its duplicate."""
+        """Whether the request asks for nothing beyond another verified one; it then ends as its duplicate.
+
+        Raises: IllegalMove where it also asks under names that nobody verified, which would end with it unseen, and
+        nothing was told the record of its plan yet.
+        """
         standing = sorted(CONTENDING | {State.COMPLETED_WITH_RETAINED})
         fences = {fence.request_id for fence in subjects.fenced(session, row.tenant_id, row.subjects).values()}
         rows = session.exec(
@@ -203,6 +214,10 @@ class Desk:
         )
         for other in rows:
             if is_duplicate(_rival(session, row), _rival(session, other), something_left=something_left):
+                verified, of = row.details.get(IDENTIFIERS, (0, 0))
+                if verified < of and not was_overtaken:
+                    why = f"{other.request_id} asks for what was verified of it: verify its other names, or cancel it"
+                    raise IllegalMove(row.state, Move.PLAN, why)
                 row.state = move(State(row.state), Move.FIND_DUPLICATE, self._facts(row, acting, now))
                 row.duplicate_of = other.request_id
                 self._state(session, row, acting, now, event="duplicate", detail={"of": other.request_id})

@@ -273,7 +273,7 @@ class Planner:
         hold_writer(session, row.tenant_id)
         if row.state != State.VERIFIED:
             return False
-        if not self._desk.find_duplicate(session, row, acting, now, something_left=True):
+        if not self._desk.find_duplicate(session, row, acting, now, something_left=True, was_overtaken=True):
             return False
         if restricts:
             body = {"request": row.request_id}

@@ -416,6 +416,24 @@ def test_names_that_nobody_verified_are_counted_until_the_approval_and_after(wor
         assert "- +49301234567" in letter, "the name is named, so that the person knows which"
 
 
+def test_a_request_is_no_duplicate_while_a_name_of_it_is_not_verified(world: Any) -> None:
+    # Planned with one of its two names, it ended as the duplicate of a request for that one; the other was never seen.
+    world.note("1", "Ada")
+    world.note("2", "Ada at work", owner="user:ada_2")
+    first = world.ask(ADA)
+    spec = {"right": "erasure", "subjects": [ADA, "user:ada_2"], "regulation": "gdpr"}
+    request = world.desk.create(world.acting(), spec, world.now)["id"]
+    assert world.verify(request)["state"] == "verified"
+    with pytest.raises(IllegalMove, match=f"{first} asks for what was verified of it"):
+        world.plan(request)
+    assert world.state(request) == "verified"
+    world.verify(request, "user:ada_2")
+    world.plan(request)
+    world.approve(request)
+    world.work()
+    assert sorted(world.copy_states(request).values()).count("erased_physical") == 2
+
+
 def test_a_letter_is_in_the_language_of_its_country_whichever_code_names_it(world: Any) -> None:
     # Chile had German letters: its code begins like that of Switzerland.
     for jurisdiction, word in (
