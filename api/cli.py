@@ -46,6 +46,19 @@ COMMANDS: dict[str, tuple[str, str]] = {
 """Command → (module below `api.commands`, help). Each module lists its commands in `COMMANDS`."""
 
 
+_AGAIN = " May be given again."
+
+
+def _repeatable_told(command: click.Command) -> click.Command:
+    """The command, with the help of each option that may be given again saying so, also of those below it."""
+    for each in command.params:
+        if isinstance(each, click.Option) and each.multiple and each.help and not each.help.endswith(_AGAIN):
+            each.help += _AGAIN
+    for below in command.commands.values() if isinstance(command, click.Group) else ():
+        _repeatable_told(below)
+    return command
+
+
 class Lazy(click.Group):
     """A group that knows its commands by name and imports the one that runs."""
 
@@ -58,7 +71,7 @@ class Lazy(click.Group):
         if cmd_name not in COMMANDS:
             return None
         commands: dict[str, click.Command] = import_module(f"api.commands.{COMMANDS[cmd_name][0]}").COMMANDS
-        return commands[cmd_name]
+        return _repeatable_told(commands[cmd_name])
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Writes the list without importing any of it."""

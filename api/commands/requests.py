@@ -73,7 +73,14 @@ def _filing(name: str, right: str) -> click.Command:
     @click.option("--timezone", default=None, help="Of the person, such as Europe/Berlin (default: the controller's).")
     @click.option("--conversation", default=None, help="Only this conversation.")
     @click.option("--data-class", "data_classes", multiple=True, help="Only these classes.")
-    @click.option("--correct", "corrections", multiple=True, metavar="FIELD=VALUE", help="What a field is to read.")
+    @click.option(
+        "--correct",
+        "corrections",
+        multiple=True,
+        metavar="FIELD=VALUE",
+        hidden=right != "rectification",
+        help="What a field is to read.",
+    )
     @click.option("--identity", "method", default=None, help="How identity was checked; then it is planned too.")
     @click.option("--evidence", default="", help="What was seen; sealed under the request's key.")
     @click.option("--watch", is_flag=True, help="Wait for the end, or until somebody has to act.")

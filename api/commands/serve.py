@@ -22,9 +22,11 @@ def _roles(_context: click.Context, _parameter: click.Parameter, value: str) -> 
 @click.command()
 @data_option
 @click.option("--tenant", default=None, hidden=True)
-@click.option("--host", default=None, help="Address to bind to.")
-@click.option("--port", type=click.IntRange(0, 65535), default=None, help="Port; 0 picks a free one.")
-@click.option("--roles", callback=_roles, default="api,worker,scheduler", help="What this process does.")
+@click.option("--host", default=None, help="Address to bind to (MUNIMENT_HOST, else 127.0.0.1).")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=None, help="Port (MUNIMENT_PORT, else 8811); 0: a free one."
+)
+@click.option("--roles", callback=_roles, default="api,worker,scheduler", show_default=True, help="What it does.")
 def serve(data: Path, tenant: str | None, host: str | None, port: int | None, roles: frozenset[str]) -> int:
     """Runs the service and prints `ready http://H:P` when it answers."""
     del tenant  # every tenant is served; the option exists because every command takes it

@@ -63,3 +63,8 @@ def test_the_help_of_every_command_and_subcommand_imports_nothing_of_the_service
     for path, one in told.items():
         assert one["code"] == 0, path
         assert one["page"].startswith(f"Usage: muniment {path}".rstrip()), path
+    # Nothing told that a hold may name several people, and every right offered a correction.
+    words = {path: " ".join(one["page"].split()) for path, one in told.items()}
+    assert "--subject TEXT Everything about this person; - reads from stdin. May be given again." in words["hold place"]
+    assert [path for path in words if "--correct" in words[path]] == ["request rectify"]
+    assert "[default: api,worker,scheduler]" in words["serve"]
