@@ -12,6 +12,7 @@ import os
 import shutil
 import socket
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -202,6 +203,29 @@ def s3_service() -> Iterator[Any]:
     seaweedfs = importlib.import_module("infra.services.seaweedfs")
     with _service_folder("s3") as folder, seaweedfs.running(folder) as service:
         yield service
+
+
+def _connections() -> dict[str, int]:
+    """The TCP connections that this process has open, as the kernel knows them, with the port of the other end."""
+    mine = set()
+    for each in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            mine.add(str(each.readlink()))
+    rows = [line.split() for line in Path("/proc/self/net/tcp").read_text(encoding="ascii").splitlines()[1:]]
+    found = {f"socket:[{row[9]}]": int(row[2].rpartition(":")[2], 16) for row in rows}
+    return {socket: port for socket, port in found.items() if port and socket in mine}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def connections_are_closed() -> Iterator[None]:
+    """Who makes a client closes it: one that is left open is told of in some other test, which has none."""
+    before = _connections()
+    yield
+    end = time.monotonic() + 5  # threads that relay bytes close what they hold a moment later
+    while left := {port for socket, port in _connections().items() if socket not in before}:
+        assert time.monotonic() < end, f"connections to ports {left} are open after the module's last test"
+        gc.collect()  # a pool that was given up closes what is in it; what nobody closes warns, and fails here
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="session")
