@@ -2,7 +2,8 @@
 
 Making, in order (one pass; a crash anywhere begins it again):
  1. select once more and add what is new, so that the counts are the registry's; stop while a human is waited for;
- 2. write every copy into a zip that has no name yet: artifacts by store, then the record by class, then requests;
+ 2. write every copy into a zip that has no name yet: artifacts by store, then the record by class, then requests
+    and, in the answer to a request for everything, the names by which the person is known;
  3. write the manifest with what became of each copy;
  4. in one transaction: register the file as an artifact of class `export`, with its expiry, and end the copies;
  5. give it its name in the folder of exports, unless its artifact ended meanwhile. A crash before 5 leaves a registered
@@ -42,7 +43,7 @@ from erasure.package_people import leave_out_who_goes, names_for, others_of
 from erasure.packages import STORE
 from erasure.parts import Parts, Tenant
 from erasure.persons import leave_out_strangers
-from erasure.plan import Plan, instant_text
+from erasure.plan import IDENTITY, VAULT, Plan, instant_text
 from erasure.request import CopyState, State
 from erasure.selector import select_subjects
 from erasure.standing import claim_of
@@ -63,6 +64,7 @@ manifest.json   what is in here, from where, why and for how long it is kept, an
 artifacts/      copies of your data, by class
 record/         what was said and done, one JSON object a line, by class
 requests.json   your requests to us
+names.json      the names, addresses and numbers by which we know you
 """
 
 
@@ -227,6 +229,7 @@ class _Making:
                 package.sources[data_class].add(row.source_type)
 
     def _requests(self, package: Package) -> None:
+        """The person's requests and names; none where the request is limited."""
         with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
             row = history.load(session, self._tenant.tenant_id, self._id)
             wanted = self._copies(session, "request")
@@ -235,10 +238,13 @@ class _Making:
             found = [
                 request_view(session, self._parts, row.tenant_id, copy.ref, frozenset(row.subjects)) for copy in wanted
             ]
+            names = subjects.names_of(session, self._parts.vault, row.tenant_id, row.subjects)
             for copy in wanted:
                 package.fates[copy.copy_no] = (CopyState.EXPORTED, None)
                 package.places[copy.copy_no] = "requests.json"
         package.add("requests.json", json_bytes(found), self._now, store=REQUESTS)
+        known_as = sorted({one.given for person in names.values() for one in person})
+        package.add("names.json", json_bytes(known_as), self._now, data_class=IDENTITY, store=VAULT)
 
     # ── 3 ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -96,6 +96,18 @@ def test_an_export_holds_what_the_registry_counts_with_the_terms_of_each_class(w
     assert {"purposes", "categories", "recipients", "storage_period", "sources", "legal_basis"} <= note.keys()
 
 
+def test_a_package_lists_the_names_by_which_the_person_is_known_and_nobody_elses(world: World) -> None:
+    # We hold them, and whoever asked what we hold was not told (GDPR Art. 15(3)).
+    world.note("n1", "only ada")
+    world.note("b1", "a note of bob", owner=BOB)
+    for scope, is_there in ((None, True), ({"data_classes": ["note"]}, False)):
+        request = answered(world, **({} if scope is None else {"scope": scope}))
+        archive = package(world, request)
+        assert ("names.json" in archive.namelist()) is is_there
+        if is_there:
+            assert json.loads(archive.read("names.json")) == [ADA]
+
+
 def test_every_file_of_a_package_has_its_digest_in_the_manifest(world: World) -> None:
     import hashlib
 
