@@ -335,7 +335,9 @@ def verify_log(
     certificate_keys = [pin for key in certificate_keys for pin in _followed(bucket, log, CERTIFICATE, key)[0]]
     followed = [_followed(bucket, log, LOG, key) for key in keys]
     keys = [pin for pins, _ in followed for pin in pins]
-    options = replace(options, keys_are_known=all(whole for _, whole in followed))
+    # A key that could not be followed has no window, and there may be more.
+    is_all = all(whole and all(" " in pin for pin in pins) for pins, whole in followed)
+    options = replace(options, keys_are_known=all(whole for _, whole in followed), keys_are_all=is_all)
     states = None if sessions is None or log.tenant_id is None else part_states(sessions, log.tenant_id)
     report = verify(
         bucket,

@@ -67,8 +67,9 @@ class Options:
     SHA-256 fingerprints of the certificates of time stamp authorities that he trusts, `anchors` the names of anchors
     that he saw earlier. `sample`: look into the content of so many entries only. `stream`: of the entries of this
     random stream id only; the chain is checked whole either way. `known_size`: a size that the operator's own database
-    has seen. `keys_are_known`: False when a change of the log's keys is damaged, so that what another key signed says
-    nothing. `seed` makes a sample repeatable, for tests.
+    has seen. `keys_are_all`: no key but the given ones ever signed for this log, so none else has a line in its
+    checkpoints. `keys_are_known`: False when a change of the log's keys is damaged, so that what another key signed
+    says nothing. `seed` makes a sample repeatable, for tests.
     """
 
     since: bytes | None = None
@@ -79,6 +80,7 @@ class Options:
     stream: str | None = None
     known_size: int = 0
     keys_are_known: bool = True
+    keys_are_all: bool = False
     seed: int | None = None
 
 
@@ -171,6 +173,7 @@ class _Audit:
             origin=self.origin,
             findings=self.findings,
             witnesses=[witness_key(text) for text in dict.fromkeys(options.witnesses)],
+            keys_are_all=options.keys_are_all,
         )
         self.anchors = AnchorCheck(
             reader=reader,

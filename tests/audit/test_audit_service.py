@@ -29,8 +29,9 @@ from audit.findings import Findings, Verdict
 from audit.forge import MemoryBucket
 from audit.payload import PayloadCheck
 from audit.processes import Helpers, Task
+from audit.reader import FolderReader
 from audit.replay import Content, StoredEntry, Unsealed, fold, transcript_json
-from audit.verify import Helping, verify
+from audit.verify import Helping, Options, verify
 from ledger.entry import Header, uuid7
 from ledger.models import EntryRow
 from registry.acting import Acting
@@ -182,6 +183,32 @@ def test_a_lost_or_damaged_list_of_keys_announces_no_change_twice_and_hides_none
     assert (code, found["verdict"]) == (0, "sound")
     with kept.services.database.transaction(acting.tenant_id, write=False) as session:
         assert len(session.exec(select(EntryRow).where(EntryRow.kind == "key.rotated")).all()) == 2
+
+
+def test_a_changed_byte_in_one_of_two_signatures_is_noticed_wherever_it_stands(kept: Kept, full_length: bool) -> None:
+    """A line by nobody that is known is passed over in a note: of two signatures one could be changed unseen."""
+    services, tenant = kept.services, kept.acting.tenant_id
+    rotate_key(services, kept.acting, "log", revoke=False)
+    newest = max((kept.folder / "objects" / kept.acting.log_id / "checkpoint").iterdir())
+    whole = newest.read_bytes()
+    assert whole.count("\u2014 ".encode()) == 2
+    assert kept.verify("--key", kept.made.log_key)[1]["verdict"] == "sound"
+    newest.chmod(0o600)
+    bucket, log_id = FolderReader(kept.folder / "objects"), kept.acting.log_id
+    keys = [window.pin for window in services.log.keys(tenant)]
+    for at in range(whole.index(b"\n\n"), len(whole), 1 if full_length else 4):
+        newest.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        report = verify(bucket, log_id=log_id, keys=keys, options=Options(keys_are_all=True))
+        assert {(one.verdict, one.object) for one in report.findings} == {
+            (Verdict.ALTERED, f"{log_id}/checkpoint/{newest.name}")
+        }, (at, report.findings)
+    first, second = whole.split("\u2014 ".encode())[1:]
+    for lines in ((first,), (second,), (first, second, second)):
+        newest.write_bytes(whole[: whole.index(b"\n\n") + 2] + b"".join("\u2014 ".encode() + one for one in lines))
+        found = kept.verify("--key", kept.made.log_key)[1]
+        assert (found["verdict"], found["findings"][0]["object"]) == ("altered", f"{log_id}/checkpoint/{newest.name}")
+    newest.write_bytes(whole)
+    assert kept.verify("--key", kept.made.log_key)[1]["verdict"] == "sound"
 
 
 def test_a_log_that_continues_the_kept_head_is_anchored(kept: Kept, tmp_path: Path) -> None:

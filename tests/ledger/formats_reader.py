@@ -125,7 +125,7 @@ def vkey(text: str) -> Key:
 
 
 def open_note(data: bytes, keys: Sequence[Key], where: str) -> list[str]:
-    """The lines of a note that at least one of the keys signed, and none of them badly."""
+    """The lines of a note that these keys signed, at least one of them, none badly, and nobody else."""
     require(len(data) <= 524_288, where, "too large a note")
     try:
         whole = data.decode()
@@ -138,6 +138,7 @@ def open_note(data: bytes, keys: Sequence[Key], where: str) -> list[str]:
         parts = line.split(" ")
         require(len(parts) == 3 and parts[0] == "\u2014", where, "no signature line")
         raw = b64(parts[2], where)
+        require((parts[1], raw[:4]) in [(key.name, key.id) for key in keys], where, "a line by another key")
         for key in keys:
             if (key.name, key.id) == (parts[1], raw[:4]):
                 try:
