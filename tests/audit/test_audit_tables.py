@@ -63,10 +63,13 @@ BELIEVED = {
         ("name", "owner", "until", "fence"), "two that believe they lead meet at the batch, which only one creates"
     ),
     "log_knock": dict.fromkeys(("knock_id", "log_tenant", "wants"), "a lost knock is made up for by who waits"),
-    "staged": dict.fromkeys(
-        ("tenant_id", "staged_id", "entries", "drafts", "answer", "at", "answered_at"),
-        "nothing in it was acknowledged; its callers send again",
-    ),
+    "staged": {
+        **dict.fromkeys(
+            ("tenant_id", "staged_id", "entries", "answer", "at", "answered_at"),
+            "nothing in it was acknowledged; its callers send again",
+        ),
+        "drafts": "for the moment in which they wait: who writes rows then can change what goes into the record",
+    },
     "payload_walk": dict.fromkeys(
         ("tenant_id", "what", "place", "at", "ended"), "an object that is passed over stays longer; none goes sooner"
     ),
