@@ -67,7 +67,8 @@ class Turns:
         with queue.lock:
             queue.waiting.append(mine)
         with queue.turn:
-            if not mine.done:
+            # Those who wait before this caller may fill a flush of their own.
+            while not mine.done:
                 _place(queue, place)
         if mine.problem is not None:
             raise mine.problem
