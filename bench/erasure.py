@@ -320,7 +320,7 @@ class Bench:
         for name in ("execute", "confirm", "_complete"):
             clocks.watch(worker, name, "steps")
         clocks.watch(dispatch.Dispatch, "run", "dispatch")
-        for name in ("_complete_captures", "_await"):
+        for name in ("_complete_captures", "_side_by_side"):
             clocks.watch(dispatch.Dispatch, name, "waited")
         clocks.watch(leases.Lease, "renew", "leases", time.thread_time)
         clocks.watch(leases.Lease, "renew", "renewed")

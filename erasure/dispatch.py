@@ -148,6 +148,12 @@ class Dispatch:
             # Done in the agent's process, reclaim included; here the copies only begin to wait.
             numbers = [number for level in places.pop(name).values() for number in level]
             tasks.hand_out(self._parts, self._tenant_id, self._owner, store=name, numbers=numbers, now=self._now)
+        self._side_by_side(places)
+        if self._failures:
+            raise self._failures[0]
+
+    def _side_by_side(self, places: Mapping[str, Mapping[int, Sequence[int]]]) -> None:
+        """Let each store's thread do what there is, and wait for those that get on."""
         order = _Order(places, self._parts.store_seconds)
         threads = [
             threading.Thread(target=self._work, args=(name, levels, order), name=f"erase {name}", daemon=True)
@@ -158,8 +164,6 @@ class Dispatch:
             thread.start()
         for name, thread in zip(sorted(places), threads, strict=True):
             self._await(name, thread, order)
-        if self._failures:
-            raise self._failures[0]
 
     def _places(self, session: Session) -> dict[str, dict[int, list[int]]]:
         """The copies whose turn it is, by store and depth; none at a store of which only bytes are to be freed.
