@@ -15,7 +15,7 @@ from urllib.parse import quote, urlencode
 import click
 
 from api.commands.options import CannotRun, Listed, client_of, remote, show
-from api.commands.terminal import say
+from api.commands.terminal import columns, say
 from api.commands.watching import exit_code, next_of, plan_lines, request_lines, watch_request
 from muniment.registry import Client
 
@@ -188,7 +188,7 @@ def list_requests(
     query = urlencode({name: value for name, value in asked.items() if value is not None})
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         found = sorted(client.pages(f"/v1/requests{'?' + query if query else ''}"), key=lambda one: str(one["due_at"]))
-    lines = [f"{one['due_at']:<28} {one['state']:<24} {one['right']:<14} {one['id']}" for one in found]
+    lines = columns([[str(one[name]) for name in ("due_at", "state", "right", "id")] for one in found])
     show({"items": found}, as_json=as_json, lines=lines or ["no request"])
     return 0
 

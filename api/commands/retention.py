@@ -11,6 +11,7 @@ from urllib.parse import quote
 import click
 
 from api.commands.options import Listed, client_of, remote, show
+from api.commands.terminal import columns
 
 
 @click.group(cls=Listed)
@@ -30,11 +31,8 @@ def due(
     with client_of(data=data, url=url, token=token, tenant=tenant) as client:
         found = list(islice(client.pages(f"/v1/retention/due{query}"), limit + 1))
     items, more = found[:limit], len(found) > limit
-    lines = [
-        f"{item['ends_at'] or '-':<28} {item['data_class']:<20} {item['store']:<16} {item['action']:<10} "
-        f"{item['rule']:<16} {item['id']}"
-        for item in items
-    ]
+    shown = ("data_class", "store", "action", "rule", "id")
+    lines = columns([(item["ends_at"] or "-", *(str(item[name]) for name in shown)) for item in items])
     lines += [f"and more: --limit shows them, `muniment retention run --dry-run{_at(before)}` counts them"] * more
     show({"items": items, "more": more}, as_json=as_json, lines=lines or ["nothing is due"])
     return 0
