@@ -58,7 +58,7 @@ _MAX_NAMED = 1_000
 _AT_ONCE = 1_000
 """Entries of a conversation that are asked together whether anything is left of them."""
 WENT_BEFORE = "it keeps nothing now: what it names is gone, and no hold brings it back; what comes later is kept"
-NOT_KNOWN = "it keeps nothing now: nothing of what it names is known here, check the names; what comes later is kept"
+NOT_KNOWN = "it keeps nothing now: nothing of what it names was ever here, check the names; what comes later is kept"
 ERASED_BEFORE = (
     "of those whom it names {erased} of {people} were erased before: nothing more is taken about them, and whoever is "
     "opened again by that name needs another hold"
