@@ -17,7 +17,7 @@ Guarantees: nothing readable leaves step 3; a repeat is a `duplicate`, another c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, NamedTuple
@@ -92,11 +92,11 @@ class EvidenceEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """Events proven against one signed checkpoint."""
+    """Events proven against one signed checkpoint. `entries` are read, once, while somebody goes over them."""
 
     checkpoint: str
     tree_size: int
-    entries: tuple[EvidenceEntry, ...]
+    entries: Iterator[EvidenceEntry]
 
 
 class Record:
@@ -296,14 +296,14 @@ class Record:
             keys = index.keys_of(session, tenant_id, ordered)
             opened = Keyring(self._vault, session, tenant_id).open_all(keys.values())
         proofs = self._log.proofs(tenant_id, ordered, now)
-        made = []
-        for entry_id, proof in zip(wanted, proofs, strict=True):
-            header = decode_header(proof.header)
-            ciphertext = self._log.ciphertext(tenant_id, header.parts[0])
-            prk = joint_prk({key_id: opened[key_id] for key_id in keys[proof.index, 0]})
-            bound = context(str(tenant_id), self._log.head(tenant_id).log_id, entry_id, header.parts[0].role)
-            made.append(
-                EvidenceEntry(
+
+        def made() -> Iterator[EvidenceEntry]:
+            for entry_id, proof in zip(wanted, proofs, strict=True):
+                header = decode_header(proof.header)
+                ciphertext = self._log.ciphertext(tenant_id, header.parts[0])
+                prk = joint_prk({key_id: opened[key_id] for key_id in keys[proof.index, 0]})
+                bound = context(str(tenant_id), self._log.head(tenant_id).log_id, entry_id, header.parts[0].role)
+                yield EvidenceEntry(
                     entry_id=entry_id,
                     index=proof.index,
                     header=proof.header,
@@ -311,10 +311,10 @@ class Record:
                     part=ciphertext,
                     part_key=part_key_of(prk, ciphertext, bound),
                 )
-            )
+
         if not proofs:
-            return Evidence(checkpoint=self._log.publish(tenant_id, now).decode(), tree_size=0, entries=())
-        return Evidence(checkpoint=proofs[0].checkpoint, tree_size=proofs[0].tree_size, entries=tuple(made))
+            return Evidence(checkpoint=self._log.publish(tenant_id, now).decode(), tree_size=0, entries=iter(()))
+        return Evidence(checkpoint=proofs[0].checkpoint, tree_size=proofs[0].tree_size, entries=made())
 
     def _admit(self, tenant_id: int) -> Admit:
         """The sequencer's own look at the fences: parts of somebody who was fenced meanwhile are dropped.
