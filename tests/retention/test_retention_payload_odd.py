@@ -175,3 +175,19 @@ def test_an_object_that_two_batches_name_is_counted_once(locked: Any) -> None:
     with house.transaction(write=False) as session:
         assert expiry.deleted_by(session, house.tenant_id, "swp_x") == (2, 12)
         assert len(session.exec(select(PayloadRow).where(col(PayloadRow.owner) == "swp_x")).all()) == 3
+
+
+def test_an_object_whose_row_names_a_batch_that_does_not_name_it_stays(locked: Any) -> None:
+    """Nothing of it is in that batch, and that nothing has a key left would be true of nothing."""
+    house = locked
+    alive, gone = house.say("chat", "one", "spoken"), house.say("chat", "two", "free")
+    [name] = {part.object for part in read(house, alive).header.parts if JUNE_LOCK in part.object}
+    destroy(house, "free")
+    with house.transaction() as session:
+        [row] = session.exec(select(PayloadRow).where(PayloadRow.name == name))
+        row.batch_first, row.dirty = read(house, gone).row.batch_first, True
+        session.add(row)
+    move(house, 2040, 8, 20)
+    house.sweep()
+    assert name in objects(house)
+    assert [part.state for part in read(house, alive).parts] == ["verified"]
