@@ -19,6 +19,8 @@ from retention.decide import (
     class_end,
     decide,
     ends_at,
+    kept_until,
+    own_end,
 )
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -231,6 +233,31 @@ def test_of_floor_and_exemption_the_longer_wins() -> None:
     assert decide(FRESH, replace(both, floor_for=Days(20)), [], [], [ERASURE], NOW).rule == "exemption"
     fixed = replace(RETAINED, exempt_for=None, exempt_until=ago(-3))
     assert decide(FRESH, fixed, [], [], [ERASURE], NOW).until == ago(-3)
+
+
+@pytest.mark.parametrize(
+    ("rules", "days"),
+    [
+        (NOTE, None),
+        (FLOORED, 500),
+        (SKELETON, None),
+        (RETAINED, 700),
+        (replace(FLOORED, on_request="retain", exempt_for=Days(400)), 500),
+        (replace(RETAINED, exempt_for=None, exempt_until=ago(-30)), 40),
+        (replace(RETAINED, ceiling_for=Days(200), ceiling_basis="n"), 200),
+    ],
+)
+def test_what_a_duty_keeps_against_its_persons_will_has_a_date(rules: Rules, days: int | None) -> None:
+    assert kept_until(ago(10), rules) == (None if days is None else ago(10 - days))
+
+
+def test_an_item_without_a_confidence_ends_by_its_date_alone() -> None:
+    fading = replace(NOTE, half_life=timedelta(days=30), expire_below=0.2)
+    assert own_end(replace(FRESH, expires_at=ago(-9)), fading) == ago(-9)
+    assert own_end(replace(FRESH, expires_at=ago(-9), confidence=0.9), NOTE) == ago(-9)
+    faded = own_end(replace(FRESH, expires_at=ago(-99), confidence=0.9), fading)
+    assert faded is not None
+    assert NOW < faded < ago(-99)
 
 
 def test_an_event_that_never_comes_is_capped_and_several_keys_end_at_the_last() -> None:
