@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from ledger.checkpoint import Checkpoint, parse_checkpoint, verify_note
 from ledger.entry import header_hash
 from ledger.merkle import verify_consistency
+from ledger.signing import verifier_from_vkey
 from muniment.errors import ApiProblem
 from tests.process.conftest import new_desk
 from tests.process.test_process_rebuild import command, erase, head_of, own, proof_holds, read, refused, replay, say
@@ -25,6 +27,11 @@ WORDS = ("my rash came back", "since the wombat-2281 cream")
 def search(desk: Any, **conditions: Any) -> list[dict[str, Any]]:
     items: list[dict[str, Any]] = desk.call("auditor", "POST", "/v1/record:search", conditions)["items"]
     return items
+
+
+def signed(desk: Any, note: str) -> Checkpoint:
+    """The checkpoint of a note by the log's key."""
+    return parse_checkpoint(verify_note(note.encode(), [verifier_from_vkey(desk.log_key)]))
 
 
 def repeat(desk: Any, said: dict[str, Any]) -> str:
@@ -53,13 +60,13 @@ def test_proofs_from_before_hold_and_no_way_to_read_or_find_gives_what_was_said(
     path = [bytes.fromhex(node) for node in steps]
     verify_consistency(old_head.size, new_head.size, path, old_head.root, new_head.root)
     for one, proof in before.items():
-        proof_holds(desk, proof, old_head)
+        proof_holds(desk, proof, signed(desk, proof["checkpoint"]))
         now = desk.call("auditor", "GET", f"/v1/record/entries/{one}/proof")
         assert {name: now[name] for name in ("index", "header", "leaf_hash")} == {
             name: proof[name] for name in ("index", "header", "leaf_hash")
         }
         assert header_hash(base64.b64decode(now["header"])).hex() == now["leaf_hash"]
-        proof_holds(desk, now, head_of(desk))
+        proof_holds(desk, now, signed(desk, now["checkpoint"]))
 
     assert [refused(desk, one) for one in gone] == [410, 410]
     answers = [replay(desk, "conv_gone"), search(desk, kind="turn.user"), search(desk, subject="user:gone")]
