@@ -102,7 +102,11 @@ def test_an_older_schema_is_named_with_what_brings_it_up(made: Path, capsys: pyt
         )
         for (table,) in connection.execute(common).fetchall():
             if table != "alembic_version":
-                names = ", ".join(row[1] for row in connection.execute(f"PRAGMA main.table_info({table})"))
+                both = (
+                    "SELECT name FROM pragma_table_info(?1, 'main') INTERSECT "
+                    "SELECT name FROM pragma_table_info(?1, 'good')"
+                )
+                names = ", ".join(name for (name,) in connection.execute(both, (table,)))
                 connection.execute(f"INSERT OR REPLACE INTO main.{table} ({names}) SELECT {names} FROM good.{table}")
     connection.close()
     assert cli.run(["verify", "--data", str(made)]) == 2
