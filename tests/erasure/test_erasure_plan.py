@@ -13,7 +13,7 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from erasure.additions import addendum
+from erasure.additions import Addendum, addendum, exceeds
 from erasure.facts import ArtifactFact, ClassFact, KeyFact, PartFact, PlanInput, SourceFact, StoreFact
 from erasure.plan import build, depths_of, line_of
 from retention.decide import Claim, Hold, Item, Rules
@@ -291,6 +291,38 @@ def test_more_of_the_same_is_an_addendum_and_anything_else_needs_approval() -> N
     assert same.needs_approval == ()
     other = addendum(approved, build(inputs(artifact(1), artifact(2, store="files"))))
     assert other.needs_approval == ("note in files by request: erase",)
+
+
+def test_keys_and_copies_that_were_approved_are_no_addition_and_what_others_lose_more_by_is_asked_about() -> None:
+    before = inputs(artifact(1), keys=(key("k1", joint=1), key("k0", "identity")))
+    approved = build(before).copies
+    assert addendum(approved, build(before)) == Addendum(added=(), needs_approval=())
+    more = addendum(approved, build(replace(before, keys=(*before.keys, key("k2", joint=1)))))
+    assert [copy.ref for copy in more.added] == ["k2"]
+    assert more.needs_approval == ("note in vault: about others too, which was not shown",)
+    joint = addendum(approved, build(replace(before, artifacts=(artifact(1, subjects=frozenset({ADA, BOB})),))))
+    assert joint.added == ()
+    assert joint.needs_approval == ("note in db: about others too, which was not shown",)
+    grown = addendum(approved, build(replace(before, keys=(key("k1", joint=2), key("k0", "identity")))))
+    assert grown.needs_approval == ("note in vault: about others too, which was not shown",)
+
+
+@pytest.mark.parametrize(
+    ("found", "shown", "is_more"),
+    [
+        (None, None, False),
+        ({"subjects": 1}, None, True),
+        ({"subjects": 1}, {"subjects": 1}, False),
+        ({"subjects": 2}, {"subjects": 1}, True),
+        ({"subjects": 1}, {"subjects": 2}, False),
+        ({"parts": 1, "subjects": 1}, {"subjects": 1}, True),
+        (None, {"subjects": 1}, False),
+    ],
+)
+def test_more_than_was_shown_is_more_in_any_count(
+    found: dict[str, int] | None, shown: dict[str, int] | None, *, is_more: bool
+) -> None:
+    assert exceeds(found, shown) is is_more
 
 
 @pytest.mark.scenario("C13")
