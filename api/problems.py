@@ -63,6 +63,11 @@ PROBLEMS: dict[str, ProblemType] = {
     "proposal-changed": _of(
         409, "The action is bound to another proposal", "A changed proposal needs a new action id."
     ),
+    "action-altered": _of(
+        409,
+        "What is kept of the action was changed in the database",
+        "Ask the provider what was done, and go on under a new action id; `muniment doctor` names the row.",
+    ),
     "action-settled": _of(409, "The action has another outcome", "An outcome is recorded once; read the action."),
     "erased": _of(410, "It was erased", "`request` names the request, `certificate` its proof once issued."),
     # 413 to 423

@@ -2,8 +2,8 @@
 
 Guarantees: reads only. A hold stands in the record before its row, and so does its end: a row that keeps less than its
 event says, or that ended without one, is named. A wrapped key is bound to its row, so one that opens has the tenant,
-subject, class, month, scope, group and epoch that it was made for; a tombstone has no bytes. Not here: that a destroyed
-key is beyond reach (`vault.proof`), what a hold keeps (`retention`).
+subject, class, month, scope, group and epoch that it was made for; a tombstone has no bytes. An action bears a keyed
+digest over its row. Not here: that a destroyed key is beyond reach (`vault.proof`), what a hold keeps (`retention`).
 """
 
 from __future__ import annotations
@@ -11,14 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import sqlalchemy as sa
-from sqlmodel import Session, SQLModel, select
+from sqlmodel import Session, SQLModel, col, select
 
 from api.examination import Finding, fine, unknown, weak, wrong
 from api.wiring import HOLD_UNDER_WAY, Services
+from ledger.actions import is_ours
 from ledger.entry import Kind
 from ledger.errors import LedgerError
+from ledger.models import ActionRow
 from registry.acting import Acting
 from registry.decided import Decided
+from registry.keyed import RowDigests
 from registry.subjects import opaque_ids
 from retention.models import HoldRow
 from vault.errors import KekDestroyed, KekUnknown, NotDecryptable, VaultError
@@ -29,6 +32,8 @@ from vault.wrapping import unwrap
 
 _NAMED = 5
 _PAGE = 5_000
+_SHORT = 16
+"""Digits of an action's look-up that name its row."""
 _BACK = "bring the rows back from a backup, or muniment rebuild"
 _TABLES = tuple(SQLModel.metadata.tables[str(model.__tablename__)] for model in (DataKey, PartKey))
 
@@ -114,6 +119,35 @@ def look_at_keys(services: Services, acting: Acting) -> Iterator[Finding]:
         yield unknown(what, f"{len(trial.untried)} group keys cannot be asked for ({trial.untried[0]})")
     elif not trial.faults:
         yield fine(what, f"{trial.count}, each opens or is a tombstone")
+
+
+def look_at_actions(services: Services, acting: Acting) -> Iterator[Finding]:
+    """Whether each action stands as this service wrote it: nothing in the record says the same."""
+    what = f"{acting.tenant}: actions"
+    digests = RowDigests(services.vault, acting.tenant_id)
+    count, bare, altered = 0, 0, list[str]()
+    after = b""
+    while True:
+        query = select(ActionRow).where(ActionRow.tenant_id == acting.tenant_id, ActionRow.lookup > after)
+        with services.database.transaction(acting.tenant_id, write=False) as session:
+            page = session.exec(query.order_by(col(ActionRow.lookup)).limit(_PAGE)).all()
+        for row in page:
+            after = row.lookup
+            if row.row_digest is None:
+                bare += 1
+            elif not is_ours(row, digests):
+                altered.append(f"{row.kind} {row.lookup.hex()[:_SHORT]}")
+        count += len(page)
+        if len(page) < _PAGE:
+            break
+    if altered:
+        named = f"{', '.join(altered[:_NAMED])}{' …' if len(altered) > _NAMED else ''}"
+        yield wrong(what, f"{len(altered)} rows were changed in the database and are refused; {_BACK}: {named}")
+    if bare:
+        advice = "each is answered as unknown until its outcome is reported"
+        yield weak(what, f"{bare} rows bear no digest, being from before rows had one or changed: {advice}")
+    if not altered and not bare:
+        yield fine(what, f"{count}, each as this service wrote it")
 
 
 class _Trial:

@@ -3,6 +3,11 @@
 Guarantees: one action id has at most one open claim; a claim whose lease ended without an outcome is `unknown` and says
 `ask_provider`, never `safe`; a claim binds the digest of what was proposed, so that another amount under the same id is
 refused. It does not know whether the effect happened: only who said so. The caller commits.
+
+Nothing of it is in the record, so each row bears a keyed digest over all that it says, without which nothing is
+answered from it: a row that was changed is refused, and one from before rows had a digest (or whose digest was taken
+away) is unknown, whatever it says, until somebody reports its outcome. Not here: a row that was deleted, or put back as
+it stood at an earlier time, which a restore of an older database does too; its id is then free, or as it was.
 """
 
 from __future__ import annotations
@@ -11,10 +16,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+import msgspec
 from sqlmodel import Session
 
 from ledger.errors import LedgerError
-from ledger.models import ActionRow
+from ledger.models import ActionRow, microseconds
+from ledger.row_digests import RowDigests
+
+_LABEL = "action-row"
 
 
 class ActionState(StrEnum):
@@ -53,6 +62,15 @@ class ActionSettled(LedgerError):
         self.state = state
 
 
+class ActionAltered(LedgerError):
+    """The row of the action is not as this service wrote it: nobody can tell from it what was done."""
+
+    problem = "action-altered"
+
+    def __init__(self) -> None:
+        super().__init__("what is kept of this action was changed in the database: ask the provider what was done")
+
+
 class UnknownAction(LedgerError):
     """Nobody claimed an action of this id."""
 
@@ -75,13 +93,15 @@ class Claim:
     stream_no: int | None = None
 
 
-def claim(session: Session, tenant_id: int, wanted: Claim, now: datetime) -> tuple[ActionRow, bool]:
+def claim(
+    session: Session, tenant_id: int, wanted: Claim, now: datetime, *, digests: RowDigests
+) -> tuple[ActionRow, bool]:
     """Return the action and whether this call claimed it.
 
     A failed one may be claimed again; a running, succeeded or unknown one is returned as it is known.
-    Raises: ProposalChanged.
+    Raises: ProposalChanged, ActionAltered.
     """
-    row = session.get(ActionRow, (tenant_id, wanted.lookup), with_for_update=True)
+    row = _held(session, tenant_id, wanted.lookup, digests)
     if row is None:
         row = ActionRow(
             tenant_id=tenant_id,
@@ -96,8 +116,7 @@ def claim(session: Session, tenant_id: int, wanted: Claim, now: datetime) -> tup
             created_at=now,
             updated_at=now,
         )
-        session.add(row)
-        session.flush()
+        _write(session, row, digests)
         return row, True
     if row.proposal_digest != wanted.digest:
         raise ProposalChanged
@@ -105,38 +124,59 @@ def claim(session: Session, tenant_id: int, wanted: Claim, now: datetime) -> tup
         return row, False
     row.state, row.owner, row.approval = ActionState.CLAIMED, wanted.owner, wanted.approval
     row.lease_until, row.updated_at = now + wanted.lease, now
-    session.add(row)
-    session.flush()
+    _write(session, row, digests)
     return row, True
 
 
 def settle(
-    session: Session, tenant_id: int, lookup: bytes, state: ActionState, provider_ref: bytes | None, *, now: datetime
+    session: Session,
+    tenant_id: int,
+    lookup: bytes,
+    state: ActionState,
+    provider_ref: bytes | None,
+    *,
+    now: datetime,
+    digests: RowDigests,
 ) -> ActionRow:
-    """Record the outcome; the same outcome again changes nothing. Raises: UnknownAction, ActionSettled."""
-    row = session.get(ActionRow, (tenant_id, lookup), with_for_update=True)
+    """Record the outcome; the same outcome again changes nothing.
+
+    Raises: UnknownAction, ActionSettled, ActionAltered.
+    """
+    row = _held(session, tenant_id, lookup, digests)
     if row is None:
         raise UnknownAction
-    if row.state in (ActionState.SUCCEEDED, ActionState.FAILED):
+    if row.row_digest is not None and row.state in (ActionState.SUCCEEDED, ActionState.FAILED):
         if row.state != state:
             raise ActionSettled(row.state)
         return row
     row.state, row.provider_ref, row.updated_at = state, provider_ref, now
-    session.add(row)
+    _write(session, row, digests)
     return row
 
 
-def find(session: Session, tenant_id: int, lookup: bytes) -> ActionRow:
-    """Return an action. Raises: UnknownAction."""
+def find(session: Session, tenant_id: int, lookup: bytes, *, digests: RowDigests) -> ActionRow:
+    """Return an action. Raises: UnknownAction, ActionAltered."""
     row = session.get(ActionRow, (tenant_id, lookup))
     if row is None:
         raise UnknownAction
+    require_ours(row, digests)
     return row
 
 
+def is_ours(row: ActionRow, digests: RowDigests) -> bool:
+    """Whether this service wrote the row as it stands; not so where it has no digest."""
+    return digests.fits(row.row_digest, _LABEL, _said_by(row))
+
+
+def require_ours(row: ActionRow, digests: RowDigests) -> None:
+    """Return for a row as this service wrote it, and for one without a digest. Raises: ActionAltered."""
+    if row.row_digest is not None and not is_ours(row, digests):
+        raise ActionAltered
+
+
 def state_at(row: ActionRow, now: datetime) -> ActionState:
-    """Return what is known now: a claim without outcome past its lease is unknown."""
-    if row.state == ActionState.CLAIMED and row.lease_until <= now:
+    """Return what is known now: a claim without outcome past its lease is unknown, and a row without a digest too."""
+    if row.row_digest is None or (row.state == ActionState.CLAIMED and row.lease_until <= now):
         return ActionState.UNKNOWN
     return ActionState(row.state)
 
@@ -149,3 +189,25 @@ def retry_of(state: ActionState) -> Retry:
         ActionState.CLAIMED: Retry.UNSAFE,
         ActionState.UNKNOWN: Retry.ASK_PROVIDER,
     }[state]
+
+
+def _held(session: Session, tenant_id: int, lookup: bytes, digests: RowDigests) -> ActionRow | None:
+    """The row to be changed by this transaction alone."""
+    row = session.get(ActionRow, (tenant_id, lookup), with_for_update=True)
+    if row is not None:
+        require_ours(row, digests)
+    return row
+
+
+def _write(session: Session, row: ActionRow, digests: RowDigests) -> None:
+    row.row_digest = digests.of(_LABEL, _said_by(row))
+    session.add(row)
+    session.flush()
+
+
+def _said_by(row: ActionRow) -> bytes:
+    """All columns but the digest itself, each kind of value told apart; instants as the database keeps them."""
+    said = (row.tenant_id, row.lookup, row.kind, row.owner, row.state, microseconds(row.lease_until),
+            row.proposal_digest, row.approval, row.provider_ref, row.stream_no, microseconds(row.created_at),
+            microseconds(row.updated_at))  # fmt: skip
+    return msgspec.msgpack.encode(said)

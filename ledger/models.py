@@ -82,7 +82,8 @@ class StagedRow(SQLModel, table=True):
     """Sealed entries that a process without the lease hands to the one that has it, and what became of them.
 
     Nothing in it is acknowledged, so losing it loses nothing. `drafts` is emptied when `answer` is written; ids sort by
-    the time of staging. Ciphertext is in the bucket already.
+    the time of staging. Ciphertext is in the bucket already. `row_digest` is keyed: over the drafts while they wait,
+    then over the answer.
     """
 
     __tablename__ = "staged"
@@ -93,6 +94,7 @@ class StagedRow(SQLModel, table=True):
     answer: bytes | None = Field(default=None, sa_type=sa.LargeBinary)
     at: datetime = Field(sa_type=Instant)
     answered_at: datetime | None = Field(default=None, sa_type=Instant)
+    row_digest: bytes | None = Field(default=None, sa_type=sa.LargeBinary)
 
 
 class LogKnock(SQLModel, table=True):
@@ -287,7 +289,10 @@ class OutboxRow(SQLModel, table=True):
 
 
 class ActionRow(SQLModel, table=True):
-    """A side effect: claimed before it is tried, with its outcome after. `lookup` is the keyed digest of its id."""
+    """A side effect: claimed before it is tried, with its outcome after. `lookup` is the keyed digest of its id.
+
+    `row_digest` is keyed too, over everything else in the row; NULL in one from before rows had it.
+    """
 
     __tablename__ = "action"
     tenant_id: int = Field(primary_key=True, sa_type=sa.BigInteger)
@@ -302,3 +307,4 @@ class ActionRow(SQLModel, table=True):
     stream_no: int | None = Field(default=None, sa_type=sa.BigInteger)
     created_at: datetime = Field(sa_type=Instant)
     updated_at: datetime = Field(sa_type=Instant)
+    row_digest: bytes | None = Field(default=None, sa_type=sa.LargeBinary)

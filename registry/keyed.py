@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from hmac import compare_digest
 from typing import Any, TypeVar
 
 import msgspec
@@ -20,7 +21,7 @@ from sqlmodel import Session
 from ledger.statements import select_in
 from registry.errors import SealRefused
 from vault.envelope import joint_prk
-from vault.errors import KeyDestroyed, KeyFenced, NotDecryptable
+from vault.errors import KekUnknown, KeyDestroyed, KeyFenced, NotDecryptable
 from vault.mac import Mac
 from vault.small import seal_value, unseal_value
 from vault.vault import Vault
@@ -40,6 +41,7 @@ _KEY_IDS = (
     "SELECT subject_id, key_id FROM vault_data_key "
     "WHERE tenant_id = ? AND data_class = ? AND month = ? AND wrapped IS NOT NULL AND subject_id"
 )
+_VERSION_BYTES = 4
 _PLACE_BYTES = 16
 """Of the look-up of a place, which stands in the row and in an index of everything that is registered."""
 
@@ -73,8 +75,11 @@ class Lookups:
 
     __slots__ = ("_mac", "key", "version")
 
-    def __init__(self, vault: Vault, tenant_id: int) -> None:
-        self.version, self.key = vault.keks.lookup_key(str(tenant_id))
+    def __init__(self, vault: Vault, tenant_id: int, *, version: int | None = None) -> None:
+        """Under the newest key, or that of a version. Raises KekUnknown where there is none of it."""
+        keks, tenant = vault.keks, str(tenant_id)
+        found = keks.lookup_key(tenant) if version is None else (version, keks.lookup_key_of(tenant, version))
+        self.version, self.key = found
         self._mac = Mac(self.key)
 
     def of(self, label: str, *parts: str | bytes) -> bytes:
@@ -101,6 +106,37 @@ class Lookups:
     def digest(self, hexadecimal: str) -> bytes:
         """The keyed form of a content digest, so that equal content cannot be guessed from outside."""
         return self.of("digest", bytes.fromhex(hexadecimal))
+
+
+class RowDigests:
+    """What `ledger.row_digests` asks for: the version of the look-up key, and the look-up of the row's parts under it.
+
+    A row that was written before the key was turned fits as long as the key folder has the version.
+    """
+
+    __slots__ = ("_lookups", "_tenant_id", "_vault")
+
+    def __init__(self, vault: Vault, tenant_id: int) -> None:
+        self._vault, self._tenant_id = vault, tenant_id
+        newest = Lookups(vault, tenant_id)
+        self._lookups = {newest.version: newest}
+
+    def of(self, label: str, *parts: str | bytes) -> bytes:
+        """The digest that a row of this kind gets now."""
+        newest = self._lookups[max(self._lookups)]
+        return newest.version.to_bytes(_VERSION_BYTES, "big") + newest.of(label, *parts)
+
+    def fits(self, digest: bytes | None, label: str, *parts: str | bytes) -> bool:
+        """Whether a row's digest was made over these by one who has the key."""
+        if digest is None:
+            return False
+        version = int.from_bytes(digest[:_VERSION_BYTES], "big")
+        try:
+            if version not in self._lookups:
+                self._lookups[version] = Lookups(self._vault, self._tenant_id, version=version)
+        except KekUnknown:
+            return False
+        return compare_digest(digest[_VERSION_BYTES:], self._lookups[version].of(label, *parts))
 
 
 class Seals:

@@ -11,13 +11,13 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlmodel import Session, col
 
-from ledger.actions import ActionState
+from ledger.actions import ActionState, is_ours
 from ledger.models import ActionRow
 from registry import bulk
 from registry.ends import Dates, Instants, dates_of
 from registry.ids import artifact_name
 from registry.item import OWN_ID
-from registry.keyed import chunks
+from registry.keyed import RowDigests, chunks
 
 TURN = "turn."
 """How the kinds of turns begin."""
@@ -138,12 +138,12 @@ class Present:
             if kind.startswith(TURN):
                 self.turns.add(idx)
 
-    def load_actions(self, lookups: Iterable[bytes]) -> None:
-        """Load which of these product writes succeeded."""
+    def load_actions(self, lookups: Iterable[bytes], digests: RowDigests) -> None:
+        """Load which of these product writes succeeded, as this service wrote it."""
         for chunk in chunks(sorted(lookups)):
-            query = sa.select(col(ActionRow.lookup)).where(
+            query = sa.select(ActionRow).where(
                 col(ActionRow.tenant_id) == self.tenant_id,
                 col(ActionRow.lookup).in_(chunk),
                 col(ActionRow.state) == ActionState.SUCCEEDED.value,
             )
-            self.succeeded.update(self.session.execute(query).scalars())
+            self.succeeded.update(row.lookup for row in self.session.scalars(query) if is_ours(row, digests))

@@ -28,7 +28,7 @@ from registry.errors import Fault, InvalidDeclaration
 from registry.going import hold_back, requests_of
 from registry.ids import go_past
 from registry.item import AHEAD, Context, Item, ItemRejected, Source, given_id_of, parse_item
-from registry.keyed import hold_writer
+from registry.keyed import RowDigests, hold_writer
 from registry.models import Artifact
 from registry.new_rows import write_new
 from registry.placing import connect, find_stops, place, refuse_dependants
@@ -175,7 +175,9 @@ def _load(batch: Batch) -> None:
     batch.present.load_entries(entries)
     runs = {one.run for _, one in batch.open_lines() if one.run is not None and one.data_class.state == working.WORKING}
     batch.over = working.ended_runs(batch.session, batch.vault, batch.tenant_id, runs) if runs else {}
-    batch.present.load_actions({item.after_action for _, item in batch.open_lines() if item.after_action is not None})
+    writes = {item.after_action for _, item in batch.open_lines() if item.after_action is not None}
+    if writes:
+        batch.present.load_actions(writes, RowDigests(batch.vault, batch.tenant_id))
 
 
 def _sort_source(source: Source, places: dict[str, set[bytes]], names: set[str], entries: set[bytes]) -> None:

@@ -21,7 +21,7 @@ from api.examination import (
     unknown,
     wrong,
 )
-from api.rows_check import look_at_holds, look_at_keys
+from api.rows_check import look_at_actions, look_at_holds, look_at_keys
 from api.settings import Settings
 from api.wiring import Services, StoreRefused, build
 from ledger.errors import LockNotEnforced
@@ -63,7 +63,7 @@ def _inside(services: Services, tenant: str | None) -> Iterator[Finding]:
     if tenant is not None and not known:
         yield unknown("tenant", f"there is none of the name {tenant}: muniment tenant list")
     for acting in known:
-        for look_at in (look_at_tenant, look_at_holds, look_at_keys):
+        for look_at in (look_at_tenant, look_at_holds, look_at_keys, look_at_actions):
             yield from look_at(services, acting)
 
 

@@ -19,7 +19,7 @@ from ledger.models import ActionRow
 from registry import streams
 from registry.acting import Acting
 from registry.duration import Duration
-from registry.keyed import Lookups
+from registry.keyed import Lookups, RowDigests
 from registry.outcomes import open_reference, seal_reference
 
 router = make_router("actions")
@@ -68,7 +68,7 @@ def claim(body: Wanted, acting: Writer, parts: Parts, response: Response) -> Row
             lease=lease,
             stream_no=stream_no,
         )
-        row, claimed = actions.claim(session, acting.tenant_id, wanted, now)
+        row, claimed = actions.claim(session, acting.tenant_id, wanted, now, digests=_digests(parts, acting))
         response.status_code = 201 if claimed else 200
         return _view(session, parts, row, body.action_id)
 
@@ -76,13 +76,21 @@ def claim(body: Wanted, acting: Writer, parts: Parts, response: Response) -> Row
 @router.post("/v1/actions/{action_id:path}/outcome")
 def outcome(action_id: str, body: Outcome, acting: Writer, parts: Parts) -> Row:
     """Records how a claimed action ended."""
-    lookup = _lookup(parts, acting, action_id)
+    lookup, digests = _lookup(parts, acting, action_id), _digests(parts, acting)
     with parts.database.transaction(acting.tenant_id) as session:
         sealed = None
         if body.provider_ref is not None:
-            claimed = actions.find(session, acting.tenant_id, lookup)
+            claimed = actions.find(session, acting.tenant_id, lookup, digests=digests)
             sealed = seal_reference(session, parts.vault, claimed, body.provider_ref)
-        row = actions.settle(session, acting.tenant_id, lookup, ActionState(body.state), sealed, now=parts.clock.now())
+        row = actions.settle(
+            session,
+            acting.tenant_id,
+            lookup,
+            ActionState(body.state),
+            sealed,
+            now=parts.clock.now(),
+            digests=digests,
+        )
         return _view(session, parts, row, action_id)
 
 
@@ -90,12 +98,17 @@ def outcome(action_id: str, body: Outcome, acting: Writer, parts: Parts) -> Row:
 def read(action_id: str, acting: Writer, parts: Parts) -> Row:
     """What is known of an action, and whether doing it again is safe."""
     with parts.database.transaction(acting.tenant_id, write=False) as session:
-        row = actions.find(session, acting.tenant_id, _lookup(parts, acting, action_id))
+        lookup = _lookup(parts, acting, action_id)
+        row = actions.find(session, acting.tenant_id, lookup, digests=_digests(parts, acting))
         return _view(session, parts, row, action_id)
 
 
 def _lookup(parts: Services, acting: Acting, action_id: str) -> bytes:
     return Lookups(parts.vault, acting.tenant_id).of("action", action_id)
+
+
+def _digests(parts: Services, acting: Acting) -> RowDigests:
+    return RowDigests(parts.vault, acting.tenant_id)
 
 
 def _view(session: Session, parts: Services, row: ActionRow, action_id: str) -> dict[str, Any]:

@@ -215,6 +215,7 @@ REVISIONS = {
     "0004_copies_that_change_in_place.py": "6312ec1c68b4bd0a3af74c8b3794a8095518126917602821f61593a1a9ce914a",
     "0005_places_of_keys.py": "0516519707fb980c380f839f37050d0d30467cb1b1d620c997ff886c68ffad97",
     "0006_certificates_in_pieces.py": "51b01baf797cc7009bf38f0707b2c727df9ec6d547b90fb633267e742bb7cbd9",
+    "0007_digests_of_rows.py": "16aa98cb45c20731fa38064643d8521a6ea35fb666298c38b01c4af3671fb76d",
 }
 """What was merged once is history: databases stand at it. A change of the models is a new revision."""
 

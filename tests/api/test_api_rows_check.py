@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -10,10 +11,13 @@ import sqlalchemy as sa
 from sqlmodel import SQLModel
 
 from api.examination import Finding
-from api.rows_check import look_at_holds, look_at_keys
+from api.rows_check import look_at_actions, look_at_holds, look_at_keys
 from api.wiring import HOLD_UNDER_WAY
 from erasure.request_desk import RequestDesk
+from ledger import actions
+from ledger.actions import Claim
 from registry.acting import Acting
+from registry.keyed import RowDigests
 from retention.holds import Holds
 from tests.audit.test_audit_service import Kept, kept
 
@@ -127,3 +131,24 @@ def test_a_key_without_bytes_that_is_said_to_open_is_named(kept: Kept) -> None:
     (found,) = told(look_at_keys, kept)
     assert found.verdict == "wrong"
     assert "no bytes" in found.detail
+
+
+def test_an_action_whose_row_was_changed_is_named_and_one_without_a_digest_is_counted(kept: Kept) -> None:
+    services, tenant, now = kept.services, kept.acting.tenant_id, kept.services.clock.now()
+    digests = RowDigests(services.vault, tenant)
+    with services.database.transaction(tenant) as session:
+        for number in range(3):
+            wanted = Claim(
+                lookup=bytes([number]) * 32, kind="refund", owner="a", digest=None, approval=None, lease=timedelta(1)
+            )
+            actions.claim(session, tenant, wanted, now, digests=digests)
+    assert [(one.verdict, one.detail) for one in told(look_at_actions, kept)] == [
+        ("fine", "3, each as this service wrote it")
+    ]
+    change(kept, "UPDATE action SET state = 'succeeded' WHERE lookup = :l", l=bytes([1]) * 32)
+    change(kept, "UPDATE action SET row_digest = NULL WHERE lookup = :l", l=bytes([2]) * 32)
+    altered, bare = told(look_at_actions, kept)
+    assert (altered.verdict, bare.verdict) == ("wrong", "weak")
+    assert altered.detail.startswith("1 rows were changed")
+    assert altered.detail.endswith(": refund 0101010101010101")
+    assert bare.detail.startswith("1 rows bear no digest")

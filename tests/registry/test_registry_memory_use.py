@@ -7,17 +7,18 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+import sqlalchemy as sa
 from sqlmodel import Session, select
 
 from ledger import actions
 from ledger.actions import ActionState, Claim
 from ledger.entry import uuid7
-from ledger.models import EntryRow
+from ledger.models import ActionRow, EntryRow
 from registry import artifacts, memory_log, memory_use, subjects
 from registry.classes import STARTER_CLASSES, put_class
 from registry.errors import Conflict, InvalidDeclaration, MalformedSubject, MemoryGone, NotAMemory, OutsideTokenScope
 from registry.identifiers import parse_subject
-from registry.keyed import Lookups
+from registry.keyed import Lookups, RowDigests
 from registry.models import Artifact, MemoryChange, RestrictionRow
 from registry.review_models import ReviewRow
 from registry.value_schema import DIGEST
@@ -66,9 +67,10 @@ def act(house: Any, action_id: str, outcome: ActionState | None) -> None:
         wanted = Claim(
             lookup=lookup, kind="refund", owner="agent", digest=None, approval=None, lease=timedelta(minutes=5)
         )
-        actions.claim(session, tenant, wanted, house.now)
+        digests = RowDigests(house.vault, tenant)
+        actions.claim(session, tenant, wanted, house.now, digests=digests)
         if outcome is not None:
-            actions.settle(session, tenant, lookup, outcome, None, now=house.now)
+            actions.settle(session, tenant, lookup, outcome, None, now=house.now, digests=digests)
         session.commit()
 
 
@@ -103,7 +105,8 @@ def test_a_memory_follows_a_product_write_that_succeeded(house: Any) -> None:
     tenant = house.alice.tenant_id
     with house.session() as session:
         lookup = Lookups(house.vault, tenant).of("action", "a3")
-        actions.settle(session, tenant, lookup, ActionState.SUCCEEDED, None, now=house.now)
+        digests = RowDigests(house.vault, tenant)
+        actions.settle(session, tenant, lookup, ActionState.SUCCEEDED, None, now=house.now, digests=digests)
         session.commit()
     assert house.register([items[2]])[0]["status"] == "created"
 
@@ -371,3 +374,14 @@ class Commits:
         if kind is None:
             self._session.commit()
         self._session.close()
+
+
+def test_a_product_write_whose_row_was_changed_counts_for_nothing(house: Any) -> None:
+    """Who could write to the database could make a refund that failed the ground of a memory."""
+    classes(house, write={"follows_action": True})
+    act(house, "refund/8", ActionState.FAILED)
+    with house.session() as session:
+        session.execute(sa.update(ActionRow).values(state=ActionState.SUCCEEDED.value))
+        session.commit()
+    (result,) = house.register([house.item(1, data_class="careful", after_action="refund/8")])
+    assert result["problem"]["type"] == "/problems/action-not-succeeded", result
