@@ -80,6 +80,7 @@ from registry.duration import Duration
 from registry.ids import random_hex
 from registry.journal import Journal
 from registry.keeping import Derived, PartUnderKeys, part_keys
+from registry.keyed import RowDigests
 from registry.models import StoreRow
 from registry.playback import ReadEntry, read_entries
 from registry.preparing import Preparing
@@ -431,7 +432,8 @@ def _built(settings: Settings, clock: Clock, telemetry: Telemetry, links: ExitSt
     locked, hot = closed_by_us(_object_store(settings, clock)), closed_by_us(_hot_store(settings, clock))
     lease = Lease(owner=random_hex(), sessions=database.shared)
     timeline = Timeline(database.transaction)
-    log = Log(_log_parts(settings, timeline, keks, locked, hot), lease, stages=not database.on_sqlite)
+    stages = None if database.on_sqlite else partial(RowDigests, vault)
+    log = Log(_log_parts(settings, timeline, keks, locked, hot), lease, stages=stages)
     journal = Journal(vault=vault, transactions=database.transaction, hot=hot, tables=all_tables)
     preparing = Preparing(
         count=settings.preparing_processes, most=MAX_ENTRIES, told=partial(_preparing_lost, telemetry)

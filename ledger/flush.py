@@ -38,6 +38,7 @@ from ledger.merkle import consistency_proof, verify_consistency
 from ledger.placing import Chain, Fresh, Stored, batch_of, chain, index_lines, personal, receipt_of
 from ledger.positions import backwards, settle
 from ledger.repeats import Anew, Known, doubts
+from ledger.row_digests import DigestsOf
 from ledger.storing import storing
 from ledger.turns import Call
 
@@ -46,9 +47,12 @@ _Answers = dict[tuple[str, bytes], Placed]
 
 
 class Flush:
-    """Moves the ends of logs. `stages`: other processes hand calls over, and are answered in the same transaction."""
+    """Moves the ends of logs.
 
-    def __init__(self, parts: LogParts, heads: Heads, *, stages: bool) -> None:
+    With `stages` other processes hand calls over, and are answered in the same transaction, under these digests.
+    """
+
+    def __init__(self, parts: LogParts, heads: Heads, *, stages: DigestsOf | None) -> None:
         self._parts = parts
         self._heads = heads
         self._stages = stages
@@ -158,8 +162,9 @@ class Flush:
                     index.insert(session, head.tenant_id, batch.first, made.headers, lines)
                     head.took(batch, digest, made.leaves)
                     save(session, head)
-                    if self._stages and not rest:
-                        staging.answer(session, head.tenant_id, _staged_answers(calls, answers), now)
+                    if self._stages is not None and not rest:
+                        staged = _staged_answers(calls, answers)
+                        staging.answer(session, head.tenant_id, staged, now, digests=self._stages(head.tenant_id))
                 head.positions.moved((line.stream_no for line in lines), made.headers)
                 head.lately.note(batch.first, made.headers)
             except sa.exc.IntegrityError:
@@ -181,9 +186,9 @@ class Flush:
 
     def _answer_staged(self, head: Head, calls: Sequence[Call], answers: Sequence[Appended], now: datetime) -> None:
         wanted = _staged_answers(calls, answers)
-        if wanted:
+        if wanted and self._stages is not None:
             with self._parts.transactions(head.tenant_id) as session:
-                staging.answer(session, head.tenant_id, wanted, now)
+                staging.answer(session, head.tenant_id, wanted, now, digests=self._stages(head.tenant_id))
 
     def _put_batch(self, head: Head, batch: Batch, data: bytes, now: datetime) -> bool:
         key = head.key(batch_key(batch.first))

@@ -18,6 +18,7 @@ from ledger.head import LogParts
 from ledger.heads import Heads
 from ledger.lease import Lease
 from ledger.placing import Stored
+from ledger.row_digests import DigestsOf
 from ledger.storing import storing
 from ledger.turns import Call
 
@@ -32,8 +33,11 @@ _TAKEOVER_SECONDS = 1.0
 class Handover:
     """Hands over and waits. `serve` does what a leader does, for a process that took the lease over while it waited."""
 
-    def __init__(self, parts: LogParts, heads: Heads, lease: Lease, serve: Callable[[datetime], int]) -> None:
+    def __init__(
+        self, parts: LogParts, heads: Heads, lease: Lease, digests_of: DigestsOf, serve: Callable[[datetime], int]
+    ) -> None:
         self._parts = parts
+        self._digests_of = digests_of
         self._heads = heads
         self._lease = lease
         self._serve = serve
@@ -44,12 +48,13 @@ class Handover:
         fresh = [(draft, frozenset[int]()) for draft in drafts]
         with storing(self._heads.putter(self._heads.head(tenant_id)), fresh, stored, now) as (_, is_stored):
             is_stored()
+        digests = self._digests_of(tenant_id)
         with self._parts.transactions(tenant_id) as session:
-            staged_id = staging.put(session, tenant_id, drafts, stored, now)
+            staged_id = staging.put(session, tenant_id, drafts, stored, now, digests=digests)
 
         def answered() -> Appended | None:
             with self._parts.transactions(tenant_id, write=False) as session:
-                return staging.answer_of(session, tenant_id, staged_id)
+                return staging.answer_of(session, tenant_id, staged_id, digests=digests)
 
         found = self._poll(answered, now, seconds=STAGED_SECONDS)
         if found is None:

@@ -32,6 +32,7 @@ from ledger.merkle import consistency_proof, inclusion_proof
 from ledger.models import LogState
 from ledger.payloads import Payloads
 from ledger.placing import Stored
+from ledger.row_digests import DigestsOf
 from ledger.turns import FLUSH_ENTRIES, Admit, Call, Turns
 
 
@@ -48,9 +49,12 @@ class Proof:
 
 
 class Log:
-    """All logs of one deployment, behind one lease. `stages`: a process without it hands over instead of refusing."""
+    """All logs of one deployment, behind one lease.
 
-    def __init__(self, parts: LogParts, lease: Lease, *, stages: bool = False) -> None:
+    With `stages` a process without it hands over, under these digests, instead of refusing.
+    """
+
+    def __init__(self, parts: LogParts, lease: Lease, *, stages: DigestsOf | None = None) -> None:
         self._parts = parts
         self._lease = lease
         self._stages = stages
@@ -58,7 +62,7 @@ class Log:
         self._turns = Turns()
         self._heads = Heads(parts, lease)
         self._flush = Flush(parts, self._heads, stages=stages)
-        self._handover = Handover(parts, self._heads, lease, self.serve)
+        self._handover = None if stages is None else Handover(parts, self._heads, lease, stages, self.serve)
 
     @staticmethod
     def create(session: Session, tenant_id: int, log_id: str) -> str:
@@ -149,7 +153,7 @@ class Log:
 
         Raises: what the first failing log raises, after the others had their turn; its knocks stay.
         """
-        if not (self._stages and self._lease.held):
+        if self._stages is None or not self._lease.held:
             return 0
         with self._parts.transactions(0, write=False) as session:
             found = [(one.knock_id, one.log_tenant, one.wants) for one in staging.knocks(session)]
@@ -173,7 +177,7 @@ class Log:
         `at_least` asks for a size the log must have. Without the lease it asks the holder and waits a little. Raises:
         LogForked and goes read-only on a contradiction, CheckpointPending.
         """
-        if self._stages and not self._lease.held:
+        if self._handover is not None and not self._lease.held:
             return self._handover.await_checkpoint(tenant_id, now, at_least)
         with self._heads.leading(tenant_id) as head:
             if head.size == head.checkpoint_size:
@@ -265,7 +269,7 @@ class Log:
                 with self._heads.leading(tenant_id) as head:
                     return self._lead(head, calls, stored, now)
             except NotLeader:
-                if not self._stages:
+                if self._handover is None:
                     raise
                 answers = self._handover.stage(tenant_id, calls, stored, now)
                 self._heads.met(tenant_id, None)
@@ -286,13 +290,18 @@ class Log:
 
     def _staged(self, tenant_id: int, calls: Sequence[Call], stored: Stored, now: datetime) -> list[Call]:
         room = FLUSH_ENTRIES - sum(len(call.drafts) for call in calls)
-        if not self._stages or (calls and room <= 0):
+        if self._stages is None or (calls and room <= 0):
             return []
-        with self._parts.transactions(tenant_id, write=False) as session:
-            found, unreadable = staging.waiting(session, tenant_id, entries=room)
-        if unreadable:
-            with self._parts.transactions(tenant_id) as session:
-                staging.refuse_unreadable(session, tenant_id, unreadable, now)
+        digests = self._stages(tenant_id)
+        while True:
+            with self._parts.transactions(tenant_id, write=False) as session:
+                found, unreadable = staging.waiting(session, tenant_id, entries=room, digests=digests)
+            if unreadable:
+                with self._parts.transactions(tenant_id) as session:
+                    staging.refuse_unreadable(session, tenant_id, unreadable, now, digests=digests)
+            # Behind many that are refused others may wait, and nobody would knock for them again.
+            if found or not unreadable:
+                break
         admit = None if self._guard is None else self._guard(tenant_id)
         for one in found:
             stored.update(one.stored)
@@ -306,8 +315,10 @@ class Log:
             if staging.CHECKPOINT in wants:
                 self.publish(tenant_id, now)
         except (LogForked, LogRolledBack, RecordDamaged) as error:
+            if self._stages is None:
+                raise
             with self._parts.transactions(tenant_id) as session:
-                staging.refuse(session, tenant_id, error, now)
+                staging.refuse(session, tenant_id, error, now, digests=self._stages(tenant_id))
 
     def _drain(self, tenant_id: int, now: datetime) -> int:
         with self._heads.leading(tenant_id) as head:

@@ -8,8 +8,9 @@
  4. The answer is written in the transaction of the index, and the drafts are emptied. Crash before: as in 3.
  5. The process reads its answer and deletes the row; one that nobody reads is deleted by a later flush.
 
-Guarantees: a row is content-free; staging promises nothing to anybody, only an answer does. Not here: the lease, the
-order of writes inside a flush (`ledger.flush`).
+Guarantees: a row is content-free; staging promises nothing to anybody, only an answer does. A row bears a keyed digest,
+over its drafts and then over its answer: nothing is sequenced, and no answer believed, that somebody wrote who has the
+database alone. Not here: the lease, the order of writes inside a flush (`ledger.flush`).
 """
 
 from __future__ import annotations
@@ -30,12 +31,14 @@ from ledger.entry import Part, uuid7
 from ledger.errors import LedgerError, LogForked, LogRolledBack, RecordDamaged
 from ledger.models import LogKnock, StagedRow
 from ledger.placing import Stored
+from ledger.row_digests import RowDigests
 
 STAGED = "staged"
 CHECKPOINT = "checkpoint"
 KEPT = timedelta(minutes=1)
 """How long an answer waits for a process that may have died."""
 
+_DRAFTS, _ANSWER = "staged-drafts", "staged-answer"
 _ROWS = 64
 _KNOCKS = 500
 TICK_SECONDS = 0.05
@@ -62,7 +65,15 @@ class StagedCall:
     stored: Stored
 
 
-def put(session: Session, tenant_id: int, drafts: Sequence[Draft], stored: Mapping[int, Part], now: datetime) -> str:
+def put(
+    session: Session,
+    tenant_id: int,
+    drafts: Sequence[Draft],
+    stored: Mapping[int, Part],
+    now: datetime,
+    *,
+    digests: RowDigests,
+) -> str:
     """Write drafts whose parts are all stored, and knock; returns the row's id."""
     wire: _Wire = [
         (
@@ -77,6 +88,7 @@ def put(session: Session, tenant_id: int, drafts: Sequence[Draft], stored: Mappi
     row = StagedRow(
         tenant_id=tenant_id, staged_id=staged_id, entries=len(drafts), drafts=msgspec.msgpack.encode(wire), at=now
     )
+    row.row_digest = digests.of(_DRAFTS, *_said_by(row))
     session.add(row)
     knock(session, tenant_id, STAGED, now)
     return staged_id
@@ -101,10 +113,13 @@ def forget_knocks(session: Session, knock_ids: Sequence[str]) -> None:
     session.execute(sa.delete(LogKnock).where(col(LogKnock.knock_id).in_(knock_ids)))
 
 
-def waiting(session: Session, tenant_id: int, *, entries: int) -> tuple[list[StagedCall], list[str]]:
+def waiting(
+    session: Session, tenant_id: int, *, entries: int, digests: RowDigests
+) -> tuple[list[StagedCall], list[str]]:
     """Return what waits to be placed, oldest first, about `entries` of them and always at least one row.
 
-    And the ids of rows that this program cannot read, which must stop nobody else.
+    And the ids of rows that no process of ours wrote as they stand, or that this program cannot read: they must stop
+    nobody else.
     """
     unanswered = (col(StagedRow.tenant_id) == tenant_id) & col(StagedRow.answer).is_(None)
     query = sa.select(StagedRow).where(unanswered).order_by(col(StagedRow.staged_id)).limit(_ROWS)
@@ -116,45 +131,59 @@ def waiting(session: Session, tenant_id: int, *, entries: int) -> tuple[list[Sta
         if found and count > entries:
             break
         try:
-            found.append(_decode(row))
+            found.append(_decode(row, digests))
         except StagedUnreadable:
             unreadable.append(row.staged_id)
     return found, unreadable
 
 
-def answer(session: Session, tenant_id: int, answers: Mapping[str, Appended], now: datetime) -> None:
+def answer(
+    session: Session, tenant_id: int, answers: Mapping[str, Appended], now: datetime, *, digests: RowDigests
+) -> None:
     """Write what became of staged rows, in the transaction that made it so; drop answers that nobody came for."""
     for staged_id, appended in answers.items():
-        _settle(session, tenant_id, staged_id, _Answer(appended=appended), now)
+        _settle(session, tenant_id, staged_id, _Answer(appended=appended), now, digests=digests)
     old = (col(StagedRow.tenant_id) == tenant_id) & (col(StagedRow.answered_at) < now - KEPT)
     session.execute(sa.delete(StagedRow).where(old))
 
 
-def refuse(session: Session, tenant_id: int, problem: LogForked | LogRolledBack | RecordDamaged, now: datetime) -> None:
+def refuse(
+    session: Session,
+    tenant_id: int,
+    problem: LogForked | LogRolledBack | RecordDamaged,
+    now: datetime,
+    *,
+    digests: RowDigests,
+) -> None:
     """Tell everybody who waits why this log takes nothing."""
     refused = _Answer(appended=None, refused=str(problem))
     if isinstance(problem, RecordDamaged):
         refused = _Answer(appended=None, refused=problem.detail, damaged=problem.state)
     unanswered = (col(StagedRow.tenant_id) == tenant_id) & col(StagedRow.answer).is_(None)
     for staged_id in session.scalars(sa.select(col(StagedRow.staged_id)).where(unanswered)):
-        _settle(session, tenant_id, staged_id, refused, now)
+        _settle(session, tenant_id, staged_id, refused, now, digests=digests)
 
 
-def refuse_unreadable(session: Session, tenant_id: int, staged_ids: Sequence[str], now: datetime) -> None:
+def refuse_unreadable(
+    session: Session, tenant_id: int, staged_ids: Sequence[str], now: datetime, *, digests: RowDigests
+) -> None:
     """Tell those who wait for these rows that this program cannot read them."""
     for staged_id in staged_ids:
-        _settle(session, tenant_id, staged_id, _Answer(appended=None, unreadable=True), now)
+        _settle(session, tenant_id, staged_id, _Answer(appended=None, unreadable=True), now, digests=digests)
 
 
-def answer_of(session: Session, tenant_id: int, staged_id: str) -> Appended | None:
+def answer_of(session: Session, tenant_id: int, staged_id: str, *, digests: RowDigests) -> Appended | None:
     """Return what became of a row; None while it waits.
 
     Raises: LogForked when the log takes nothing any more, RecordDamaged while it is damaged, StagedUnreadable.
     """
     this = (col(StagedRow.tenant_id) == tenant_id) & (col(StagedRow.staged_id) == staged_id)
-    data = session.execute(sa.select(col(StagedRow.answer)).where(this)).scalar_one_or_none()
-    if data is None:
+    row = session.execute(sa.select(col(StagedRow.answer), col(StagedRow.row_digest)).where(this)).one_or_none()
+    if row is None or row.answer is None:
         return None
+    data = row.answer
+    if not digests.fits(row.row_digest, _ANSWER, staged_id, data):
+        raise StagedUnreadable(staged_id)
     found = msgspec.msgpack.decode(data, type=_Answer)
     if found.unreadable:
         raise StagedUnreadable(staged_id)
@@ -171,13 +200,23 @@ def forget(session: Session, tenant_id: int, staged_id: str) -> None:
     session.execute(sa.delete(StagedRow).where(this))
 
 
-def _settle(session: Session, tenant_id: int, staged_id: str, settled: _Answer, now: datetime) -> None:
+def _settle(
+    session: Session, tenant_id: int, staged_id: str, settled: _Answer, now: datetime, *, digests: RowDigests
+) -> None:
     this = (col(StagedRow.tenant_id) == tenant_id) & (col(StagedRow.staged_id) == staged_id)
-    values = {"drafts": b"", "answer": msgspec.msgpack.encode(settled), "answered_at": now}
+    data = msgspec.msgpack.encode(settled)
+    digest = digests.of(_ANSWER, staged_id, data)
+    values = {"drafts": b"", "answer": data, "answered_at": now, "row_digest": digest}
     session.execute(sa.update(StagedRow).where(this).values(**values))
 
 
-def _decode(row: StagedRow) -> StagedCall:
+def _said_by(row: StagedRow) -> tuple[str, str, bytes]:
+    return row.staged_id, str(row.entries), row.drafts
+
+
+def _decode(row: StagedRow, digests: RowDigests) -> StagedCall:
+    if not digests.fits(row.row_digest, _DRAFTS, *_said_by(row)):
+        raise StagedUnreadable(row.staged_id)
     try:
         wire = msgspec.msgpack.decode(row.drafts, type=_Wire)
         stored = {id(part): place for draft, places in wire for part, place in zip(draft.parts, places, strict=True)}
@@ -187,11 +226,11 @@ def _decode(row: StagedRow) -> StagedCall:
 
 
 class StagedUnreadable(LedgerError):
-    """A staged row is not of a form this program knows: a newer one wrote it, or it is damaged."""
+    """A staged row is not of a form this program knows, or not as a process of ours wrote it: nothing in it counts."""
 
     def __init__(self, staged_id: str) -> None:
         """Keep the row's id."""
-        super().__init__(f"staged row {staged_id} is not readable by this version")
+        super().__init__(f"staged row {staged_id} is not as this version writes it, or was changed in the database")
         self.staged_id = staged_id
 
 

@@ -42,7 +42,7 @@ FOUND = {
     "payload_object": ("tenant_id", "name", "batch_first", "until", "deleted_at"),
     "outbox": ("tenant_id", "n", "entry_id", "kind", "idx"),
 }  # fmt: skip
-ELSEWHERE = {"entry": "test_audit_bytes", "part_places": "test_audit_bytes"}
+ELSEWHERE = {"entry": "test_audit_bytes", "part_places": "test_audit_bytes", "action": "test_registry_actions"}
 BELIEVED = {
     "log_state": {
         "frontier": "nobody reads it",
@@ -65,20 +65,13 @@ BELIEVED = {
     "log_knock": dict.fromkeys(("knock_id", "log_tenant", "wants"), "a lost knock is made up for by who waits"),
     "staged": {
         **dict.fromkeys(
-            ("tenant_id", "staged_id", "entries", "answer", "at", "answered_at"),
-            "nothing in it was acknowledged; its callers send again",
+            ("tenant_id", "staged_id", "entries", "drafts", "answer", "row_digest"),
+            "not believed: the row's digest is keyed, and one that does not fit is refused (test_ledger_staging)",
         ),
-        "drafts": "for the moment in which they wait: who writes rows then can change what goes into the record",
+        **dict.fromkeys(("at", "answered_at"), "an answer that goes too soon was not read; its callers send again"),
     },
     "payload_walk": dict.fromkeys(
         ("tenant_id", "what", "place", "at", "ended"), "an object that is passed over stays longer; none goes sooner"
-    ),
-    "action": dict.fromkeys(
-        (
-            "tenant_id", "lookup", "kind", "owner", "state", "lease_until", "proposal_digest", "approval",
-            "provider_ref", "stream_no", "created_at", "updated_at",
-        ),
-        "not in the record: what an agent did stands there only as the entries it sends",
     ),
 }  # fmt: skip
 

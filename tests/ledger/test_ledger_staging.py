@@ -13,9 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import sqlalchemy as sa
 from sqlmodel import Session
@@ -25,7 +27,7 @@ from ledger import handover, staging
 from ledger import lease as lease_module
 from ledger.batches import batch_digest, decode_batch, verify_follows
 from ledger.checkpoint import parse_checkpoint, verify_note
-from ledger.draft import Draft, PlacedState, SealedPart
+from ledger.draft import Appended, Draft, Placed, PlacedState, SealedPart
 from ledger.entry import decode_header, header_hash, uuid7
 from ledger.errors import CheckpointPending, LogForked, NotLeader, ObjectMissing, RecordDamaged, StoreUnavailable
 from ledger.head import LogParts
@@ -38,7 +40,11 @@ from ledger.models import LogKnock, LogLease, LogState, StagedRow
 from ledger.signing import Ed25519Signer, verifier_from_vkey
 from ledger.tiles import parse_tile_path, read_tile
 from ledger.turns import Admit
+from registry.keyed import RowDigests
 from tests import schema
+from vault.keks import KekStore
+from vault.providers import FileRoot
+from vault.vault import Vault
 
 NOW = datetime(2026, 11, 29, 12, tzinfo=UTC)
 TENANT, OTHER = 7, 8
@@ -97,7 +103,7 @@ class Process:
         )
         self.later_signer: Callable[[str, int], Ed25519Signer] = later_key
         self.lease = Lease(owner=secrets.token_hex(8), sessions=self.database.shared)
-        self.log = Log(parts, self.lease, stages=True)
+        self.log = Log(parts, self.lease, stages=world.digests)
         self.faults: list[Exception] = []
         self.clerk = staging.Clerk(self.log.serve, lambda: datetime.now(UTC), failed=self.faults.append)
 
@@ -119,8 +125,10 @@ class Process:
 class World:
     """A bucket and a database, and the processes on them."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, keys: Path) -> None:
         self.url = url
+        vault = Vault(KekStore(keys, FileRoot(keys, clock=lambda: NOW)), clock=lambda: NOW)
+        self.digests = partial(RowDigests, vault)
         self.locked, self.hot = MemoryStore(lambda: NOW), MemoryStore(lambda: NOW, locked=False)
         self.processes: list[Process] = []
         self.database = Database(url)
@@ -188,7 +196,7 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[World]:
         if request.param == "sqlite"
         else request.getfixturevalue("make_postgres_database")(schema.prepare)
     )
-    made = World(url)
+    made = World(url, tmp_path / "keys")
     yield made
     for process in made.processes:
         process.clerk.stop()
@@ -695,13 +703,67 @@ def test_writers_in_many_processes_keep_every_stream_in_order_while_the_lease_wa
     assert sorted(placed.values()) == list(range(6 * rounds))
 
 
-def test_a_staged_row_of_an_unknown_form_is_refused_and_stops_nobody_else(world: World) -> None:
+CHANGED = ("an unknown form", "drafts", "entries", "no digest", "another tenant's digest")
+
+
+def change(world: World, row: StagedRow, what: str) -> dict[str, Any]:
+    """What is written into a staged row: one column changed, or another program's drafts under a digest that fits."""
+    drafts, number = row.drafts, draft(0).entry_id.encode()[:-1]
+    if what == "drafts":
+        assert drafts.count(number) == 1
+        return {"drafts": drafts.replace(number, number[:-1] + (b"1" if number[-1:] != b"1" else b"2"))}
+    if what == "entries":
+        return {"entries": row.entries + 1}
+    if what == "no digest":
+        return {"row_digest": None}
+    tenant = TENANT if what == "an unknown form" else OTHER
+    drafts = b"\xc1" if what == "an unknown form" else drafts
+    digest = world.digests(tenant).of("staged-drafts", row.staged_id, str(row.entries), drafts)
+    return {"drafts": drafts, "row_digest": digest}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_a_staged_row_that_no_process_of_ours_wrote_is_refused_and_stops_nobody_else(world: World, what: str) -> None:
     leader, other = world.process().lead(), world.process()
     caller = Caller(other, draft(0))
     wait_until(lambda: bool(world.rows(StagedRow)))
+    (row,) = world.rows(StagedRow)
     with world.session() as session:
-        session.execute(sa.update(StagedRow).values(drafts=b"\xc1"))
+        session.execute(sa.update(StagedRow).values(**change(world, row, what)))
     assert states(leader.append(draft(1))) == [(STORED, 0)]
     with pytest.raises(staging.StagedUnreadable):
         caller.result()
     assert states(leader.append(draft(0))) == [(STORED, 1)]
+
+
+def test_more_refused_rows_than_are_read_at_once_keep_nobody_waiting(world: World) -> None:
+    """The knock of those behind them was forgotten with theirs."""
+    leader, other = world.process().lead(), world.process()
+    caller = Caller(other, draft(0))
+    wait_until(lambda: bool(world.rows(StagedRow)))
+    (row,) = world.rows(StagedRow)
+    with world.session() as session:
+        for number in range(staging._ROWS + 1):
+            staged_id = f"{number:012x}{row.staged_id[12:]}"
+            session.add(StagedRow(tenant_id=TENANT, staged_id=staged_id, entries=1, drafts=row.drafts, at=row.at))
+    assert leader.log.serve(datetime.now(UTC)) == 1
+    assert states(caller.result()) == [(STORED, 0)]
+    assert len(world.rows(StagedRow)) == staging._ROWS + 1
+
+
+@pytest.mark.parametrize("forged", ["answer", "refusal"])
+def test_an_answer_that_no_process_of_ours_wrote_is_not_believed(world: World, forged: str) -> None:
+    """Whoever has the database alone could have a call acknowledged that is in no log."""
+    other = world.process()
+    assert world.process().lead().lease.held
+    caller = Caller(other, draft(0))
+    wait_until(lambda: bool(world.rows(StagedRow)))
+    placed = Placed(entry_id=draft(0).entry_id, state=STORED, index=0)
+    answer = staging._Answer(appended=Appended(placed=[placed], receipt=None))
+    if forged == "refusal":
+        answer = staging._Answer(appended=None, refused="two roots of one size")
+    with world.session() as session:
+        session.execute(sa.update(StagedRow).values(answer=msgspec.msgpack.encode(answer), answered_at=NOW))
+    with pytest.raises(staging.StagedUnreadable):
+        caller.result()
+    assert not world.entries()
