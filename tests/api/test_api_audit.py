@@ -105,4 +105,6 @@ def test_more_verifications_at_once_than_a_process_bears_are_429(audited: Any) -
         one.join()
     assert (refused.status_code, refused.json()["type"]) == (429, "/problems/too-many-requests")
     assert int(refused.headers["retry-after"]) > 0
-    assert auditor.post("/v1/audit/verifications", json={}).status_code == 202
+    taken = auditor.post("/v1/audit/verifications", json={})
+    assert taken.status_code == 202
+    waited_for(auditor, f"/v1/audit/verifications/{taken.json()['id']}")

@@ -7,7 +7,6 @@ import os
 import signal
 import sqlite3
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from muniment.errors import ThreadErased
 from muniment.integrations.langgraph import GovernedSaver, Registering, govern
 from tests.connectors.contract import oracle
 from tests.connectors.langgraph_beds import agent
+from tests.forking import fork
 from tests.process.conftest import wait_for
 from tests.process.test_process_airline import erase
 from tests.process.test_process_langgraph import SAID, as_class
@@ -109,10 +109,7 @@ def test_a_thread_that_was_used_once_is_found_and_erased_with_its_key(run: Agent
 
 def in_a_child(work: Callable[[], None]) -> int:
     """Run this in a process of its own, for half a minute at most; return how it ended."""
-    with warnings.catch_warnings():
-        # A library that another test of this process has loaded says so at every fork; the child does not use it.
-        warnings.filterwarnings("ignore", message="lance is not fork-safe")
-        child = os.fork()
+    child = fork()
     if not child:
         try:
             signal.alarm(30)

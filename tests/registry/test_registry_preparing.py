@@ -21,6 +21,7 @@ from ledger.entry import uuid7
 from registry import preparing as preparing_module
 from registry.preparing import LEAST_BYTES, Preparing, Taken
 from registry.sheets import SealedSheet, SealOrder, Shape, ShapedHeader, read_sheet
+from tests.forking import fork
 from vault.envelope import context, in_entry, unseal
 from vault.packing import pack, unpack
 
@@ -300,7 +301,7 @@ def test_a_process_that_answers_wrongly_is_given_up_and_leaves_nothing_open(
 
 def test_a_fork_of_this_process_asks_none_and_disturbs_no_answer() -> None:
     with preparing() as made, taken_by(made, call()) as taken:
-        child = os.fork()
+        child = fork()
         if not child:
             os._exit(0 if made.take(call(), lines=False) is None and taken.seal(order("7", taken)) is None else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
