@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from erasure.plan import Plan, PlanCopy
 from retention.decide import DESTRUCTIVE
@@ -52,32 +52,58 @@ class Approved(NamedTuple):
 _Shape = tuple[str, str, str, str]
 
 
+class _Named(Protocol):
+    """What tells a line of one person's plan from every other."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def ref(self) -> str: ...
+    @property
+    def artifact_id(self) -> int | None: ...
+
+
+class Lookup:
+    """Which lines there are: eight bytes for each that is an artifact."""
+
+    def __init__(self, lines: Iterable[_Named]) -> None:
+        self._artifacts = array("q")
+        self._others: set[tuple[str, str]] = set()
+        for line in lines:
+            if line.artifact_id is None:
+                self._others.add((line.kind, line.ref))
+            else:
+                self._artifacts.append(line.artifact_id)
+        self._artifacts = array("q", sorted(self._artifacts))
+
+    def has(self, line: _Named) -> bool:
+        """Whether a line is among them."""
+        if line.artifact_id is None:
+            return (line.kind, line.ref) in self._others
+        place = bisect_left(self._artifacts, line.artifact_id)
+        return place < len(self._artifacts) and self._artifacts[place] == line.artifact_id
+
+
 class _Seen:
     """Lines that were approved, each taken in once: what they are like, which they are, and what was shown of them."""
 
     def __init__(self, lines: Iterable[Approved | PlanCopy]) -> None:
         self.last = 0
         self.shapes: set[_Shape] = set()
-        self._artifacts = array("q")
-        self._others: set[tuple[str, str]] = set()
         self._shown: dict[tuple[str, str], Mapping[str, int] | None] = {}
+        self._lookup = Lookup(self._noted(lines))
+
+    def _noted(self, lines: Iterable[Approved | PlanCopy]) -> Iterator[Approved | PlanCopy]:
         for line in lines:
             self.last = max(self.last, line.copy_no)
             self.shapes.add(_shape(line))
-            if line.artifact_id is None:
-                self._others.add((line.kind, line.ref))
-            else:
-                self._artifacts.append(line.artifact_id)
             if line.collateral is not None:
                 self._shown[line.kind, line.ref] = was_shown(line.action, line.collateral)
-        self._artifacts = array("q", sorted(self._artifacts))
+            yield line
 
     def has(self, line: PlanCopy) -> bool:
         """Whether a line is among them."""
-        if line.artifact_id is None:
-            return (line.kind, line.ref) in self._others
-        place = bisect_left(self._artifacts, line.artifact_id)
-        return place < len(self._artifacts) and self._artifacts[place] == line.artifact_id
+        return self._lookup.has(line)
 
     def shown(self, line: PlanCopy) -> Mapping[str, int] | None:
         """What others lose by a line, as it was shown."""

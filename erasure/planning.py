@@ -103,6 +103,7 @@ class Planner:
             else:
                 # What destroys nothing finds its places again when it is carried out.
                 plan = answer_plans.plan_of(self._parts, selected.row, selected.given, now)
+                del selected
             names = captures.names_of(self._parts, acting.tenant_id, people)
             return self._freeze(acting, request_id, _Planned(plan, sealed, names, verified, restricts), now)
 

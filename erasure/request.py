@@ -335,13 +335,19 @@ def answer(copies: Iterable[CopyFact]) -> Completion:
 
     What waits for a human keeps it open; what failed or could not be looked at is never passed over.
     """
-    seen = list(copies)
-    waiting = Counter(copy.state for copy in seen if copy.state in WAITING)
-    broken = tuple(copy.copy_no for copy in seen if copy.state in BROKEN)
-    unknown = tuple(copy.copy_no for copy in seen if copy.state not in WAITING | BROKEN | ANSWERED)
+    waiting: Counter[str] = Counter()
+    broken: list[int] = []
+    unknown: list[int] = []
+    for copy in copies:
+        if copy.state in WAITING:
+            waiting[copy.state] += 1
+        elif copy.state in BROKEN:
+            broken.append(copy.copy_no)
+        elif copy.state not in ANSWERED:
+            unknown.append(copy.copy_no)
     if waiting or unknown:
-        return Completion(state=None, waiting_for=dict(waiting), unverified=unknown, broken=broken)
-    return Completion(state=State.PARTIALLY_FAILED if broken else State.COMPLETED, broken=broken)
+        return Completion(state=None, waiting_for=dict(waiting), unverified=tuple(unknown), broken=tuple(broken))
+    return Completion(state=State.PARTIALLY_FAILED if broken else State.COMPLETED, broken=tuple(broken))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
