@@ -15,7 +15,7 @@ from sqlmodel import Session, col, select
 
 from erasure import rectifying, restrict
 from erasure.export import ClassTerms, plan_export
-from erasure.facts import PlanInput
+from erasure.facts import ArtifactFacts, PlanInput
 from erasure.models import RequestRow, RequestSubject
 from erasure.parts import Parts
 from erasure.plan import Plan
@@ -27,6 +27,7 @@ from registry import classes, subjects
 from registry.declaration import DataClass
 from registry.identifiers import parse_subject
 from registry.keyed import chunks
+from registry.memories import is_inferred
 from registry.models import Artifact
 
 
@@ -40,7 +41,7 @@ def plan_of(parts: Parts, row: RequestRow, given: PlanInput, now: datetime) -> P
                 given,
                 right,
                 terms,
-                source_types=_source_types(session, row.tenant_id, given),
+                inferred=_inferred(session, row.tenant_id, given) if right is Right.PORTABILITY else frozenset(),
                 past=past_requests(session, parts, row),
                 inside=_inside(session, row.tenant_id, given),
             )
@@ -90,16 +91,19 @@ def past_requests(session: Session, parts: Parts, row: RequestRow) -> list[str]:
     return sorted(set(found))
 
 
-def _source_types(session: Session, tenant_id: int, given: PlanInput) -> dict[int, str | None]:
-    found: dict[int, str | None] = {}
-    for chunk in chunks(sorted(fact.artifact_id for fact in given.artifacts)):
+def _inferred(session: Session, tenant_id: int, given: PlanInput) -> frozenset[int]:
+    """The artifacts of which it was said that a model concluded or wrote them."""
+    found: set[int] = set()
+    facts = given.artifacts
+    ids = facts.ids if isinstance(facts, ArtifactFacts) else [fact.artifact_id for fact in facts]
+    for chunk in chunks(ids):
         rows = session.execute(
             sa.select(col(Artifact.id), col(Artifact.source_type)).where(
-                col(Artifact.tenant_id) == tenant_id, col(Artifact.id).in_(chunk)
+                col(Artifact.tenant_id) == tenant_id, col(Artifact.id).in_(list(chunk))
             )
         )
-        found.update((row.id, row.source_type) for row in rows)
-    return found
+        found.update(row.id for row in rows if is_inferred(row.source_type))
+    return frozenset(found)
 
 
 def _inside(session: Session, tenant_id: int, given: PlanInput) -> frozenset[int] | None:

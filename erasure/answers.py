@@ -9,10 +9,11 @@ touches (`erasure.rectify`), how long a restriction stands (`erasure.restrict`).
 from __future__ import annotations
 
 from datetime import datetime
+from itertools import chain
 
 from sqlmodel import Session
 
-from erasure import exporting, history, rectifying, restrict
+from erasure import copies, exporting, history, rectifying, restrict
 from erasure.desk import facts_of
 from erasure.history import fact_of
 from erasure.models import RequestRow
@@ -37,9 +38,8 @@ def carry_on(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> St
             session.add(row)
         if row.state != State.EXECUTING:
             return State(row.state)
-        for copy in history.copies_of(session, tenant.tenant_id, request_id, CopyState.RUNNING):
-            copy.state = CopyState.PENDING
-            session.add(copy)
+        running = copies.of(tenant.tenant_id, request_id, CopyState.RUNNING)
+        copies.update(session, running, state=CopyState.PENDING.value)
         right = Right(row.right)
     match right:
         case Right.ACCESS | Right.PORTABILITY:
@@ -60,11 +60,16 @@ def _restrict(parts: Parts, tenant_id: int, request_id: str, now: datetime) -> N
     with parts.transactions(tenant_id) as session:
         row = history.load(session, tenant_id, request_id, lock=True)
         restrict.begin(session, row)
-        for copy in history.copies_of(session, tenant_id, request_id, CopyState.PENDING):
-            copy.state, copy.started_at, copy.finished_at = CopyState.RESTRICTED, now, now
-            copy.method, copy.verified_at = "kept and not processed", now
-            copy.verified_how = "decided again by every sweep and request"
-            session.add(copy)
+        copies.update(
+            session,
+            copies.of(tenant_id, request_id, CopyState.PENDING),
+            state=CopyState.RESTRICTED.value,
+            started_at=now,
+            finished_at=now,
+            method="kept and not processed",
+            verified_at=now,
+            verified_how="decided again by every sweep and request",
+        )
 
 
 def _finish(parts: Parts, tenant_id: int, request_id: str, now: datetime) -> State:
@@ -72,8 +77,8 @@ def _finish(parts: Parts, tenant_id: int, request_id: str, now: datetime) -> Sta
         row = history.load(session, tenant_id, request_id, lock=True)
         if row.state != State.EXECUTING:
             return State(row.state)
-        copies = history.copies_of(session, tenant_id, request_id)
-        found = answer(fact_of(copy) for copy in copies).state
+        pages = copies.pages(session, copies.Outline, copies.of(tenant_id, request_id))
+        found = answer(map(fact_of, chain.from_iterable(pages))).state
         if found is None:
             return State(row.state)
         row.state = move(State(row.state), Move.CONFIRM, facts_of(row, _WORKER, now))

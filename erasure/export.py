@@ -8,16 +8,18 @@ here: it waits for a human. Every copy that the registry counts is a line, so th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import chain
 from typing import Any
 
 from connectors.base import is_one_of
 from erasure.facts import ArtifactFact, PlanInput
-from erasure.plan import IDENTITY, VAULT, Plan, PlanCopy, depths_of, framed, instant_text
+from erasure.lineage import Lineage
+from erasure.manifest_file import Listing
+from erasure.plan import IDENTITY, VAULT, Plan, PlanCopy, framed, instant_text
 from erasure.request import CopyState, Right
-from registry.memories import is_inferred
 from retention.decide import Because, Claim, concerns
 from retention.parts import part_ref
 
@@ -52,22 +54,32 @@ def plan_export(
     right: Right,
     terms: Mapping[str, ClassTerms],
     *,
-    source_types: Mapping[int, str | None],
+    inferred: frozenset[int],
     past: Sequence[str],
     inside: frozenset[int] | None = None,
 ) -> Plan:
-    """The plan of an export. `past` are ids of the person's requests, `inside` the entries of its conversation."""
+    """The plan of an export.
+
+    `inferred` are artifacts that a model concluded, `past` ids of the person's requests, `inside` the entries of its
+    conversation.
+    """
     claim = _claim(given)
-    depths = depths_of(given.artifacts)
-    lines = [
-        _artifact(fact, given, right, terms, source_types=source_types, depth=depths[fact.artifact_id])
+    depths = Lineage(given.artifacts).depths
+    artifacts = (
+        _artifact(
+            fact,
+            given,
+            right,
+            terms,
+            is_inferred=fact.artifact_id in inferred,
+            depth=depths.get(fact.artifact_id, 0),
+        )
         for fact in given.artifacts
         if concerns(claim, fact.item)
-    ]
-    lines += _record(given, claim, right, terms, inside)
-    if claim.data_classes is None and claim.scopes is None:
-        lines += [_line("request", ref, "request", REQUESTS, claim=claim) for ref in sorted(past)]
-    return framed(given, lines)
+    )
+    asked = () if claim.data_classes is not None or claim.scopes is not None else sorted(past)
+    requests = (_line("request", ref, "request", REQUESTS, claim=claim) for ref in asked)
+    return framed(given, chain(artifacts, _record(given, claim, right, terms, inside), requests))
 
 
 def _claim(given: PlanInput) -> Claim:
@@ -83,7 +95,7 @@ def _artifact(
     right: Right,
     terms: Mapping[str, ClassTerms],
     *,
-    source_types: Mapping[int, str | None],
+    is_inferred: bool,
     depth: int,
 ) -> PlanCopy:
     store = given.stores.get(fact.store)
@@ -91,7 +103,7 @@ def _artifact(
     if fact.item.data_class == EXPORT_CLASS:
         is_joint = bool(fact.item.subjects - given.subjects)
         state, detail = CopyState.WITHHELD, _JOINT_EXPORT if is_joint else EARLIER_EXPORT
-    elif right is Right.PORTABILITY and (why := not_portable(fact, terms, source_types.get(fact.artifact_id))):
+    elif right is Right.PORTABILITY and (why := not_portable(fact, terms, is_inferred=is_inferred)):
         state, detail = CopyState.WITHHELD, why
     elif store is None or store.not_covered is not None:
         state = CopyState.NOT_COVERED
@@ -131,12 +143,12 @@ def is_somebody_elses(content: bytes, owner_field: str | None, mine: frozenset[s
     return bool(owners) and not any(is_one_of(owner, mine) for owner in owners)
 
 
-def not_portable(fact: ArtifactFact, terms: Mapping[str, ClassTerms], source_type: str | None) -> str | None:
+def not_portable(fact: ArtifactFact, terms: Mapping[str, ClassTerms], *, is_inferred: bool) -> str | None:
     """Why an item is no part of a portability answer; None where it is. Source: GDPR Art. 20(1)."""
     known = terms.get(fact.item.data_class)
     if known is None or not is_portable_basis(known.legal_basis):
         return _OTHER_BASIS
-    if fact.sources or is_inferred(source_type):
+    if fact.sources or is_inferred:
         return _DERIVED
     return None
 
@@ -148,9 +160,8 @@ def is_portable_basis(legal_basis: str) -> bool:
 
 def _record(
     given: PlanInput, claim: Claim, right: Right, terms: Mapping[str, ClassTerms], inside: frozenset[int] | None
-) -> list[PlanCopy]:
+) -> Iterator[PlanCopy]:
     """A line for each key of the record, and one for each part that others share."""
-    lines: list[PlanCopy] = []
     seen: set[str] = set()
     for key in given.keys:
         name = key.item.data_class
@@ -161,29 +172,24 @@ def _record(
         if right is Right.PORTABILITY and (known is None or not is_portable_basis(known.legal_basis)):
             left_out = _OTHER_BASIS
         state = CopyState.PENDING if left_out is None else CopyState.WITHHELD
-        lines.append(
-            _line("key", key.key_id, name, VAULT, claim=claim, state=state, detail=left_out, key_id=key.key_id)
-        )
+        yield _line("key", key.key_id, name, VAULT, claim=claim, state=state, detail=left_out, key_id=key.key_id)
         for part in key.parts if left_out is None else ():
             ref = part_ref(part.entry_id, part.part)
             shared = part.item.subjects - given.subjects
             if not shared or ref in seen or (inside is not None and part.entry_idx not in inside):
                 continue
             seen.add(ref)
-            lines.append(
-                _line(
-                    "entry",
-                    ref,
-                    part.item.data_class,
-                    VAULT,
-                    claim=claim,
-                    state=CopyState.AWAITING_HUMAN,
-                    detail="said by or about other persons too (GDPR Art. 15(4))",
-                    entry_idx=part.entry_idx,
-                    others=len(shared),
-                )
+            yield _line(
+                "entry",
+                ref,
+                part.item.data_class,
+                VAULT,
+                claim=claim,
+                state=CopyState.AWAITING_HUMAN,
+                detail="said by or about other persons too (GDPR Art. 15(4))",
+                entry_idx=part.entry_idx,
+                others=len(shared),
             )
-    return lines
 
 
 def _line(
@@ -235,6 +241,43 @@ class Tally:
     failed: int = 0
 
 
+@dataclass(slots=True)
+class Totals:
+    """What became of the copies of a package, counted one by one while they are listed."""
+
+    is_empty: bool = True
+    """Whether nothing is left of any, requests aside."""
+    places: dict[str, set[str]] = field(default_factory=dict)
+    """By class: the stores in which its copies lie."""
+    _tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
+
+    def count(self, line: Mapping[str, Any]) -> None:
+        """Take in one line of `copies`."""
+        self.places.setdefault(line["data_class"], set()).add(line["store"])
+        if line["store"] != REQUESTS and line["state"] != CopyState.ALREADY_ABSENT:
+            self.is_empty = False
+        if line["kind"] != "artifact":
+            return
+        tally = self._tallies.setdefault((line["data_class"], line["store"]), Tally())
+        tally.registered += 1
+        match line["state"]:
+            case CopyState.EXPORTED:
+                tally.exported += 1
+            case CopyState.WITHHELD:
+                tally.withheld += 1
+            case CopyState.ALREADY_ABSENT:
+                tally.absent += 1
+            case _:
+                tally.failed += 1
+
+    def lines(self) -> list[dict[str, Any]]:
+        """How many registered copies of each class and store there are, and what became of them."""
+        return [
+            {"data_class": name, "store": store, **_tallied(tally)}
+            for (name, store), tally in sorted(self._tallies.items())
+        ]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
     """Everything a manifest says, gathered by `erasure.exporting`."""
@@ -250,12 +293,14 @@ class Contents:
     """By class: who else received data of it."""
     sources: Mapping[str, Sequence[str]]
     """By class: where its data came from, as far as registered."""
-    copies: Iterable[Mapping[str, Any]]
+    copies: Listing
     """One line per copy: id, data_class, store, state, detail, file."""
+    totals: Totals
+    """The same lines, counted."""
     entries: Mapping[str, Tally]
     """By class: entries of the record."""
     decisions: int
-    files: Sequence[Mapping[str, Any]]
+    files: Listing
     certificates: Sequence[Mapping[str, Any]] = field(default_factory=tuple)
     note: str | None = None
 
@@ -273,8 +318,10 @@ RIGHTS = {
 
 
 def manifest(contents: Contents) -> dict[str, Any]:
-    """The manifest of an export: counts, terms of each class, every copy and every file. Source: GDPR Art. 15(1)."""
-    copies = list(contents.copies)
+    """The manifest of an export: counts, terms of each class, every copy and every file, these as they were listed.
+
+    Source: GDPR Art. 15(1).
+    """
     return {
         "schema": SCHEMA,
         "request": contents.request,
@@ -283,7 +330,7 @@ def manifest(contents: Contents) -> dict[str, Any]:
         "received_at": instant_text(contents.received_at),
         "made_at": instant_text(contents.made_at),
         "controller": dict(contents.controller),
-        "is_empty": all(copy["state"] == CopyState.ALREADY_ABSENT for copy in copies if copy["store"] != REQUESTS),
+        "is_empty": contents.totals.is_empty,
         "note": contents.note,
         "classes": [
             {
@@ -300,32 +347,12 @@ def manifest(contents: Contents) -> dict[str, Any]:
         ],
         "automated_decisions": {"recorded": contents.decisions},
         "your_rights": RIGHTS.get(contents.regulation, []),
-        "counts": counts_of(copies),
+        "counts": contents.totals.lines(),
         "record": [{"data_class": name, **_tallied(tally)} for name, tally in sorted(contents.entries.items())],
-        "copies": [dict(copy) for copy in copies],
-        "files": [dict(one) for one in contents.files],
+        "copies": contents.copies,
+        "files": contents.files,
         "certificates_of_erasure": [dict(one) for one in contents.certificates],
     }
-
-
-def counts_of(copies: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """How many registered copies of each class and store there are, and what became of them."""
-    tallies: dict[tuple[str, str], Tally] = {}
-    for copy in copies:
-        if copy["kind"] != "artifact":
-            continue
-        tally = tallies.setdefault((copy["data_class"], copy["store"]), Tally())
-        tally.registered += 1
-        match copy["state"]:
-            case CopyState.EXPORTED:
-                tally.exported += 1
-            case CopyState.WITHHELD:
-                tally.withheld += 1
-            case CopyState.ALREADY_ABSENT:
-                tally.absent += 1
-            case _:
-                tally.failed += 1
-    return [{"data_class": name, "store": store, **_tallied(tally)} for (name, store), tally in sorted(tallies.items())]
 
 
 def _tallied(tally: Tally) -> dict[str, int]:

@@ -8,18 +8,18 @@ time. Not here: the file they are written into (`erasure.package_file`).
 from __future__ import annotations
 
 import json
+from array import array
 from base64 import b64encode
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from erasure import history
+from erasure import copies, history
 from erasure.export import Tally
-from erasure.models import CopyRow
 from erasure.package_file import Package
 from erasure.parts import Parts
 from erasure.plan import IDENTITY, instant_text
@@ -35,8 +35,16 @@ from retention.parts import part_ref
 from vault.models import DataKey, KeyState
 
 _READ_CHUNK = 200
+_GOING = (CopyState.PENDING, CopyState.EXPORTED)
 Read = Callable[[Session, int, Sequence[EntryRow]], list[ReadEntry]]
 """Reads entries of the record (`registry.playback`)."""
+
+
+class _Line(NamedTuple):
+    copy_no: int
+    ref: str
+    key_id: str | None
+    state: str
 
 
 def write_entries(  # noqa: PLR0917 - called once
@@ -60,34 +68,26 @@ class _Entries:
             row = history.load(session, self._tenant_id, self._id)
             people, claim = frozenset(row.subjects), claim_of(row)
             mine = self._keys_of(session, people, claim.data_classes)
-            wanted = {copy.key_id for copy in self._copies(session, "key") if copy.state != CopyState.WITHHELD}
+            keys = copies.read(session, _Line, copies.of(self._tenant_id, self._id, kind="key"))
+            wanted = {copy.key_id for copy in keys if copy.state != CopyState.WITHHELD}
             streams = streams_within(session, self._tenant_id, claim)
             by_class = self._entries(session, mine, wanted, streams)
-            released = {
-                copy.ref
-                for copy in self._copies(session, "entry")
-                if copy.state in (CopyState.PENDING, CopyState.EXPORTED)
-            }
-            for copy in self._copies(session, "key"):
-                if copy.state in (CopyState.PENDING, CopyState.EXPORTED):
-                    package.fates[copy.copy_no] = (CopyState.EXPORTED, None)
-            for copy in self._copies(session, "entry"):
-                if copy.ref in released:
-                    package.fates[copy.copy_no] = (CopyState.EXPORTED, None)
+            shared = copies.read(session, _Line, copies.of(self._tenant_id, self._id, *_GOING, kind="entry"))
+            released = {copy.ref for copy in shared}
+            for copy in (*keys, *shared):
+                if copy.state in _GOING:
+                    package.fates.settle(copy.copy_no, CopyState.EXPORTED)
         for name, indexes in sorted(by_class.items()):
             tally = package.entries.setdefault(name, Tally())
             with package.open(f"record/{name}.jsonl", self._now, data_class=name) as out:
-                for chunk in chunks(indexes):
-                    for start in range(0, len(chunk), _READ_CHUNK):
-                        lines = self._lines(
-                            chunk[start : start + _READ_CHUNK], frozenset(mine), released, claim.data_classes
-                        )
-                        for entry, line, readable in lines:
-                            tally.registered += 1
-                            tally.exported += readable
-                            tally.withheld += not readable
-                            package.decisions += entry.header.kind == Kind.DECISION
-                            out.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+                for start in range(0, len(indexes), _READ_CHUNK):
+                    some = indexes[start : start + _READ_CHUNK].tolist()
+                    for entry, line, readable in self._lines(some, frozenset(mine), released, claim.data_classes):
+                        tally.registered += 1
+                        tally.exported += readable
+                        tally.withheld += not readable
+                        package.decisions += entry.header.kind == Kind.DECISION
+                        out.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
 
     def _keys_of(self, session: Session, people: frozenset[int], names: frozenset[str] | None) -> dict[str, str]:
         """The persons' keys of these classes (None: all) with their state, identity keys left out."""
@@ -111,7 +111,7 @@ class _Entries:
         mine: Mapping[str, str],
         wanted: set[str | None],
         streams: frozenset[int] | None,
-    ) -> dict[str, list[int]]:
+    ) -> dict[str, array[int]]:
         """The indexes of entries to read, by class; those under destroyed keys are counted by their class too."""
         found: dict[str, set[int]] = defaultdict(set)
         ids = [key_id for key_id, state in mine.items() if key_id in wanted or state == KeyState.DESTROYED.value]
@@ -127,7 +127,7 @@ class _Entries:
             for name, idx, stream_no in session.execute(query):
                 if streams is None or stream_no in streams:
                     found[name].add(idx)
-        return {name: sorted(indexes) for name, indexes in found.items()}
+        return {name: array("q", sorted(found.pop(name))) for name in list(found)}
 
     def _lines(
         self, indexes: Sequence[int], mine: frozenset[str], released: set[str], data_classes: frozenset[str] | None
@@ -141,9 +141,6 @@ class _Entries:
             keys = index.keys_of(session, self._tenant_id, list(indexes))
             read = self._read(session, self._tenant_id, rows)
         return [(entry, *_entry_line(entry, keys, mine, released, data_classes)) for entry in read]
-
-    def _copies(self, session: Session, kind: str) -> list[CopyRow]:
-        return history.copies_of(session, self._tenant_id, self._id, kind=kind)
 
 
 def _entry_line(

@@ -9,45 +9,44 @@ Making, in order (one pass; a crash anywhere begins it again):
  5. give it its name in the folder of exports, unless its artifact ended meanwhile. A crash before 5 leaves a registered
     export without bytes, which the next pass replaces.
 
-Guarantees: one item is in memory at a time; what a store did not give is `failed` or `unreachable`, never left out;
-parts about others are left out and counted, unless a human released them (`erasure.exported_entries`); what became
-somebody else's since it was planned, by the registry or by its store's own owner field, waits for a human too, and so
-does what is about more people by now than the human saw who released it. An export about a person whose erasure was
-approved meanwhile is not kept; of others it is registered as about them too (`erasure.package_people`). Where there is
-nothing left to hand out, an empty package says why.
+Guarantees: one item and some hundred lines are in memory at a time; what a store did not give is `failed` or
+`unreachable`, never left out; parts about others are left out and counted, unless a human released them
+(`erasure.exported_entries`); what became somebody else's since it was planned, by the registry or by its store's own
+owner field, waits for a human too, and so does what is about more people by now than the human saw who released it
+(`erasure.export_lines`). An export about a person whose erasure was approved meanwhile is not kept; of others it is
+registered as about them too (`erasure.package_people`). Where there is nothing left to hand out, an empty package says
+why.
 """
 
 from __future__ import annotations
 
 import json
 import zipfile
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO, Any, NamedTuple
 
-from sqlmodel import Session
+import sqlalchemy as sa
+from sqlmodel import Session, col
 
 from connectors.base import Item, owner_forms
 from connectors.errors import ConnectorError
-from erasure import answer_plans, history
-from erasure.additions import addendum, exceeds
+from erasure import answer_plans, copies, history
 from erasure.errors import NotBuilt
-from erasure.export import EXPORT_CLASS, REQUESTS, SOMEBODY_ELSES, Contents, is_somebody_elses, manifest
+from erasure.export import EXPORT_CLASS, REQUESTS, SOMEBODY_ELSES, Contents, Totals, is_somebody_elses, manifest
+from erasure.export_lines import bring_up_to_date
 from erasure.exported_entries import write_entries
-from erasure.handout import contents_of, json_bytes, request_view
+from erasure.handout import contents_of, request_view
+from erasure.manifest_file import Listing, json_bytes, pieces
 from erasure.models import CopyRow, RequestRow
-from erasure.package_file import Package, digest_of, give_name, remove_unfinished, unnamed
-from erasure.package_people import leave_out_who_goes, names_for, others_of
+from erasure.package_file import Fate, Package, digest_of, give_name, place_of, remove_unfinished, unnamed
+from erasure.package_people import names_for, others_of
 from erasure.packages import STORE
 from erasure.parts import Parts, Tenant
-from erasure.persons import leave_out_strangers
-from erasure.plan import IDENTITY, VAULT, Plan, instant_text
+from erasure.plan import IDENTITY, VAULT, instant_text
 from erasure.request import CopyState, State
-from erasure.selector import select_subjects
-from erasure.standing import claim_of
-from erasure.work import BY_HAND, failed
+from erasure.work import BY_HAND, end_of_try
 from ledger.entry import Kind
 from registry import artifacts, classes, stores, subjects
 from registry.acting import Acting
@@ -55,7 +54,9 @@ from registry.classes import STARTER_CLASSES
 from registry.errors import RegistryError
 
 KEPT = timedelta(days=30)
-_MAY_GO_OUT = (CopyState.PENDING, CopyState.EXPORTED, CopyState.AWAITING_HUMAN)
+_TO_READ = (CopyState.PENDING, CopyState.EXPORTED, CopyState.ALREADY_ABSENT)
+_OPEN = (CopyState.PENDING, CopyState.AWAITING_HUMAN)
+_REQUESTS_FILE = "requests.json"
 READ_CHUNK = 200
 _UNREACHED = (ConnectorError, RegistryError, OSError)
 _README = """This package was made for you on {at}, as the answer to your request {request}.
@@ -69,11 +70,43 @@ names.json      the names, addresses and numbers by which we know you
 
 
 class _Owned(NamedTuple):
-    """How a store says whose an item is, what it may say, and the copies that a human released whatever it says."""
+    """How a store says whose an item is, and what it may say."""
 
     by: str | None
     mine: frozenset[str]
-    released: set[int]
+
+
+class _Wanted(NamedTuple):
+    """A copy that is to be read from its store; what a human released is read whatever the store says of its owner."""
+
+    copy_no: int
+    ref: str
+    artifact_id: int | None
+    data_class: str
+    method: str | None
+
+
+class _Asked(NamedTuple):
+    copy_no: int
+    ref: str
+
+
+class _Listed(NamedTuple):
+    copy_no: int
+    kind: str
+    ref: str
+    data_class: str
+    store: str
+    state: str
+    detail: str | None
+
+
+class _Tried(NamedTuple):
+    copy_no: int
+    state: str
+    attempts: int
+    started_at: datetime | None
+    method: str | None
 
 
 def make(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> None:
@@ -94,14 +127,14 @@ class _Making:
 
     def run(self) -> None:
         """See the module."""
-        if not self._refresh():
+        if not bring_up_to_date(self._parts, self._tenant.tenant_id, self._id, self._now):  # 1
             return
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = f"{self._id}-{self._attempt()}.zip"
         remove_unfinished(self._folder)
-        with unnamed(self._folder) as out:
+        with unnamed(self._folder) as out, Listing(self._folder) as files:
             with zipfile.ZipFile(out, "w", allowZip64=True) as archive:
-                package = Package(archive)
+                package = Package(archive, files)
                 self._artifacts(package)
                 write_entries(self._parts, self._read, self._tenant.tenant_id, self._id, package, self._now)
                 self._requests(package)
@@ -111,51 +144,6 @@ class _Making:
                 give_name(out, self._folder / name)
                 self._leave_none(artifact, self._folder / name)
 
-    # ── 1 ─────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _refresh(self) -> bool:
-        """Step 1; whether nothing waits for a human."""
-        with self._parts.transactions(self._tenant.tenant_id) as session:
-            row = history.load(session, self._tenant.tenant_id, self._id, lock=True)
-            told_apart = leave_out_strangers(session, row)
-            given = select_subjects(
-                session,
-                row.tenant_id,
-                frozenset(row.subjects),
-                owner=row.request_id,
-                claim=claim_of(row),
-                now=self._now,
-            )
-        fresh = answer_plans.plan_of(self._parts, row, given, self._now)
-        with self._parts.transactions(self._tenant.tenant_id) as session:
-            copies = history.copies_of(session, self._tenant.tenant_id, self._id)
-            self._ask_about(session, copies, fresh)
-            if told_apart:
-                _withhold_of_others(session, copies, fresh)
-            more = addendum([history.plan_copy_of(copy) for copy in copies], fresh).added
-            if more:
-                history.put_copies(session, self._tenant.tenant_id, self._id, more, {})
-                body = {"request": self._id, "addendum": [copy.ref for copy in more]}
-                self._parts.record.announce(session, self._tenant.tenant_id, Kind.REQUEST_STATE, body, self._now)
-            copies = history.copies_of(session, self._tenant.tenant_id, self._id)
-            leave_out_who_goes(session, copies, others_of(session, self._tenant.tenant_id, copies, row.subjects))
-            return not any(copy.state == CopyState.AWAITING_HUMAN for copy in copies)
-
-    @staticmethod
-    def _ask_about(session: Session, copies: Sequence[CopyRow], fresh: Plan) -> None:
-        """What is about others by now, and was not when it was planned, waits for a human."""
-        asked = {(line.kind, line.ref): line for line in fresh.copies if line.state == CopyState.AWAITING_HUMAN}
-        for copy in copies:
-            line = asked.get((copy.kind, copy.ref))
-            if line is None or copy.state not in (CopyState.PENDING, CopyState.EXPORTED):
-                continue
-            # Whoever released it saw so many others in it; of more they are asked again.
-            if copy.method != BY_HAND or exceeds(line.collateral, copy.collateral):
-                copy.state, copy.detail = CopyState.AWAITING_HUMAN, line.detail
-                copy.collateral = None if line.collateral is None else dict(line.collateral)
-                session.add(copy)
-        session.flush()
-
     def _attempt(self) -> int:
         with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
             row = history.load(session, self._tenant.tenant_id, self._id)
@@ -163,76 +151,82 @@ class _Making:
 
     # ── 2 ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _copies(self, session: Session, kind: str) -> list[CopyRow]:
-        rows = history.copies_of(session, self._tenant.tenant_id, self._id)
-        return [copy for copy in rows if copy.kind == kind]
-
     def _artifacts(self, package: Package) -> None:
+        where = copies.of(self._tenant.tenant_id, self._id, *_TO_READ, kind="artifact")
         with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
             known = stores.in_force(session, self._tenant.tenant_id)
             row = history.load(session, self._tenant.tenant_id, self._id)
             names = subjects.names_of(session, self._parts.vault, row.tenant_id, row.subjects)
-            by_store: dict[str, list[tuple[int, str, int, str]]] = defaultdict(list)
-            released = set()
-            for copy in self._copies(session, "artifact"):
-                if copy.state in (CopyState.PENDING, CopyState.EXPORTED, CopyState.ALREADY_ABSENT):
-                    by_store[copy.store].append((copy.copy_no, copy.ref, copy.artifact_id or 0, copy.data_class))
-                if copy.method == BY_HAND:
-                    released.add(copy.copy_no)
+            found = sorted(session.scalars(sa.select(col(CopyRow.store)).where(where).distinct()))
         mine = owner_forms(
             sorted({text for found in names.values() for one in found for text in (one.text, one.given)})
         )
-        for name, wanted in sorted(by_store.items()):
+        for name in found:
             try:
                 if name not in known:
                     raise OSError(name)
-                owned = _Owned(known[name].config.get("owner_field"), mine, released)
+                owned = _Owned(known[name].config.get("owner_field"), mine)
                 with self._parts.connect(known[name], True) as connector:
-                    for start in range(0, len(wanted), READ_CHUNK):
-                        self._export(package, connector, wanted[start : start + READ_CHUNK], name, owned)
+                    for wanted in self._wanted(where, name):
+                        self._export(package, connector, wanted, name, owned)
             except _UNREACHED:
-                for number, *_ in wanted:
-                    package.fates.setdefault(number, (CopyState.UNREACHABLE, "the store did not answer"))
+                for wanted in self._wanted(where, name):
+                    for copy in wanted:
+                        if package.fates.get(copy.copy_no) is None:
+                            package.fates.settle(copy.copy_no, CopyState.UNREACHABLE, "the store did not answer")
 
-    def _export(
-        self, package: Package, connector: Any, wanted: Sequence[tuple[int, str, int, str]], store: str, owned: _Owned
-    ) -> None:
+    def _wanted(self, where: sa.ColumnElement[bool], store: str) -> Iterator[list[_Wanted]]:
+        """The copies of a store, each page read in a transaction of its own: none is open while the store works."""
+        after, mine = 0, where & (col(CopyRow.store) == store)
+        while True:
+            with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
+                behind = mine & (col(CopyRow.copy_no) > after)
+                page = next(copies.pages(session, _Wanted, behind, size=READ_CHUNK), None)
+            if page is None:
+                return
+            yield page
+            after = page[-1].copy_no
+
+    def _export(self, package: Package, connector: Any, wanted: Sequence[_Wanted], store: str, owned: _Owned) -> None:
+        numbers = [copy.artifact_id or 0 for copy in wanted]
         with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
-            rows = artifacts.by_numbers(session, self._tenant.tenant_id, [number for _, _, number, _ in wanted])
+            rows = artifacts.by_numbers(session, self._tenant.tenant_id, numbers)
             details = artifacts.open_details(session, self._parts.vault, self._tenant.tenant_id, list(rows.values()))
         items = [
-            Item(copy_id=str(number), locator=details[artifact].locator)
-            for number, _, artifact, _ in wanted
+            Item(copy_id=str(copy.copy_no), locator=details[artifact].locator)
+            for copy, artifact in zip(wanted, numbers, strict=True)
             if artifact in details
         ]
-        about = {number: (ref, rows.get(artifact), data_class) for number, ref, artifact, data_class in wanted}
-        for number, _, artifact, _ in wanted:
+        for copy, artifact in zip(wanted, numbers, strict=True):
             if artifact in details:
                 continue
             if artifact in rows and rows[artifact].status == "erased":
-                package.fates[number] = (CopyState.ALREADY_ABSENT, "erased meanwhile")
+                package.fates.settle(copy.copy_no, CopyState.ALREADY_ABSENT, "erased meanwhile")
             else:
-                package.fates[number] = (CopyState.FAILED, "where it lies is not known any more")
+                package.fates.settle(copy.copy_no, CopyState.FAILED, "where it lies is not known any more")
+        about = {copy.copy_no: copy for copy in wanted}
         for copy_id, content in connector.export(items, deadline=self._parts.store_seconds):
-            number = int(copy_id)
-            ref, row, data_class = about[number]
+            copy = about[int(copy_id)]
             if content is None:
-                package.fates[number] = (CopyState.ALREADY_ABSENT, "not in its store any more")
+                package.fates.settle(copy.copy_no, CopyState.ALREADY_ABSENT, "not in its store any more")
                 continue
-            if number not in owned.released and is_somebody_elses(content, owned.by, owned.mine):
-                package.fates[number] = (CopyState.AWAITING_HUMAN, SOMEBODY_ELSES)
+            if copy.method != BY_HAND and is_somebody_elses(content, owned.by, owned.mine):
+                package.fates.settle(copy.copy_no, CopyState.AWAITING_HUMAN, SOMEBODY_ELSES)
                 continue
-            path = f"artifacts/{data_class}/{ref}.{_suffix(content)}"
-            package.add(path, content, self._now, copy=number, artifact=ref, data_class=data_class, store=store)
-            package.fates[number], package.places[number] = (CopyState.EXPORTED, None), path
+            suffix = _suffix(content)
+            path = place_of(copy.data_class, copy.ref, suffix)
+            told = {"copy": copy.copy_no, "artifact": copy.ref, "data_class": copy.data_class, "store": store}
+            package.add(path, content, self._now, **told)
+            package.fates.settle(copy.copy_no, CopyState.EXPORTED, None, suffix)
+            row = rows.get(copy.artifact_id or 0)
             if row is not None and row.source_type:
-                package.sources[data_class].add(row.source_type)
+                package.sources[copy.data_class].add(row.source_type)
 
     def _requests(self, package: Package) -> None:
         """The person's requests and names; none where the request is limited."""
         with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
             row = history.load(session, self._tenant.tenant_id, self._id)
-            wanted = self._copies(session, "request")
+            wanted = copies.read(session, _Asked, copies.of(row.tenant_id, self._id, kind="request"))
             if not wanted:
                 return
             found = [
@@ -240,45 +234,34 @@ class _Making:
             ]
             names = subjects.names_of(session, self._parts.vault, row.tenant_id, row.subjects)
             for copy in wanted:
-                package.fates[copy.copy_no] = (CopyState.EXPORTED, None)
-                package.places[copy.copy_no] = "requests.json"
-        package.add("requests.json", json_bytes(found), self._now, store=REQUESTS)
+                package.fates.settle(copy.copy_no, CopyState.EXPORTED)
+        package.add(_REQUESTS_FILE, json_bytes(found), self._now, store=REQUESTS)
         known_as = sorted({one.given for person in names.values() for one in person})
         package.add("names.json", json_bytes(known_as), self._now, data_class=IDENTITY, store=VAULT)
 
     # ── 3 ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _manifest(self, package: Package) -> None:
-        with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
-            row = history.load(session, self._tenant.tenant_id, self._id)
-            copies = [
-                {
-                    "copy": copy.copy_no,
-                    "kind": copy.kind,
-                    "id": copy.ref,
-                    "data_class": copy.data_class,
-                    "store": copy.store,
-                    "state": (fate := package.fates.get(copy.copy_no, (CopyState(copy.state), copy.detail)))[0].value,
-                    "detail": fate[1],
-                    "file": package.places.get(copy.copy_no),
-                }
-                for copy in history.copies_of(session, self._tenant.tenant_id, self._id)
-            ]
-            contents = contents_of(session, self._parts, row, copies, now=self._now)
-        text = _README.format(at=instant_text(self._now), request=self._id)
-        package.add("README.txt", text.encode(), self._now)
-        made = manifest(
-            Contents(
-                **{
-                    **contents,
-                    "sources": {name: sorted(found) for name, found in package.sources.items()},
-                    "entries": package.entries,
-                    "decisions": package.decisions,
-                    "files": list(package.files),
-                }
-            )
-        )
-        package.add("manifest.json", json_bytes(made), self._now)
+        totals = Totals()
+        with Listing(self._folder) as listed:
+            with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
+                row = history.load(session, self._tenant.tenant_id, self._id)
+                for page in copies.pages(session, _Listed, copies.of(row.tenant_id, self._id)):
+                    for copy in page:
+                        line = _line_of(copy, package.fates.get(copy.copy_no))
+                        listed.append(line)
+                        totals.count(line)
+                contents = contents_of(session, self._parts, row, totals, now=self._now)
+            text = _README.format(at=instant_text(self._now), request=self._id)
+            package.add("README.txt", text.encode(), self._now)
+            found = {
+                "sources": {name: sorted(found) for name, found in package.sources.items()},
+                "entries": package.entries,
+                "decisions": package.decisions,
+                "copies": listed,
+                "files": package.files,
+            }
+            package.put("manifest.json", pieces(manifest(Contents(**{**contents, **found}))), self._now)
 
     # ── 4 ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -289,8 +272,7 @@ class _Making:
             row = history.load(session, self._tenant.tenant_id, self._id, lock=True)
             if row.state != State.EXECUTING:
                 return None
-            copies = history.copies_of(session, self._tenant.tenant_id, self._id)
-            again = self._end(session, copies, package)
+            again = self._end(session, package)
             closed = subjects.fenced(session, self._tenant.tenant_id, row.subjects)
             if again:
                 return None
@@ -298,21 +280,17 @@ class _Making:
             kept: dict[str, Any] = {"attempt": self._attempt_of(name), "made_at": instant_text(self._now)}
             kept |= {"sha256": sha256, "bytes": size}
             if len(closed) < len(row.subjects):
-                others = others_of(session, row.tenant_id, copies, row.subjects)
+                others = others_of(session, row.tenant_id, self._id, row.subjects)
                 people = frozenset[int]().union(*others.values())
                 artifact = self._register(session, row, name, people)
                 kept |= {"artifact": artifact, "file": name, "expires_at": instant_text(self._now + KEPT)}
             row.details = {**row.details, "export": kept}
             session.add(row)
-            counts: dict[str, int] = defaultdict(int)
-            for copy in copies:
-                counts[copy.state] += 1
-            body = {"request": self._id, "export": kept.get("artifact"), "sha256": sha256, "copies": dict(counts)}
+            counts = history.counts_of(session, row.tenant_id, self._id)
+            body = {"request": self._id, "export": kept.get("artifact"), "sha256": sha256, "copies": counts}
             entry_id = self._parts.record.announce(session, row.tenant_id, Kind.EXPORT_MADE, body, self._now)
-            for copy in copies:
-                if copy.state == CopyState.EXPORTED:
-                    copy.evidence = entry_id
-                    session.add(copy)
+            exported = copies.of(row.tenant_id, self._id, CopyState.EXPORTED)
+            copies.update(session, exported, evidence=entry_id)
             return artifact
 
     def _leave_none(self, artifact: str, file: Path) -> None:
@@ -326,27 +304,31 @@ class _Making:
     def _attempt_of(name: str) -> int:
         return int(name.removesuffix(".zip").rpartition("-")[2])
 
-    def _end(self, session: Session, copies: Sequence[CopyRow], package: Package) -> bool:
+    def _end(self, session: Session, package: Package) -> bool:
         """Write the fate of each copy; whether one of them is to be tried again."""
         again = False
-        for copy in copies:
-            fate = package.fates.get(copy.copy_no)
-            if fate is None:
-                continue
-            state, detail = fate
-            copy.attempts += copy.state != CopyState.EXPORTED
-            copy.started_at = copy.started_at or self._now
-            if state in (CopyState.UNREACHABLE, CopyState.FAILED):
-                failed(session, copy, self._parts, detail=detail or "", end=state)
-                copy.started_at = self._now
-                again = again or copy.state == CopyState.PENDING
-            elif state is CopyState.AWAITING_HUMAN:
-                copy.state, copy.detail, again = state, detail, True
-            else:
-                copy.state, copy.detail, copy.finished_at = state, detail, self._now
-                copy.method = BY_HAND if copy.method == BY_HAND else "read and written into the export"
-            session.add(copy)
+        for page in copies.pages(session, _Tried, copies.of(self._tenant.tenant_id, self._id)):
+            changes = {}
+            for copy in page:
+                fate = package.fates.get(copy.copy_no)
+                if fate is not None:
+                    changes[copy.copy_no] = change = self._ended(copy, fate)
+                    again = again or change["state"] in _OPEN
+            copies.write(session, self._tenant.tenant_id, self._id, changes)
         return again
+
+    def _ended(self, copy: _Tried, fate: Fate) -> dict[str, Any]:
+        """What a copy's row says by its fate."""
+        attempts = copy.attempts + (copy.state != CopyState.EXPORTED)
+        ended: dict[str, Any] = {"state": fate.state.value, "detail": fate.detail, "attempts": attempts}
+        ended["started_at"] = copy.started_at or self._now
+        if fate.state in (CopyState.UNREACHABLE, CopyState.FAILED):
+            state = end_of_try(attempts, self._parts, fate.state).value
+            return {**ended, "state": state, "detail": fate.detail or "", "started_at": self._now}
+        if fate.state is CopyState.AWAITING_HUMAN:
+            return ended
+        method = BY_HAND if copy.method == BY_HAND else "read and written into the export"
+        return {**ended, "finished_at": self._now, "method": method}
 
     def _register(self, session: Session, row: RequestRow, name: str, others: frozenset[int]) -> str:
         acting = Acting.system(tenant_id=self._tenant.tenant_id, tenant=self._tenant.name, log_id=self._tenant.log_id)
@@ -371,14 +353,23 @@ class _Making:
         return str(result["id"])
 
 
-def _withhold_of_others(session: Session, copies: Sequence[CopyRow], fresh: Plan) -> None:
-    """Leave out what was planned of somebody who is told apart from the person by now."""
-    mine = {(line.kind, line.ref) for line in fresh.copies}
-    for copy in copies:
-        if (copy.kind, copy.ref) not in mine and copy.state in _MAY_GO_OUT:
-            copy.state, copy.detail = CopyState.WITHHELD, "of somebody who is told apart from the person by now"
-            session.add(copy)
-    session.flush()
+def _line_of(copy: _Listed, fate: Fate | None) -> dict[str, Any]:
+    """A copy as the manifest lists it."""
+    file = None
+    if fate is not None and copy.kind == "request":
+        file = _REQUESTS_FILE
+    elif fate is not None and fate.suffix is not None:
+        file = place_of(copy.data_class, copy.ref, fate.suffix)
+    return {
+        "copy": copy.copy_no,
+        "kind": copy.kind,
+        "id": copy.ref,
+        "data_class": copy.data_class,
+        "store": copy.store,
+        "state": copy.state if fate is None else fate.state.value,
+        "detail": copy.detail if fate is None else fate.detail,
+        "file": file,
+    }
 
 
 def _suffix(content: bytes) -> str:

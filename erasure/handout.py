@@ -7,29 +7,30 @@ became of it; it calls itself empty only where nothing is left. Nothing is made 
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
+import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from erasure import history
+from erasure import copies, history
 from erasure.answer_plans import past_requests, seal_of, terms_of
 from erasure.certificate_rows import CertificateKey, digest_of
 from erasure.errors import ExportNotReady, NotBuilt
-from erasure.export import REQUESTS, Contents, manifest
-from erasure.models import CertificateRow, CopyRow, RequestRow
+from erasure.export import REQUESTS, Contents, Totals, manifest
+from erasure.manifest_file import Listing, json_bytes, pieces
+from erasure.models import CertificateRow, RequestRow
+from erasure.package_file import Package
 from erasure.parts import Parts
 from erasure.persons import people_of
 from erasure.plan import instant_text
 from erasure.request import CopyState, Right, State
+from erasure.signed_file import unnamed
 from ledger.entry import Kind
 from registry import stores, subjects
 from registry.acting import Acting
@@ -59,6 +60,21 @@ class Handout:
     pieces: Iterator[bytes] = field(repr=False)
 
 
+class _Held(NamedTuple):
+    """A copy of a request, as far as a package without content tells of it."""
+
+    copy_no: int
+    kind: str
+    ref: str
+    artifact_id: int | None
+    key_id: str | None
+    data_class: str
+    store: str
+    state: str
+    detail: str | None
+    collateral: dict[str, Any] | None
+
+
 def open_export(parts: Parts, acting: Acting, request_id: str, now: datetime) -> Handout:
     """The request's package. Raises: UnknownRequest, ExportNotReady, NotBuilt."""
     if parts.exports is None:
@@ -71,14 +87,11 @@ def open_export(parts: Parts, acting: Acting, request_id: str, now: datetime) ->
         if row.state not in _READY or kept is None:
             raise ExportNotReady(request_id, row.state, f"the request is {row.state}")
         file = _file_of(session, parts.exports, row, kept)
-        empty = None if file is not None else _empty(session, parts, row, now)
+        stream: IO[bytes] = _empty(session, parts, row, now) if file is None else file.open("rb")
         body = {"request": request_id, "by": acting.principal, "export": kept.get("artifact"), "empty": file is None}
         parts.record.announce(session, acting.tenant_id, Kind.CONTENT_READ, body, now)
     name = f"{request_id}.zip"
-    if file is not None:
-        return Handout(name=name, size=file.stat().st_size, pieces=_pieces(file))
-    data = empty or b""
-    return Handout(name=name, size=len(data), pieces=iter((data,)))
+    return Handout(name=name, size=stream.seek(0, os.SEEK_END), pieces=_pieces(stream))
 
 
 def _file_of(session: Session, folder: Path, row: RequestRow, kept: Mapping[str, Any]) -> Path | None:
@@ -90,58 +103,60 @@ def _file_of(session: Session, folder: Path, row: RequestRow, kept: Mapping[str,
     return file if found is not None and found.status == "live" and file.is_file() else None
 
 
-def _pieces(file: Path) -> Iterator[bytes]:
-    with file.open("rb") as stream:
+def _pieces(file: IO[bytes]) -> Iterator[bytes]:
+    with file as stream:
+        stream.seek(0)
         while piece := stream.read(STREAM_BYTES):
             yield piece
 
 
-def _empty(session: Session, parts: Parts, row: RequestRow, now: datetime) -> bytes:
+def _empty(session: Session, parts: Parts, row: RequestRow, now: datetime) -> IO[bytes]:
     gone = subjects.fenced(session, row.tenant_id, row.subjects)
     why = EXPIRED
     if len(gone) == len(row.subjects):
         why = "everything about the person was erased, or its erasure is approved; see the certificates"
     elif not people_of(session, row).issuperset(row.subjects):
         why = APART
-    rows = history.copies_of(session, row.tenant_id, row.request_id)
-    copies = _without_content(session, parts, row, rows)
-    asked = [
-        request_view(session, parts, row.tenant_id, copy.ref, frozenset()) for copy in rows if copy.kind == "request"
-    ]
-    data = json_bytes(asked)
-    files = [
-        {"path": "requests.json", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "store": REQUESTS}
-    ]
-    contents = contents_of(session, parts, row, copies, now=now)
-    made = manifest(Contents(**{**contents, "files": files, "note": why}))
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("requests.json", data)
-        archive.writestr("manifest.json", json_bytes(made))
-    return out.getvalue()
+    out, asked, totals = unnamed(), [], Totals()
+    with Listing() as listed, Listing() as files, zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as archive:
+        package = Package(archive, files)
+        for copy, line in _without_content(session, parts, row):
+            listed.append(line)
+            totals.count(line)
+            if copy.kind == "request":
+                asked.append(request_view(session, parts, row.tenant_id, copy.ref, frozenset()))
+        package.add("requests.json", json_bytes(asked), now, store=REQUESTS)
+        contents = contents_of(session, parts, row, totals, now=now)
+        made = manifest(Contents(**{**contents, "copies": listed, "files": files, "note": why}))
+        package.put("manifest.json", pieces(made), now)
+    return out
 
 
-def package_lines(session: Session, parts: Parts, row: RequestRow) -> list[dict[str, Any]]:
+def package_lines(session: Session, parts: Parts, row: RequestRow) -> Iterator[dict[str, Any]]:
     """Every copy of a request for an export with its state in the package as it would be handed out now."""
-    rows = history.copies_of(session, row.tenant_id, row.request_id)
     kept = row.details.get("export")
     if kept is not None and parts.exports is not None and _file_of(session, parts.exports, row, kept) is not None:
-        return [
-            {"kind": copy.kind, "state": copy.state, "detail": copy.detail, "collateral": copy.collateral}
-            for copy in rows
-        ]
-    lines = _without_content(session, parts, row, rows)
-    return [{**line, "collateral": copy.collateral} for copy, line in zip(rows, lines, strict=True)]
+        for page in _held(session, row):
+            for copy in page:
+                yield {"kind": copy.kind, "state": copy.state, "detail": copy.detail, "collateral": copy.collateral}
+        return
+    for copy, line in _without_content(session, parts, row):
+        yield {**line, "collateral": copy.collateral}
 
 
-def _without_content(session: Session, parts: Parts, row: RequestRow, rows: Sequence[CopyRow]) -> list[dict[str, Any]]:
-    left = _left(session, parts.vault, row.tenant_id, rows)
+def _held(session: Session, row: RequestRow) -> Iterator[list[_Held]]:
+    return copies.pages(session, _Held, copies.of(row.tenant_id, row.request_id))
+
+
+def _without_content(session: Session, parts: Parts, row: RequestRow) -> Iterator[tuple[_Held, dict[str, Any]]]:
     gone = subjects.fenced(session, row.tenant_id, row.subjects)
     why = ERASING if len(gone) == len(row.subjects) else EXPIRED
-    return [_line(copy, is_left=copy.copy_no in left, why=why) for copy in rows]
+    for page in _held(session, row):
+        left = _left(session, parts.vault, row.tenant_id, page)
+        yield from ((copy, _line(copy, is_left=copy.copy_no in left, why=why)) for copy in page)
 
 
-def _left(session: Session, vault: Vault, tenant_id: int, rows: Sequence[CopyRow]) -> set[int]:
+def _left(session: Session, vault: Vault, tenant_id: int, rows: Sequence[_Held]) -> set[int]:
     """The numbers of those copies of which something is still held: artifacts not erased, keys not destroyed."""
     ids = {copy.artifact_id for copy in rows if copy.artifact_id is not None}
     alive = {number for number, one in by_numbers(session, tenant_id, ids).items() if one.status != "erased"}
@@ -163,7 +178,7 @@ def _left(session: Session, vault: Vault, tenant_id: int, rows: Sequence[CopyRow
     }
 
 
-def _line(copy: CopyRow, *, is_left: bool, why: str) -> dict[str, Any]:
+def _line(copy: _Held, *, is_left: bool, why: str) -> dict[str, Any]:
     """What is not in a package without content, and why."""
     state = CopyState.ALREADY_ABSENT
     detail: str | None = "erased since it was asked for"
@@ -185,17 +200,18 @@ def _line(copy: CopyRow, *, is_left: bool, why: str) -> dict[str, Any]:
     }
 
 
-def contents_of(
-    session: Session, parts: Parts, row: RequestRow, copies: Sequence[Mapping[str, Any]], *, now: datetime
-) -> dict[str, Any]:
-    """What a manifest says whatever was exported: terms, recipients, certificates; the rest is empty."""
+def contents_of(session: Session, parts: Parts, row: RequestRow, totals: Totals, *, now: datetime) -> dict[str, Any]:
+    """What a manifest says whatever was exported: terms, recipients, certificates; the rest is empty, or to be given.
+
+    To be given: the listings of copies and files.
+    """
     terms = terms_of(session, row.tenant_id)
     tenant = session.get(TenantRow, row.tenant_id)
     known = stores.in_force(session, row.tenant_id)
-    named = sorted({copy["data_class"] for copy in copies} & terms.keys())
+    named = sorted(totals.places.keys() & terms.keys())
     recipients: dict[str, list[dict[str, Any]]] = {}
     for name in named:
-        places = sorted({copy["store"] for copy in copies if copy["data_class"] == name} & known.keys())
+        places = sorted(totals.places[name] & known.keys())
         recipients[name] = [
             {"recipient": known[place].about["recipient"], "country": known[place].about.get("country")}
             for place in places
@@ -211,10 +227,9 @@ def contents_of(
         "terms": [terms[name] for name in named],
         "recipients": recipients,
         "sources": {},
-        "copies": copies,
+        "totals": totals,
         "entries": {},
         "decisions": 0,
-        "files": [],
         "certificates": certificates_of(session, row.tenant_id, past_requests(session, parts, row)),
     }
 
@@ -264,8 +279,3 @@ def _said(session: Session, parts: Parts, row: RequestRow) -> dict[str, Any] | s
     names = [one["text"] for place, one in enumerate(said.get("subjects", [])) if place in verified]
     kept = {name: said.get(name) for name in ("channel", "note", "corrections", "conversation") if said.get(name)}
     return {"subjects": names, **kept}
-
-
-def json_bytes(value: Any) -> bytes:
-    """JSON that a person can read."""
-    return json.dumps(value, ensure_ascii=False, indent=2).encode()

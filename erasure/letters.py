@@ -7,7 +7,7 @@ request and kept nowhere. Once the request's data are destroyed there is no lett
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date, datetime
 from typing import Any
@@ -104,7 +104,7 @@ def _facts(session: Session, parts: Parts, row: RequestRow, *, kind: str, lang: 
     names = [said["subjects"][place]["given"] for place in verified or range(len(said["subjects"]))]
     tenant = session.get(Tenant, row.tenant_id)
     has_export = kind == "answer" and row.right in ("access", "portability")
-    lines = package_lines(session, parts, row) if has_export else []
+    exported, left_out = _told(package_lines(session, parts, row) if has_export else ())
     certificate = _certificate(session, row) if kind == "answer" else None
     reasons = [one["text"] for one in said.get("notes", []) if one["name"] == "extend"]
     return LetterFacts(
@@ -131,15 +131,22 @@ def _facts(session: Session, parts: Parts, row: RequestRow, *, kind: str, lang: 
         openings=said.get("commitments", []) if certificate is not None else [],
         final_due=_final_due(row),
         has_export=has_export,
-        exported=sum(line["state"] == CopyState.EXPORTED and line["kind"] != "request" for line in lines),
-        left_out=_left_out(lines),
+        exported=exported,
+        left_out=left_out,
         recipients=[one.as_json() for one in recipients_of(session, row)] if kind == "recipients" else [],
         descriptions={name: one.description for name, one in classes.in_force(session, row.tenant_id).items()},
     )
 
 
-def _left_out(lines: Sequence[Mapping[str, Any]]) -> Counter[str]:
-    return Counter(_why(line) for line in lines if line["state"] != CopyState.EXPORTED)
+def _told(lines: Iterable[Mapping[str, Any]]) -> tuple[int, Counter[str]]:
+    """How many copies are in a package, and how many are not, by why."""
+    exported, left_out = 0, Counter[str]()
+    for line in lines:
+        if line["state"] != CopyState.EXPORTED:
+            left_out[_why(line)] += 1
+        elif line["kind"] != "request":
+            exported += 1
+    return exported, left_out
 
 
 def _why(line: Mapping[str, Any]) -> str:

@@ -1,9 +1,9 @@
 """The file of an export while it is written: a zip, and beside it what its manifest will say.
 
-Guarantees: every file in it is listed with its size and digest as they were written; nothing of it is kept in memory
-but these lists. While it is written it has no name: of a pass that breaks off, by a crash too, nothing stays that no
-registry knows of. It gets its name once it is registered. Not here: what goes into it (`erasure.exporting`,
-`erasure.exported_entries`).
+Guarantees: every file in it is listed with its size and digest as they were written, in a file too; of each copy some
+bytes stay in memory, which say what became of it and where it lies here. While it is written it has no name: of a pass
+that breaks off, by a crash too, nothing stays that no registry knows of. It gets its name once it is registered. Not
+here: what goes into it (`erasure.exporting`, `erasure.exported_entries`).
 """
 
 from __future__ import annotations
@@ -13,17 +13,56 @@ import os
 import shutil
 import tempfile
 import zipfile
+from array import array
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, NamedTuple, Self
 
 from erasure.export import Tally
+from erasure.manifest_file import Listing
 from erasure.request import CopyState
 
 _BLOCK = 256 * 1024
+
+
+class Fate(NamedTuple):
+    """What became of a copy, why, and how its file ends if it has one of its own."""
+
+    state: CopyState
+    detail: str | None = None
+    suffix: str | None = None
+
+
+class Fates:
+    """The fates of copies by their numbers: most have one of a few, so that each takes two bytes."""
+
+    def __init__(self) -> None:
+        self._alike: list[Fate] = []
+        self._known: dict[Fate, int] = {}
+        self._of = array("H")
+
+    def settle(self, number: int, state: CopyState, detail: str | None = None, suffix: str | None = None) -> None:
+        """Say what became of a copy; the last word holds."""
+        fate = Fate(state, detail, suffix)
+        if fate not in self._known:
+            self._alike.append(fate)
+            self._known[fate] = len(self._alike)
+        if (missing := number + 1 - len(self._of)) > 0:
+            self._of.extend([0] * missing)
+        self._of[number] = self._known[fate]
+
+    def get(self, number: int) -> Fate | None:
+        """What became of a copy; None while nothing was said of it."""
+        kind = self._of[number] if number < len(self._of) else 0
+        return self._alike[kind - 1] if kind else None
+
+
+def place_of(data_class: str, ref: str, suffix: str) -> str:
+    """Where a copy of an artifact lies in a package."""
+    return f"artifacts/{data_class}/{ref}.{suffix}"
 
 
 @dataclass(slots=True)
@@ -31,9 +70,8 @@ class Package:
     """What was written so far: files with their digests, the fate of each copy, counts of entries."""
 
     zip: zipfile.ZipFile
-    files: list[dict[str, Any]] = field(default_factory=list)
-    fates: dict[int, tuple[CopyState, str | None]] = field(default_factory=dict)
-    places: dict[int, str] = field(default_factory=dict)
+    files: Listing
+    fates: Fates = field(default_factory=Fates)
     entries: dict[str, Tally] = field(default_factory=dict)
     sources: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     decisions: int = 0
@@ -42,6 +80,12 @@ class Package:
         """Write one whole file."""
         with self.open(path, at, **about) as out:
             out.write(data)
+
+    def put(self, path: str, pieces: Iterable[bytes], at: datetime) -> None:
+        """Write one file piece by piece."""
+        with self.open(path, at) as out:
+            for piece in pieces:
+                out.write(piece)
 
     def open(self, path: str, at: datetime, **about: Any) -> _File:
         """Begin a file that is written in pieces."""

@@ -10,12 +10,13 @@ than an item of the registry can name, goes into no package, whoever released it
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 from sqlmodel import Session
 
+from erasure import copies
 from erasure.handout import ERASING
-from erasure.models import CopyRow
 from erasure.request import CopyState
 from registry import subjects
 from registry.artifact_rows import by_numbers
@@ -25,48 +26,65 @@ from retention.parts import load_parts, places_of
 from vault.vault import Vault
 
 TOO_MANY = "about more people than a package can name"
-_IN_THE_PACKAGE = (CopyState.PENDING, CopyState.EXPORTED)
+_IN_THE_PACKAGE = (CopyState.PENDING.value, CopyState.EXPORTED.value)
 _MOST = MAX_SUBJECTS // 2
 """Of others; the rest is for the names under which the person asks."""
 
 
-def others_of(
-    session: Session, tenant_id: int, copies: Iterable[CopyRow], mine: Iterable[int]
-) -> dict[int, frozenset[int]]:
-    """The other people of those copies that are in the package or on their way into it, by the copy's number."""
-    going = [copy for copy in copies if copy.collateral and copy.state in _IN_THE_PACKAGE]
+class Going(NamedTuple):
+    """A copy that is in a package, or on its way into it, and about others too."""
+
+    copy_no: int
+    kind: str
+    ref: str
+    artifact_id: int | None
+    state: str
+    collateral: dict[str, Any] | None
+
+
+def others_of(session: Session, tenant_id: int, request_id: str, mine: Iterable[int]) -> dict[int, frozenset[int]]:
+    """The other people of those copies that are in the package or on their way into it, by the copy's number.
+
+    In the order of the copies.
+    """
     people = frozenset(mine)
-    rows = by_numbers(session, tenant_id, {copy.artifact_id for copy in going if copy.artifact_id is not None})
-    sets = members(session, tenant_id, {row.set_id for row in rows.values()})
-    places = places_of(session, tenant_id, [copy.ref for copy in going if copy.kind == "entry"])
-    parts = load_parts(session, tenant_id, places)
-    said = {ref: parts[place].subjects for place, ref in places.items() if place in parts}
-    found = {}
-    for copy in going:
-        row = rows.get(copy.artifact_id or 0)
-        about = said.get(copy.ref, frozenset()) if row is None else sets.get(row.set_id, frozenset())
-        found[copy.copy_no] = frozenset(about) - people
+    found: dict[int, frozenset[int]] = {}
+    for going in _going(session, tenant_id, request_id):
+        rows = by_numbers(session, tenant_id, {copy.artifact_id for copy in going if copy.artifact_id is not None})
+        sets = members(session, tenant_id, {row.set_id for row in rows.values()})
+        places = places_of(session, tenant_id, [copy.ref for copy in going if copy.kind == "entry"])
+        parts = load_parts(session, tenant_id, places)
+        said = {ref: parts[place].subjects for place, ref in places.items() if place in parts}
+        for copy in going:
+            row = rows.get(copy.artifact_id or 0)
+            about = said.get(copy.ref, frozenset()) if row is None else sets.get(row.set_id, frozenset())
+            found[copy.copy_no] = frozenset(about) - people
     return found
 
 
-def leave_out_who_goes(session: Session, copies: Sequence[CopyRow], others: Mapping[int, frozenset[int]]) -> None:
+def _going(session: Session, tenant_id: int, request_id: str) -> Iterator[list[Going]]:
+    for page in copies.pages(session, Going, copies.of(tenant_id, request_id, *_IN_THE_PACKAGE)):
+        if going := [copy for copy in page if copy.collateral]:
+            yield going
+
+
+def leave_out_who_goes(session: Session, tenant_id: int, request_id: str, others: Mapping[int, frozenset[int]]) -> None:
     """Withhold what is about somebody whose erasure is approved, or about too many; in the order of the copies."""
     named: set[int] = set()
-    for copy in copies:
-        people = others.get(copy.copy_no, frozenset())
+    left_out: dict[int, dict[str, str]] = {}
+    for number, people in others.items():
         if not people:
             continue
         why = None
-        if subjects.fenced(session, copy.tenant_id, people):
+        if subjects.fenced(session, tenant_id, people):
             why = ERASING
         elif len(named | people) > _MOST:
             why = TOO_MANY
         if why is None:
             named |= people
-            continue
-        copy.state, copy.detail = CopyState.WITHHELD, why
-        session.add(copy)
-    session.flush()
+        else:
+            left_out[number] = {"state": CopyState.WITHHELD.value, "detail": why}
+    copies.write(session, tenant_id, request_id, left_out)
 
 
 def names_for(session: Session, vault: Vault, tenant_id: int, people: Iterable[int]) -> list[str]:

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from hashlib import sha256
+from pathlib import Path
 from types import TracebackType
 from typing import IO
 
@@ -73,9 +74,9 @@ class SignedFile(AbstractContextManager["SignedFile"]):
         self.close()
 
 
-def unnamed() -> IO[bytes]:
-    """A file without a name that is written to disk once it is larger than a piece."""
-    return tempfile.SpooledTemporaryFile(max_size=PIECE)
+def unnamed(folder: Path | None = None) -> IO[bytes]:
+    """A file without a name that is written to disk once it is larger than a piece, to that of a folder or any."""
+    return tempfile.SpooledTemporaryFile(max_size=PIECE, dir=None if folder is None else str(folder))
 
 
 def looked_at(file: IO[bytes], start: int = 0) -> memoryview:

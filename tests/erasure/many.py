@@ -25,6 +25,7 @@ import pytest
 
 from api import database
 from api.settings import load
+from erasure.handout import open_export
 from erasure.parts import Tenant
 from erasure.rendering import paper
 from erasure.report_check import check
@@ -38,12 +39,13 @@ ADA = "email:ada@example.org"
 CHUNK = 1_000
 CACHE = 2 << 20
 """What a connection to SQLite holds of its pages here. The service's own 32 megabytes are no more with more copies."""
+_KEPT = "many.json"
 DERIVED = 10
 """One copy of so many was made from the one before it."""
 
 
 def make(base: Path, count: int) -> None:
-    """A service, a store with rows of the person, and a verified request."""
+    """A service, a store with rows of the person, and verified requests for a package of them and for their end."""
     world = World(base)
     world.classes({"note": {"erasure": {"on_request": "erase", "required": "L1"}}})
     with closing(sqlite3.connect(world.database_file)) as db:
@@ -55,7 +57,7 @@ def make(base: Path, count: int) -> None:
         with world.parts.transactions(world.tenant.tenant_id) as session:
             results = artifacts.register(session, world.services.vault, world.acting("writer"), items, world.now)
         assert not [result for result in results if result["status"] == "rejected"], results[0]
-    _keep(world, world.ask())
+    _keep(world, world.ask(), export=world.ask(right="access"))
     world.close()
 
 
@@ -67,17 +69,24 @@ def _item(number: int) -> dict[str, Any]:
     return item
 
 
-def _keep(world: World, request: str) -> None:
+def _keep(world: World, request: str, **more: str) -> None:
+    kept = _kept(world.base) if (world.base / _KEPT).exists() else {}
     said = {
+        **kept, **more,
         "request": request, "now": world.now.isoformat(), "id": world.tenant.tenant_id, "name": world.tenant.name,
         "log": world.tenant.log_id, "log_key": world.log_key, "certificate_key": world.certificate_key,
     }  # fmt: skip
-    (world.base / "many.json").write_text(json.dumps(said))
+    (world.base / _KEPT).write_text(json.dumps(said))
+
+
+def _kept(base: Path) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads((base / _KEPT).read_text())
+    return said
 
 
 def reopened(base: Path) -> tuple[World, str]:
     """The world that lies in a folder, and its request."""
-    said = json.loads((base / "many.json").read_text())
+    said = _kept(base)
     world = World.__new__(World)
     world.base, world.now = base, datetime.fromisoformat(said["now"])
     world.database_file = base / "stores" / "app.db"
@@ -94,13 +103,29 @@ def _approve(world: World, request: str) -> None:
     world.planner.approve(world.acting("carol"), request, plan_hash, world.now)
 
 
-def _work(world: World, request: str) -> None:
+def _work(world: World, request: str, asked: str | None = None) -> None:
     for _ in range(4):
         run_due(world.parts, world.tenant, world.now)
         world.now += timedelta(minutes=1)
-        if world.state(request) == "completed":
+        if world.state(asked or request) == "completed":
             break
     _keep(world, request)
+
+
+def _export(world: World, request: str) -> None:
+    """The request for a package, from its plan to its end, or the rest of that."""
+    asked = _kept(world.base)["export"]
+    if world.state(asked) == "verified":
+        world.plan(asked)
+    if world.state(asked) == "planned":
+        _approve(world, asked)
+    _work(world, request, asked)
+    assert world.state(asked) == "completed"
+
+
+def _hand_out(world: World, _request: str) -> None:
+    handout = open_export(world.parts, world.acting(), _kept(world.base)["export"], world.now)
+    assert sum(map(len, handout.pieces)) == handout.size
 
 
 def _check(world: World, request: str) -> None:
@@ -123,6 +148,8 @@ def _set(world: World, request: str, form: Callable[[memoryview], SignedFile]) -
 
 
 PHASES: dict[str, Callable[[World, str], object]] = {
+    "export": _export,
+    "export_file": _hand_out,
     "plan": lambda world, request: world.plan(request),
     "plan_file": lambda world, request: world.reader.plan_file(world.acting(), request).close(),
     "approve": _approve,

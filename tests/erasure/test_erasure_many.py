@@ -21,14 +21,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 CONNECTIONS = {"work": 4}
 """How many of them a phase fills, where it is more than one: whoever decides, erases, writes down and looks again."""
 BYTES_A_COPY = {
-    "plan": 300, "plan_file": 100, "approve": 350, "work": 450, "show": 20, "page": 100, "paper": 150, "check": 800
+    "export": 700, "export_file": 20, "plan": 300, "plan_file": 100, "approve": 350, "work": 450, "show": 20,
+    "page": 100, "paper": 150, "check": 800
 }  # fmt: skip
 """What a phase may hold of its own for each more copy. A plan keeps columns. Of a certificate, which has 600 bytes of a
 copy, who sends or sets it keeps where each copy begins; who checks it also keeps how the events say that each stands.
+An export keeps columns too, and where in its zip each file lies.
 """
 LOOKED_AT = 700
 """What of a copy may lie in pages of files that a phase looks at in place: the certificate as it is signed or set."""
-KILLS = {"plan": (4,), "approve": (2,), "work": (2, 4, 7)}
+KILLS = {"export": (4, 11, 5), "plan": (4,), "approve": (2,), "work": (2, 4, 7)}
 """The commits in whose place a phase is killed, one after the other."""
 
 
