@@ -22,3 +22,12 @@ class NothingToReplay(AuditError):
     def __init__(self) -> None:
         """Say so."""
         super().__init__("there is no entry to replay")
+
+
+class BadReceipts(AuditError):
+    """The file that was given as receipts holds none, so there was nothing to check."""
+
+    def __init__(self, detail: str) -> None:
+        """Keep what is wrong with it."""
+        super().__init__(f"no receipts to check: {detail}")
+        self.detail = detail
