@@ -297,6 +297,11 @@ def _followed(bucket: Reader, log: KnownLog, use: str, pinned: str) -> tuple[lis
     return (pins, whole) if pinned in {window.vkey for window in windows} else ([pinned], whole)
 
 
+def log_keys_of(bucket: Reader, log: KnownLog, keys: Sequence[str]) -> list[str]:
+    """Returns the keys of a log with their windows, as far as change notes tie them to the given ones."""
+    return list(dict.fromkeys(pin for key in keys for pin in _followed(bucket, log, LOG, key)[0]))
+
+
 def witnesses_of(settings: Settings) -> tuple[str, ...]:
     """Returns the public keys of the witnesses that the operator configured. Raises SettingRefused."""
     return tuple(one.verifier.vkey for one in _anchors(settings) if isinstance(one, WitnessAddress))

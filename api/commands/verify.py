@@ -55,6 +55,13 @@ from api.commands.options import ONE_TENANT, CannotRun, copied_key, local
     callback=copied_key,
     help="The public key (C2SP vkey) of the tenant's certificates that you pinned.",
 )
+@click.option(
+    "--receipt",
+    "receipts",
+    type=click.Path(path_type=Path, allow_dash=True),
+    default=None,
+    help="Answers of the record that you kept (a file, or - for stdin): does all that they acknowledge still stand?",
+)
 @click.option("--prove", "prove_it", is_flag=True, help="Corrupt a copy in every known way and show what was noticed.")
 @click.option(
     "--processes", type=click.IntRange(1, 16), default=None, help="How many work on a log; as many as it is worth."
@@ -72,6 +79,7 @@ def verify_command(
     anchors: Path | None,
     keep_anchors: Path | None,
     certificate_keys: tuple[str, ...],
+    receipts: Path | None,
     prove_it: bool,
     processes: int | None,
     data: Path,
@@ -82,6 +90,14 @@ def verify_command(
     if everything and (sample is not None or stream is not None):
         message = "--all checks everything: leave out --sample and --stream"
         raise CannotRun(message)
+    if receipts is not None:
+        others = (everything, sample, stream, since, witnesses, authorities, anchors, keep_anchors, certificate_keys)
+        if prove_it or processes is not None or any(others):
+            message = "--receipt checks what receipts acknowledge and nothing else: only --key goes with it"
+            raise CannotRun(message)
+        from api.commands.receipts import verify_receipts  # noqa: PLC0415 - as below
+
+        return verify_receipts(receipts, data, tenant, key=key, as_json=as_json)
     from api.commands.verifying import verify_folder  # noqa: PLC0415 - the service is heavy, and --help needs none of it
 
     return verify_folder(

@@ -127,7 +127,7 @@ class _Work:
                     certificate_keys=self._certificate_keys(log),
                     options=self._options(log),
                     sessions=self._sessions,
-                    progress=_moves(bar),
+                    progress=moves(bar),
                     helping=helping_with(self._settings, log, self._asked.processes),
                     index=self._asked.everything,
                 )
@@ -183,8 +183,7 @@ class _Work:
     def _keys(self, log: KnownLog) -> list[str]:
         if self._asked.key is not None:
             return [self._asked.key]
-        own = own_vkey(self._settings, log.origin)
-        return [] if own is None else [own]
+        return own_keys(self._settings, log)
 
     def _certificate_keys(self, log: KnownLog) -> list[str]:
         """The pinned ones of this log, else the service's own."""
@@ -225,15 +224,27 @@ def _kept(path: Path | None, what: str) -> bytes | None:
     return data
 
 
-def _wanted(logs: Sequence[KnownLog], tenant: str | None, asked: _Asked) -> list[KnownLog]:
-    """The logs that were asked for: of the tenant, and of the pinned key or checkpoint where there is one."""
+def wanted_logs(logs: Sequence[KnownLog], tenant: str | None, *, key: str | None) -> list[KnownLog]:
+    """Returns the logs of the tenant, and of the pinned key where there is one. Raises: BadPin for a key of none."""
     found = [log for log in logs if tenant is None or log.tenant == tenant]
-    if asked.key is not None:
-        name = log_key(asked.key).name
+    if key is not None:
+        name = log_key(key).name
         found = [log for log in found if log.origin == name]
         if logs and not found:
             raise BadPin("no log here has the name of this key")
-    elif asked.since is not None:
+    return found
+
+
+def own_keys(settings: Settings, log: KnownLog) -> list[str]:
+    """Returns the log's key as the service's own key folder has it; none where it has none."""
+    own = own_vkey(settings, log.origin)
+    return [] if own is None else [own]
+
+
+def _wanted(logs: Sequence[KnownLog], tenant: str | None, asked: _Asked) -> list[KnownLog]:
+    """The logs that were asked for: of the tenant, and of the pinned key or checkpoint where there is one."""
+    found = wanted_logs(logs, tenant, key=asked.key)
+    if asked.key is None and asked.since is not None:
         origin = asked.since.partition(b"\n")[0].decode("utf-8", "replace")
         found = [log for log in found if log.origin == origin]
         if logs and not found:
@@ -315,8 +326,8 @@ def _proof_lines(log: KnownLog, proof: Proof) -> list[str]:
     return lines
 
 
-def _moves(bar: Any) -> Callable[[int], None]:
-    """Moves a progress bar to a count of entries."""
+def moves(bar: Any) -> Callable[[int], None]:
+    """Returns what moves a progress bar to a count of entries."""
     at = 0
 
     def move(done: int) -> None:
