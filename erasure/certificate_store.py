@@ -2,9 +2,9 @@
 
 Guarantees: the table's bytes are the certificate; the object is written once, under the lock, after the table has it,
 and read back before the row counts as stored. A crash or a store that is away leaves a row without `stored_at`, which
-the next pass takes up. Its name carries its digest: a database that was restored issues a request's certificate anew,
-and both stay. Certificates name nobody, so nothing in them has to end earlier. A large one is written from its file
-and read in pieces. Not here: what they say.
+the next pass takes up; what is cut or differs holds up no other, and every pass names the first of it. Its name carries
+its digest: a database that was restored issues a request's certificate anew, and both stay. Certificates name nobody,
+so nothing in them has to end earlier. A large one is written from its file and read in pieces. Not here: what they say.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from sqlmodel import col
 
 from erasure.certificate_rows import (
+    CertificateCut,
     CertificateKey,
     add_certificate,
     certificates_where,
@@ -77,16 +78,24 @@ class CertificateStore:
     def store_due(self, tenant_id: int, log_id: str, now: datetime) -> int:
         """Write what is not stored yet; returns how many.
 
-        Raises: CertificateDiffers, CertificateCut, and what the store raises.
+        Raises: CertificateDiffers and CertificateCut, of the first that is broken, once all others are stored; and at
+        once what the store raises.
         """
         due = (col(CertificateRow.tenant_id) == tenant_id) & col(CertificateRow.stored_at).is_(None)
         with self.transactions(tenant_id, write=False) as session:
             keys = certificates_where(session, due)
+        broken: list[CertificateCut | CertificateDiffers] = []
         for key in keys:
-            self._store(key, log_id, now)
+            try:
+                self._store(key, log_id, now)
+            except (CertificateCut, CertificateDiffers) as error:
+                broken.append(error)
+                continue
             with self.transactions(tenant_id) as session:
                 stored = sa.update(CertificateRow).where(is_certificate(key)).values(stored_at=now)
                 session.connection().execute(stored)
+        if broken:
+            raise broken[0]
         return len(keys)
 
     def _store(self, key: CertificateKey, log_id: str, now: datetime) -> None:

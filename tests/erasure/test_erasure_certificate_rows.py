@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from datetime import timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -22,7 +23,7 @@ from erasure.certificate_rows import (
     newest_certificate,
     open_certificate,
 )
-from erasure.certificate_store import CertificateStore, name_of
+from erasure.certificate_store import CertificateDiffers, CertificateStore, name_of
 from erasure.models import CertificatePiece, CertificateRow
 from erasure.rendering.opened import document_of
 from erasure.signed_file import PIECE, SignedFile
@@ -150,6 +151,32 @@ def test_a_certificate_that_breaks_off_between_its_pieces_leaves_nothing(world: 
     with world.parts.transactions(key.tenant_id, write=False) as session:
         assert newest_certificate(session, key.tenant_id, "req_large") is None
         assert session.scalar(sa.select(sa.func.count()).select_from(CertificatePiece)) == 0
+
+
+def test_a_broken_certificate_is_named_in_every_pass_and_those_after_it_are_stored(world: Any) -> None:
+    # The first one ended the pass: nothing that was issued later was ever kept beyond the table.
+    tenant, log_id = world.tenant.tenant_id, world.tenant.log_id
+    away = MemoryStore(lambda: world.now)
+    store = CertificateStore(locked=away, transactions=world.parts.transactions, lock_end=world.services.lock_end)
+    cut, differs, whole = (CertificateKey(tenant, f"req_{name}", "interim", 1) for name in ("cut", "differs", "whole"))
+    for minute, key in enumerate((cut, differs, whole)):
+        with SignedFile.of([key.request_id.encode()]) as signed, world.parts.transactions(tenant) as session:
+            add_certificate(session, key, signed, world.now + timedelta(minutes=minute))
+    digest = sha256(differs.request_id.encode()).hexdigest()
+    away.put(f"{log_id}/{name_of(differs, digest)}", b"another one", lock_until=None)
+    removed = sa.delete(CertificatePiece).where(col(CertificatePiece.request_id) == cut.request_id)
+    with world.parts.transactions(tenant) as session:
+        session.connection().execute(removed)
+    for _ in range(2):
+        with pytest.raises(CertificateCut, match="req_cut"):
+            store.store_due(tenant, log_id, world.now)
+        with world.parts.transactions(tenant, write=False) as session:
+            stored = {row.request_id: row.stored_at for row in session.scalars(sa.select(CertificateRow))}
+        assert stored == {"req_cut": None, "req_differs": None, "req_whole": world.now}
+    with world.parts.transactions(tenant) as session:
+        session.connection().execute(sa.delete(CertificateRow).where(col(CertificateRow.request_id) == "req_cut"))
+    with pytest.raises(CertificateDiffers, match="req_differs"):
+        store.store_due(tenant, log_id, world.now)
 
 
 def test_a_certificate_of_many_pieces_goes_to_the_locked_store_and_comes_back(world: Any) -> None:
