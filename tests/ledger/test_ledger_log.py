@@ -68,6 +68,7 @@ class Bench:
     def lose_database(self) -> None:
         """Begin with an empty one, as a rebuild does."""
         self.engine.dispose()
+        (self.folder / "anew.db").unlink(missing_ok=True)
         self.engine = self._begun("anew.db")
         self.reopen()
 
