@@ -37,6 +37,7 @@ class ItemResult(msgspec.Struct):
     status: str
     problem: msgspec.Raw = _NULL
     suppressed_parts: msgspec.Raw = _NULL
+    index: msgspec.Raw = _NULL
 
 
 class BatchAnswer(msgspec.Struct):

@@ -37,6 +37,7 @@ from muniment.delivery import Verdict
 from muniment.errors import BadRecord, SpoolClosed, SpoolFull, SpoolLocked
 from muniment.held import Parked, Refused
 from muniment.ids import Stamper, time_text
+from muniment.receipts import ReceiptFile
 from muniment.shipper import PARKED, REFUSED, OncePerKind, Shipper, new_child_folder
 from muniment.spool import Spool
 from muniment.transport import Transport
@@ -114,6 +115,7 @@ class _Options:
     heartbeat_class: str
     timeout_seconds: float
     on_receipt: Callable[[Any], None] | None
+    receipts: Path | None
 
 
 class Recorder:
@@ -136,11 +138,13 @@ class Recorder:
         heartbeat_class: str = "skeleton",
         timeout: float = 30.0,
         on_receipt: Callable[[Any], None] | None = None,
+        receipts: str | os.PathLike[str] | None = None,
     ) -> None:
         """Open the spool and start shipping; times are seconds. The server need not be up.
 
         `data_class` and `agent` are used where `record` names none; `heartbeat_class` is the class, without
         personal data, of the entries about the recorder itself; `on_receipt` is called in the shipping thread.
+        `receipts` names a file to which each receipt of the server is appended, for `muniment verify --receipt`.
 
         Raises: SpoolLocked where another recorder has the folder, OSError, BadAddress, BadToken.
         """
@@ -149,7 +153,7 @@ class Recorder:
             url=url, token=token, folder=Path(spool), name=name, data_class=data_class, agent=agent,
             max_bytes=max_bytes, segment_bytes=segment_bytes, linger_seconds=linger, park_retry_seconds=park_retry,
             heartbeat_seconds=seconds, heartbeat_class=heartbeat_class, timeout_seconds=timeout,
-            on_receipt=on_receipt,
+            on_receipt=on_receipt, receipts=None if receipts is None else Path(receipts),
         )  # fmt: skip
         self._closed = False
         self._forked = False
@@ -175,6 +179,7 @@ class Recorder:
             self._spool, transport, parked, Refused(folder / REFUSED, held),
             linger_seconds=options.linger_seconds, park_retry_seconds=options.park_retry_seconds,
             before_turn=self._tell_about_myself, on_receipt=options.on_receipt, adopts=adopts,
+            receipts=None if options.receipts is None else ReceiptFile(options.receipts),
         )  # fmt: skip
         if self._spool.damages:
             self._faults.note("spool.damaged", f"{len(self._spool.damages)} ranges of the spool cannot be read")

@@ -33,6 +33,7 @@ from muniment.delivery import (
 )
 from muniment.errors import SpoolError, SpoolLocked, TransportError
 from muniment.held import Parked, Refused, entry_id, is_about
+from muniment.receipts import ReceiptFile
 from muniment.spool import Record, Spool
 from muniment.transport import Answer, Transport
 
@@ -97,6 +98,7 @@ class Shipper:
         park_retry_seconds: float,
         before_turn: Callable[[], None],
         on_receipt: Callable[[Any], None] | None,
+        receipts: ReceiptFile | None,
         adopts: bool,
     ) -> None:
         """Take what to ship and where to; `start` begins."""
@@ -109,6 +111,7 @@ class Shipper:
         self._park_retry = park_retry_seconds
         self._before_turn = before_turn
         self._on_receipt = on_receipt
+        self._receipts = receipts
         self._adopts = adopts
         self.counts: Counter[Verdict] = Counter()
         self.faults = OncePerKind()
@@ -286,6 +289,12 @@ class Shipper:
             self._fail(answer.retry_after)
             return [AGAIN] * len(records)
         self._failures = 0
+        if self._receipts is not None:
+            try:
+                self._receipts.keep(parsed)
+            except OSError as error:
+                # The entries are safe where they are: only the proof that they were acknowledged is not kept.
+                self.faults.note("receipts", f"a receipt could not be kept ({type(error).__name__})")
         receipt = msgspec.json.decode(parsed.receipt)
         if self._on_receipt is not None and receipt is not None:
             try:
