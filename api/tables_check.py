@@ -5,8 +5,8 @@ its table, where a batch, a checkpoint or another row proves what it should be. 
 what has to agree is read by one statement, which both databases answer as of one instant.
 
 Not proven by anything, and so believed: numbers of a recorder that were taken for suppressed, which leave no trace in
-the record on purpose; an object that is to be asked for later than its lock ends; who leads, and what waits to be
-sequenced, neither of which is a promise to anybody.
+the record on purpose; an object that is to be asked for later than its lock ends, which the next pass of expiry sets
+right by what the store says; who leads, which is no promise to anybody.
 """
 
 from __future__ import annotations

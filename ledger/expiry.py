@@ -12,7 +12,8 @@ The steps, each of which can be run again:
 
  1. `mark`: objects in batches with a part whose key was destroyed since the last time are to be looked into; objects
     that no batch names are noted, each folder listed once and from where the last listing ended. Batches of a time
-    before objects had rows get theirs first (`ledger.payload_rows`).
+    before objects had rows get theirs first (`ledger.payload_rows`). A row that asks later than the name of its object
+    says is compared with the store (`ledger.payload_later`).
  2. `plan`: what could go now, read-only. The caller claims it (`claim`) and says so in the record.
  3. `carry_out`: each claimed object is decided again, then deleted, then noted as gone. A crash between deleting and
     noting leaves a claimed row whose object is missing: the next run deletes nothing and notes it.
@@ -45,6 +46,7 @@ from ledger.index import batches_of, chunks
 from ledger.models import EntryRow, Instant, LogState, PartPlaces, PayloadRow, PayloadWalk
 from ledger.naming import Naming
 from ledger.objects import ObjectStore
+from ledger.payload_later import AGAIN, hasten
 from ledger.payload_names import NO_LOCK, PREFIX, is_ours, lock_end_of
 from ledger.payload_rows import fill, indexed_size
 
@@ -223,6 +225,7 @@ class Expiry:
             found, room = found + orphans, room - taken
             if room <= 0:
                 break
+        hasten(self._locked, self._transactions, tenant_id, log.log_id, now)
         return found
 
     def _folders(self, tenant_id: int, now: datetime) -> list[str]:
@@ -417,7 +420,7 @@ class Expiry:
             size = info.size
             self._locked.delete(key)
         except ObjectLocked as error:
-            self._wait(tenant_id, name, done, error.until if error.until and error.until > now else now + IN_FLIGHT)
+            self._wait(tenant_id, name, done, error.until if error.until and error.until > now else now + AGAIN)
             return
         except ObjectMissing:
             pass  # A run before this one deleted it and could not say so any more.

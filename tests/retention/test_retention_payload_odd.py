@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from sqlmodel import col, delete, select
 
-from ledger import expiry, payload_rows
+from ledger import expiry, payload_later, payload_rows
 from ledger.batches import batch_key
 from ledger.entry import uuid7
 from ledger.expiry import ORPHAN
@@ -191,3 +191,45 @@ def test_an_object_whose_row_names_a_batch_that_does_not_name_it_stays(locked: A
     house.sweep()
     assert name in objects(house)
     assert [part.state for part in read(house, alive).parts] == ["verified"]
+
+
+def test_a_row_that_asks_for_an_object_in_a_hundred_years_delays_nothing(
+    locked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its bytes stayed for ever, and nothing was said: a later date is what a longer lock looks like."""
+    house = locked
+    monkeypatch.setattr(payload_later, "LOOKED_AT", 1)
+    said = house.say("chat", "one", "spoken")
+    names = {part.object for part in read(house, said).header.parts if JUNE_LOCK in part.object}
+    names |= {orphan(house, folder, house.now) for folder in ("2040-07", "none")}
+    destroy(house, "spoken")
+    move(house, 2040, 8, 20)
+    # Noted by what a pass does first, and not deleted yet.
+    assert house.parts.payload.mark(house.tenant_id, house.now) == len(names) - 1
+    with house.transaction() as session:
+        late = session.exec(select(PayloadRow).where(col(PayloadRow.name).in_(names))).all()
+        assert len(late) == len(names)
+        for row in late:
+            row.until, row.dirty = house.now + timedelta(days=36_500), True
+            session.add(row)
+    passes = 0
+    while names & set(objects(house)):
+        passes += 1
+        assert passes <= len(names)
+        house.sweep()
+
+
+def test_a_store_that_keeps_an_object_longer_is_asked_and_nothing_is_written(locked: Any) -> None:
+    house = locked
+    name = read(house, house.say("chat", "one", "spoken")).header.parts[0].object
+    destroy(house, "spoken")
+    lock = house.services.settings.data / "objects" / ".lock" / house.log_id / name
+    lock.write_text("2040-09-15T00:00:00+00:00")
+    move(house, 2040, 8, 20)
+    house.sweep()
+    when = [row.until for row in rows(house) if row.name == name]
+    house.now += timedelta(hours=1)
+    asked = payload_later.hasten(
+        house.services.locked, house.parts.transactions, house.tenant_id, house.log_id, house.now
+    )
+    assert (asked, [row.until for row in rows(house) if row.name == name]) == (0, when)
