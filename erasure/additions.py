@@ -12,18 +12,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
+from erasure.collateral import exceeds, was_shown
 from erasure.plan import Plan, PlanCopy
 from retention.decide import DESTRUCTIVE
-
-
-def exceeds(found: Mapping[str, int] | None, shown: Mapping[str, int] | None) -> bool:
-    """Whether an erasure would take more of others than what was shown to whoever approved it."""
-    return any(count > (shown or {}).get(name, 0) for name, count in (found or {}).items())
-
-
-def was_shown(copy_action: str, collateral: Mapping[str, int] | None) -> Mapping[str, int] | None:
-    """What others lose by the approved plan: nothing by a copy that it kept, however many that copy is about."""
-    return collateral if copy_action in DESTRUCTIVE else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any
 
 from connectors.base import is_one_of
+from erasure.collateral import of_others
 from erasure.facts import ArtifactFact, PlanInput
 from erasure.lineage import Lineage
 from erasure.manifest_file import Listing
@@ -110,7 +111,6 @@ def _artifact(
         detail = "the store is not registered any more" if store is None else store.not_covered
     elif fact.item.subjects - given.subjects:
         state, detail = CopyState.AWAITING_HUMAN, "about other persons too (GDPR Art. 15(4))"
-    others = len(fact.item.subjects - given.subjects)
     return _line(
         "artifact",
         fact.name,
@@ -121,7 +121,7 @@ def _artifact(
         detail=detail,
         artifact_id=fact.artifact_id,
         depth=depth,
-        others=others,
+        others=fact.item.subjects - given.subjects,
     )
 
 
@@ -188,7 +188,7 @@ def _record(
                 state=CopyState.AWAITING_HUMAN,
                 detail="said by or about other persons too (GDPR Art. 15(4))",
                 entry_idx=part.entry_idx,
-                others=len(shared),
+                others=shared,
             )
 
 
@@ -205,7 +205,7 @@ def _line(
     key_id: str | None = None,
     entry_idx: int | None = None,
     depth: int = 0,
-    others: int = 0,
+    others: frozenset[int] = frozenset(),
 ) -> PlanCopy:
     action = {CopyState.AWAITING_HUMAN: "review", CopyState.WITHHELD: "withhold"}.get(state, "export")
     return PlanCopy(
@@ -222,7 +222,7 @@ def _line(
         because=(Because("request", action, claim.request_id),),
         until=None,
         path=(),
-        collateral={"subjects": others} if others else None,
+        collateral=of_others(others),
         depth=depth,
         required="L1",
         state=state,

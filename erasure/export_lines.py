@@ -1,7 +1,7 @@
 """The lines of an export as they stand when it is made: what is new joins them, what became somebody else's stays out.
 
 Guarantees: the counts are the registry's when this returns; what is about others by now, and was not when it was
-planned, waits for a human, and so does what is about more of them than the human saw who released it; what was planned
+planned, waits for a human, and so does what is about others than the human saw who released it; what was planned
 of somebody who is told apart from the person by now is left out. In one transaction, page by page. Not here: what goes
 into an export (`erasure.export`), and its file (`erasure.exporting`).
 """
@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 from sqlmodel import Session
 
 from erasure import answer_plans, copies, history
-from erasure.additions import Approved, Lookup, addendum, exceeds
+from erasure.additions import Approved, Lookup, addendum
+from erasure.collateral import exceeds
 from erasure.package_people import leave_out_who_goes, others_of
 from erasure.parts import Parts
 from erasure.persons import leave_out_strangers
@@ -73,7 +74,7 @@ def _ask_about(session: Session, tenant_id: int, request_id: str, fresh: Plan) -
         alike: dict[tuple[str | None, tuple[tuple[str, int], ...] | None], list[int]] = {}
         for copy in page:
             line = asked.get((copy.kind, copy.ref))
-            # Whoever released it saw so many others in it; of more they are asked again.
+            # Whoever released it saw certain others in it; of more, or of somebody else, they are asked again.
             if line is not None and (copy.method != BY_HAND or exceeds(line.collateral, copy.collateral)):
                 alike.setdefault((line.detail, _frozen(line.collateral)), []).append(copy.copy_no)
         for (detail, others), numbers in alike.items():

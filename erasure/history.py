@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from erasure.collateral import view_of as view_of_others
 from erasure.copies import Outline, put_copies
 from erasure.errors import UnknownRequest
 from erasure.models import CopyRow, RequestEvent, RequestRow
@@ -241,7 +242,7 @@ def copy_view(row: CopyRow) -> dict[str, Any]:
         "because": [reason._asdict() for reason in becauses_of(row)],
         "until": _text(row.until),
         "path": list(row.path),
-        "collateral": row.collateral,
+        "collateral": view_of_others(row.collateral),
         "state": row.state,
         "waiting_since": _text(row.started_at) if row.state == CopyState.AWAITING_EXTERNAL else None,
         "level": row.level,

@@ -29,6 +29,7 @@ from erasure.certificate_rows import (
     open_certificate,
 )
 from erasure.certificate_store import CertificateDiffers
+from erasure.collateral import view_of
 from erasure.confirm import INDEPENDENCE
 from erasure.copies import Outline
 from erasure.footprint import ENDED
@@ -378,7 +379,7 @@ def _line(copy: _Stated) -> dict[str, Any]:
         "method": copy.method,
         "detail": copy.detail,
         "attempts": copy.attempts,
-        "collateral": copy.collateral,
+        "collateral": view_of(copy.collateral),
         "started_at": _text(copy.started_at),
         "finished_at": _text(copy.finished_at),
         "verified_at": _text(copy.verified_at),

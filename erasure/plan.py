@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
 
+from erasure.collateral import of_others
 from erasure.facts import AS_COLUMNS, ArtifactFact, ArtifactFacts, KeyFact, PartFact, PlanInput, SourceFact
 from erasure.lineage import Lineage, depths_of
 from erasure.lines import Lines, PlanCopy, instant_text, line_of
@@ -352,13 +353,13 @@ def part_line(part: PartFact, decision: Decision, given: PlanInput) -> PlanCopy:
 
 
 def _shared(item: Item, given: PlanInput) -> dict[str, int] | None:
-    """How many others the item is about too, whatever happens to it now: a copy that stays may go when its ground ends.
+    """Which others the item is about too, whatever happens to it now: a copy that stays may go when its ground ends.
 
     Retention ends an item for everybody it is about, so a sweep has no collateral.
     """
     if given.claim is None or item.subjects <= given.subjects:
         return None
-    return {"subjects": len(item.subjects - given.subjects)}
+    return of_others(item.subjects - given.subjects)
 
 
 def _key_line(

@@ -13,6 +13,7 @@ from datetime import datetime
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
+from erasure.collateral import view_of
 from erasure.copies import of as copies_of
 from erasure.models import CopyRow, RequestRow
 from erasure.packages import holds_about
@@ -128,7 +129,7 @@ def _resumed(session: Session, work: Work, copies: Sequence[CopyRow], hold_id: s
         then = "erased" if line.action in DESTRUCTIVE else "retained"
         if line.action == "review" or is_unseen(copy, line):
             then = "awaiting_human"
-        found.append(Resumed(ref=copy.ref, then=then, rule=line.rule, collateral=line.collateral))
+        found.append(Resumed(ref=copy.ref, then=then, rule=line.rule, collateral=view_of(line.collateral)))
     going = {one.ref for one in found if one.then == "erased"}
     if _needing_identity(session, work) <= going:
         ending = ((key.ref, lines[key.ref]) for key in keys if key.ref in lines)

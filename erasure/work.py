@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from sqlmodel import Session
 
 from connectors.base import Level, ReclaimReport
-from erasure.additions import exceeds, was_shown
 from erasure.alike import ended_by
+from erasure.collateral import exceeds, was_shown
 from erasure.errors import UnknownRequest
 from erasure.facts import PlanInput
 from erasure.models import CopyRow, RequestRow

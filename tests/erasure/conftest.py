@@ -28,11 +28,15 @@ from erasure.worker import run_due
 from ledger.entry import uuid7
 from registry import artifacts
 from registry.acting import Acting
+from registry.artifact_rows import find_artifact
 from registry.classes import put_class
+from registry.identifiers import parse_subject
 from registry.models import StoreRow
 from registry.playback import ReadEntry, read_entries
 from registry.record import entry_row
+from registry.sets import intern_set
 from registry.stores import put_store
+from registry.subjects import find_people
 from registry.tenants import get_tenant
 from tests import schema
 
@@ -158,6 +162,16 @@ class World:
             db.execute("INSERT INTO note VALUES (?, ?, ?)", (key, owner, text))
         locator = {"table": "note", "key": {"id": key}}
         return self.register({"data_class": "note", "store": "db", "locator": locator, "subjects": [owner]})[0]
+
+    def now_about(self, artifact: str, *subjects: str) -> None:
+        """The same item about these people, as when one source of it went and another came: people that exist."""
+        with self.parts.transactions(self.tenant.tenant_id) as session:
+            named = [parse_subject(subject) for subject in subjects]
+            found = find_people(session, self.services.vault, self.acting(), named)
+            people = frozenset[int]().union(*found.values())
+            row = find_artifact(session, self.tenant.tenant_id, artifact)
+            row.set_id = row.own_set_id = intern_set(session, self.tenant.tenant_id, people, self.now)
+            session.add(row)
 
     def file(self, name: str, text: str, subjects: Sequence[str] = (ADA,), sources: Sequence[str] = ()) -> str:
         """A file of the file store, registered."""

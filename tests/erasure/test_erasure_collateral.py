@@ -130,6 +130,33 @@ def test_a_second_persons_word_holds_for_what_they_saw_and_is_asked_again_for_mo
     assert (world.files / "both.txt").exists()
 
 
+def test_a_second_persons_word_is_asked_again_for_as_many_others_who_are_not_the_same(world: World) -> None:
+    joint = world.file("both.txt", "ada and bob", subjects=(ADA, BOB))
+    world.note("n1", "eve's own", owner="user:eve")
+    stop = hold(world, joint)
+    request = world.erase()
+    release(world, stop)
+    world.work()
+    (copy,) = world.reader.copies(world.acting(), request, state="awaiting_human")
+    world.desk.settle_copy(world.acting("carol"), request, copy["copy"], outcome="erase", comment="seen", now=world.now)
+    world.now_about(joint, ADA, "user:eve")
+    world.work()
+    (copy,) = world.reader.copies(world.acting(), request, state="awaiting_human")
+    assert copy["collateral"] == {"subjects": 1}
+    assert (world.files / "both.txt").exists(), "eve's copy went by a word about bob's"
+
+
+def test_as_many_others_who_are_not_those_of_the_plan_send_it_back_at_its_approval(world: World) -> None:
+    joint = world.file("both.txt", "ada and bob", subjects=(ADA, BOB))
+    world.note("n1", "eve's own", owner="user:eve")
+    request = world.ask()
+    world.plan(request)
+    world.now_about(joint, ADA, "user:eve")
+    with pytest.raises(StalePlan, match="others too"):
+        world.approve(request)
+    assert world.state(request) == "planned"
+
+
 def test_what_becomes_joint_between_plan_and_approval_goes_back_to_the_desk(world: World) -> None:
     world.file("ada.txt", "ada alone")
     request = world.ask()

@@ -167,3 +167,24 @@ def test_what_is_about_more_people_than_can_be_named_is_left_out(world: World, m
     assert SECRET not in text_of(world, request)
     [left] = world.reader.copies(world.acting(), request, state="withheld")
     assert left["detail"] == TOO_MANY
+
+
+def test_what_is_about_somebody_else_than_the_human_saw_is_asked_about_again(world: World) -> None:
+    # As many others as before were no reason to ask: carl's words went out by a decision about bob's.
+    first = world.file("both.txt", SECRET, subjects=[ADA, BOB])
+    world.file("both2.txt", "ada and bob, again", subjects=[ADA, BOB])
+    request = asked(world)
+    one, two = sorted(waiting(world, request), key=lambda copy: copy["artifact"] != first)
+    settle(world, request, one)
+    world.note("c1", "a word of carl", owner=CARL)
+    world.now_about(first, ADA, CARL)
+    settle(world, request, two)
+    world.work(2)
+    [again] = waiting(world, request)
+    assert (again["artifact"], again["collateral"]) == (first, {"subjects": 1})
+    settle(world, request, again, "withhold")
+    world.work(2)
+    assert world.state(request) == "completed"
+    text = text_of(world, request)
+    assert "ada and bob, again" in text
+    assert SECRET not in text

@@ -13,7 +13,8 @@ import rfc8785
 from hypothesis import given
 from hypothesis import strategies as st
 
-from erasure.additions import Addendum, addendum, exceeds
+from erasure.additions import Addendum, addendum
+from erasure.collateral import exceeds, of_others
 from erasure.facts import ArtifactFact, ClassFact, KeyFact, PartFact, PlanInput, SourceFact, StoreFact
 from erasure.plan import build, depths_of, line_of
 from retention.decide import Claim, Hold, Item, Rules
@@ -228,7 +229,7 @@ def test_what_others_lose_is_counted_as_collateral() -> None:
     both = frozenset({ADA, BOB})
     plan = build(inputs(artifact(1, subjects=both), keys=(key("k1", joint=3),)))
     assert {copy.ref: copy.collateral for copy in plan.copies} == {
-        "art_1": {"subjects": 1},
+        "art_1": of_others({BOB}),
         "k1": {"parts": 3, "subjects": 3},
     }
     assert plan.collateral == {"copies": 2, "parts": 3, "subjects": 3}
@@ -317,9 +318,12 @@ def test_keys_and_copies_that_were_approved_are_no_addition_and_what_others_lose
         ({"subjects": 1}, {"subjects": 2}, False),
         ({"parts": 1, "subjects": 1}, {"subjects": 1}, True),
         (None, {"subjects": 1}, False),
+        (of_others({ADA, BOB}), of_others({BOB, ADA}), False),
+        (of_others({ADA}), of_others({BOB}), True),
+        (of_others({ADA}), {"subjects": 1}, False),  # a row from before it was kept who they are
     ],
 )
-def test_more_than_was_shown_is_more_in_any_count(
+def test_more_than_was_shown_is_more_in_any_count_and_somebody_else_is_more(
     found: dict[str, int] | None, shown: dict[str, int] | None, *, is_more: bool
 ) -> None:
     assert exceeds(found, shown) is is_more
