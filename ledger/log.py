@@ -11,7 +11,7 @@ believe they lead. Not here: what parts mean, who may write, keys.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -266,11 +266,13 @@ class Log:
         stored: Stored = {}
         try:
             try:
-                with self._heads.leading(tenant_id) as head:
-                    return self._lead(head, calls, stored, now)
+                return self._lead(tenant_id, calls, stored, now)
             except NotLeader:
                 if self._handover is None:
                     raise
+                if self._handover.takes_over(now):
+                    with suppress(NotLeader):  # another process was faster still
+                        return self._lead(tenant_id, calls, stored, now)
                 answers = self._handover.stage(tenant_id, calls, stored, now)
                 self._heads.met(tenant_id, None)
                 return answers
@@ -278,15 +280,16 @@ class Log:
             self._heads.met(tenant_id, str(problem))
             raise
 
-    def _lead(self, head: Head, calls: Sequence[Call], stored: Stored, now: datetime) -> list[Appended]:
+    def _lead(self, tenant_id: int, calls: Sequence[Call], stored: Stored, now: datetime) -> list[Appended]:
         """Place calls, and behind them what other processes staged; returns the answers to the calls alone."""
-        try:
-            staged = self._staged(head.tenant_id, calls, stored, now)
-            return self._flush.place(head, [*calls, *staged], stored, now)[: len(calls)]
-        except BaseException:
-            # The batch may be in the bucket although we failed: the next use opens the log afresh and catches up.
-            head.stale = True
-            raise
+        with self._heads.leading(tenant_id) as head:
+            try:
+                staged = self._staged(tenant_id, calls, stored, now)
+                return self._flush.place(head, [*calls, *staged], stored, now)[: len(calls)]
+            except BaseException:
+                # The batch may be in the bucket although we failed: the next use opens the log afresh and catches up.
+                head.stale = True
+                raise
 
     def _staged(self, tenant_id: int, calls: Sequence[Call], stored: Stored, now: datetime) -> list[Call]:
         room = FLUSH_ENTRIES - sum(len(call.drafts) for call in calls)

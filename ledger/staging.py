@@ -137,6 +137,12 @@ def waiting(
     return found, unreadable
 
 
+def is_waiting(session: Session, tenant_id: int, staged_id: str) -> bool:
+    """Return whether a row is still to be placed."""
+    this = (col(StagedRow.tenant_id) == tenant_id) & (col(StagedRow.staged_id) == staged_id)
+    return session.scalar(sa.select(sa.exists().where(this, col(StagedRow.answer).is_(None)))) is True
+
+
 def answer(
     session: Session, tenant_id: int, answers: Mapping[str, Appended], now: datetime, *, digests: RowDigests
 ) -> None:

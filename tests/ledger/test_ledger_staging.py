@@ -493,9 +493,13 @@ def test_a_waiting_process_takes_over_when_nobody_leads(world: World) -> None:
     dead.append(draft(0))
     world.end_lease()
     assert not other.lease.is_led(datetime.now(UTC))
+    begun = time.monotonic()
     assert states(other.append(draft(1))) == [(STORED, 1)]
     assert other.log.leads
     assert other.lease.is_led(datetime.now(UTC))
+    # It asked first: nothing was staged, so nothing waited and no payload was stored twice.
+    assert time.monotonic() - begun < handover._TAKEOVER_SECONDS
+    assert other.locked.writes == 2
 
 
 @pytest.mark.scenario("L14")
@@ -510,6 +514,62 @@ def test_what_nobody_places_in_time_is_refused_and_a_retry_is_answered(
     leader.clerk.start()
     assert [state for state, _ in states(other.append(draft(0), draft(1)))] in ([DUPLICATE, STORED], [STORED, STORED])
     world.check({draft(number).entry_id: number for number in range(2)})
+
+
+@pytest.mark.scenario("L14")
+def test_while_nobody_sequences_what_was_staged_no_retry_stores_another_payload(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each retry of a spool once left ciphertext under its lock for the whole of an outage.
+    monkeypatch.setattr(handover, "EARLIER_SECONDS", 0.1)
+    leader, other = world.process().lead(), world.process()
+    with monkeypatch.context() as patch:
+        patch.setattr(handover, "STAGED_SECONDS", 0.1)
+        with pytest.raises(NotLeader, match="nobody sequenced"):
+            other.append(draft(0))
+    for number in range(4):
+        with pytest.raises(NotLeader, match="still waits"):
+            other.append(draft(number))
+    assert (other.locked.writes, len(world.rows(StagedRow))) == (1, 1)
+    assert states(leader.append(draft(9))) == [(STORED, 0)]
+    leader.clerk.start()
+    assert [state for state, _ in states(other.append(draft(0), draft(1)))] == [DUPLICATE, STORED]
+    world.check({draft(number).entry_id: index for number, index in ((9, 0), (0, 1), (1, 2))})
+    named = {part.object for raw in other.log.headers(TENANT, [0, 1, 2]) for part in decode_header(raw).parts}
+    stored = {key.removeprefix(f"{LOG_ID}/") for key in world.locked.list(f"{LOG_ID}/payload/")}
+    # The repeat of the first entry shares its object with what is new.
+    assert stored == named
+
+
+@pytest.mark.scenario("L14")
+def test_a_call_waits_a_little_for_one_before_it_that_is_placed_at_last(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leader, other = world.process().lead(), world.process()
+    with monkeypatch.context() as patch:
+        patch.setattr(handover, "STAGED_SECONDS", 0.1)
+        with pytest.raises(NotLeader):
+            other.append(draft(0))
+    caller = Caller(other, draft(1))
+    time.sleep(0.2)
+    assert other.locked.writes == 1
+    leader.clerk.start()
+    assert states(caller.result()) == [(STORED, 1)]
+
+
+@pytest.mark.scenario("L14")
+def test_a_process_whose_call_waits_takes_over_from_a_holder_that_is_gone(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead, other = world.process().lead(), world.process()
+    with monkeypatch.context() as patch:
+        patch.setattr(handover, "STAGED_SECONDS", 0.1)
+        with pytest.raises(NotLeader):
+            other.append(draft(0))
+    dead.believe()
+    world.end_lease()
+    assert states(other.append(draft(1))) == [(STORED, 0)]
+    assert world.entries() == [draft(1).entry_id, draft(0).entry_id]
 
 
 def test_answers_that_nobody_came_for_are_dropped_later(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
