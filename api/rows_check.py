@@ -145,7 +145,7 @@ def look_at_actions(services: Services, acting: Acting) -> Iterator[Finding]:
         yield wrong(what, f"{len(altered)} rows were changed in the database and are refused; {_BACK}: {named}")
     if bare:
         advice = "each is answered as unknown until its outcome is reported"
-        yield weak(what, f"{bare} rows bear no digest, being from before rows had one or changed: {advice}")
+        yield weak(what, f"{bare} rows bear no digest, being from an older version or copy, or changed: {advice}")
     if not altered and not bare:
         yield fine(what, f"{count}, each as this service wrote it")
 

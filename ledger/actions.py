@@ -6,8 +6,9 @@ refused. It does not know whether the effect happened: only who said so. The cal
 
 Nothing of it is in the record, so each row bears a keyed digest over all that it says, without which nothing is
 answered from it: a row that was changed is refused, and one from before rows had a digest (or whose digest was taken
-away) is unknown, whatever it says, until somebody reports its outcome. Not here: a row that was deleted, or put back as
-it stood at an earlier time, which a restore of an older database does too; its id is then free, or as it was.
+away) is unknown, whatever it says, until somebody reports its outcome. So is one that failed, once the database turned
+out to be older than the record: it may have been done since. Not here: a row that was deleted or put back as it stood
+before, by somebody or by a backup that lacks no entry of the record; its id is then free, or as it was.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 import msgspec
-from sqlmodel import Session
+import sqlalchemy as sa
+from sqlmodel import Session, col
 
 from ledger.errors import LedgerError
 from ledger.models import ActionRow, microseconds
@@ -161,6 +163,13 @@ def find(session: Session, tenant_id: int, lookup: bytes, *, digests: RowDigests
         raise UnknownAction
     require_ours(row, digests)
     return row
+
+
+def doubt_failed(session: Session, tenant_id: int) -> int:
+    """Leave open what became of actions that failed, after rows came from an older copy; how many there were."""
+    failed = (col(ActionRow.tenant_id) == tenant_id) & (col(ActionRow.state) == ActionState.FAILED.value)
+    known = failed & col(ActionRow.row_digest).is_not(None)
+    return session.connection().execute(sa.update(ActionRow).where(known).values(row_digest=None)).rowcount
 
 
 def is_ours(row: ActionRow, digests: RowDigests) -> bool:

@@ -14,9 +14,9 @@ nothing is served between 2 and 4, because the caller serves nothing until `run`
 missing is named. Not here: whether this may be done at all, verification of the bytes, printing.
 
 `catch_up` does the same for a database that is there and older than the record (a restored backup, a failover, a crash
-between a batch and its commit): it adds rows that are missing, changes none that is there, and replays only what was
-decided since. What it cannot settle without the stores (copies to erase again, identity keys that still open where they
-lie) it hands to its caller as the decisions themselves.
+between a batch and its commit): it adds rows that are missing, changes none that is there (but an action that failed is
+in doubt), and replays only what was decided since. What it cannot settle without the stores (copies to erase again,
+identity keys that still open where they lie) it hands to its caller as the decisions themselves.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from ledger import outbox
+from ledger import actions, outbox
 from ledger.behind import settle
 from ledger.entry import Kind
 from ledger.head import Transactions, save
@@ -92,6 +92,7 @@ class Rebuild:
         made = Rebuilt(log_id=log_id, tenant="", tenant_id=self._whose(log_id, paths))  # 1
         made.snapshot_at = snapshot.at if snapshot is not None else None
         self._put_back(made, paths, progress)  # 2
+        self._doubt_actions(made)
         self._make_head(made, 0 if snapshot is None else snapshot.outbox_counter)
         with self._log.entered(made.tenant_id) as head:  # 3
             made.entries, made.checkpoint_size = head.size, head.checkpoint_size
@@ -114,6 +115,7 @@ class Rebuild:
         made = Rebuilt(log_id=log_id, tenant="", tenant_id=tenant_id)
         made.snapshot_at = None
         self._put_missing(made, since)  # 2
+        self._doubt_actions(made)
         self._log.forget_heads()
         with self._log.entered(tenant_id) as head:  # 3
             made.entries, made.checkpoint_size = head.size, head.checkpoint_size
@@ -238,6 +240,13 @@ class Rebuild:
                     made.lost.append(line)
                 continue
             made.rows += put_rows(session, table, rows, replace=replace)
+
+    def _doubt_actions(self, made: Rebuilt) -> None:
+        """What failed when these rows were written may have been done since, and nothing in the record says so."""
+        with self._transactions(made.tenant_id) as session:
+            count = actions.doubt_failed(session, made.tenant_id)
+        if count:
+            made.lost.append(f"whether {count} actions that had failed were done since: ask their providers")
 
     def _make_head(self, made: Rebuilt, counter: int) -> None:
         with self._transactions(made.tenant_id) as session:

@@ -15,8 +15,11 @@ from erasure.errors import IllegalMove, StalePlan
 from erasure.recover import heal
 from erasure.report_check import check
 from erasure.sweep_copies import Sweeps
+from ledger import actions
+from ledger.actions import ActionState, Claim
 from ledger.errors import DatabaseWentBack
 from registry.identifiers import parse_subject
+from registry.keyed import RowDigests
 from registry.merging import propose_merge
 from registry.models import Subject, SubjectIdentifier
 from retention.consenting import record_consent, withdraw_consent
@@ -296,3 +299,35 @@ def test_what_was_paused_after_the_backup_waits_until_it_is_resumed(world: Any) 
     world.desk.resume(world.acting(), request, now=world.now)
     world.work()
     assert world.state(request) == "completed"
+
+
+def test_an_action_that_had_failed_in_an_older_copy_is_not_safe_to_be_done_again(world: Any) -> None:
+    """It was done after the backup, and the copy would have let an agent do it for the second time."""
+    database, kept = world.base / "data" / "muniment.db", world.base / "yesterday.db"
+    tenant, now, wait = world.tenant.tenant_id, world.now, timedelta(minutes=5)
+    digests = RowDigests(world.services.vault, tenant)
+    done, failed = bytes(32), bytes([1]) * 32
+
+    def act(lookup: bytes, outcome: ActionState) -> None:
+        wanted = Claim(lookup=lookup, kind="refund", owner="agent", digest=None, approval=None, lease=wait)
+        with world.parts.transactions(tenant) as session:
+            assert actions.claim(session, tenant, wanted, now, digests=digests)[1]
+            actions.settle(session, tenant, lookup, outcome, None, now=now, digests=digests)
+
+    act(done, ActionState.SUCCEEDED)
+    act(failed, ActionState.FAILED)
+    world.say_as("good morning from Ada")
+    shipped(world)
+    copied(database, kept)
+    act(failed, ActionState.SUCCEEDED)
+    world.say_as("good evening from Ada")
+    shipped(world)
+    world.services.database.engine.dispose()
+    copied(kept, database)
+    healed = heal(world.services.recovery, world.tenant, world.now)
+    assert healed is not None
+    assert "whether 1 actions that had failed were done since: ask their providers" in healed.lost
+    with world.parts.transactions(tenant, write=False) as session:
+        found = [actions.find(session, tenant, lookup, digests=digests) for lookup in (done, failed)]
+    assert [actions.state_at(row, now) for row in found] == [ActionState.SUCCEEDED, ActionState.UNKNOWN]
+    assert heal(world.services.recovery, world.tenant, world.now) is None
