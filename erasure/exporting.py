@@ -21,7 +21,6 @@ why.
 from __future__ import annotations
 
 import json
-import zipfile
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -47,6 +46,7 @@ from erasure.parts import Parts, Tenant
 from erasure.plan import IDENTITY, VAULT, instant_text
 from erasure.request import CopyState, State
 from erasure.work import BY_HAND, end_of_try
+from erasure.zip_directory import new_zip
 from ledger.entry import Kind
 from registry import artifacts, classes, stores, subjects
 from registry.acting import Acting
@@ -133,7 +133,7 @@ class _Making:
         name = f"{self._id}-{self._attempt()}.zip"
         remove_unfinished(self._folder)
         with unnamed(self._folder) as out, Listing(self._folder) as files:
-            with zipfile.ZipFile(out, "w", allowZip64=True) as archive:
+            with new_zip(out) as archive:
                 package = Package(archive, files)
                 self._artifacts(package)
                 write_entries(self._parts, self._read, self._tenant.tenant_id, self._id, package, self._now)

@@ -24,6 +24,7 @@ from typing import IO, Any, NamedTuple, Self
 from erasure.export import Tally
 from erasure.manifest_file import Listing
 from erasure.request import CopyState
+from erasure.zip_directory import forget_name
 
 _BLOCK = 256 * 1024
 
@@ -117,6 +118,7 @@ class _File:
 
     def __exit__(self, *_: object) -> None:
         self._out.close()
+        forget_name(self._package.zip)
         self._package.files.append(
             {"path": self._path, "bytes": self._size, "sha256": self._digest.hexdigest(), **self._about}
         )
