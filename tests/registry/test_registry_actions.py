@@ -138,3 +138,13 @@ def test_a_row_from_before_the_look_up_key_was_turned_is_read_and_written_on(age
     agents.change(whole := agents.row(), row_digest=(9).to_bytes(4, "big") + whole["row_digest"][4:])
     with pytest.raises(ActionAltered):
         agents.state()
+
+
+def test_a_digest_is_the_look_up_of_the_parts_under_their_label(agents: Agents) -> None:
+    lookups = Lookups(agents.house.vault, agents.tenant)
+    for parts in ((), ("ab", b"c"), ("a", b"bc"), (b"x" * 100_000,)):
+        digest = agents.digests.of("a-label", *parts)
+        assert digest == lookups.version.to_bytes(4, "big") + lookups.of("a-label", *parts)
+        assert agents.digests.fits(digest, "a-label", *parts)
+        assert not agents.digests.fits(digest, "b-label", *parts)
+    assert agents.digests.of("a-label", "ab", b"c") != agents.digests.of("a-label", "a", b"bc")
