@@ -104,8 +104,10 @@ def _packages(session: Session, tenant_id: int, artifact_ids: Collection[int] | 
             col(Artifact.tenant_id) == tenant_id, col(Artifact.store) == STORE, col(Artifact.status) != "erased"
         )
     ).all()
-    wanted = None if artifact_ids is None else frozenset(artifact_ids)
-    rows = [row for row in there if wanted is None or row.id in wanted]
+    rows = there
+    if artifact_ids is not None:
+        wanted = {row.id for row in there}.intersection(artifact_ids)
+        rows = [row for row in there if row.id in wanted]
     if not rows:
         return {}
     numbers = {row.given_id or artifact_name(row.id): row.id for row in rows}
