@@ -7,15 +7,17 @@ file in which nothing says that it is or was a certificate.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
 
 from api.commands.options import CannotRun, json_option, show
 from erasure.errors import BadPin, LetterWithoutOpening, PaperNotSet, ReportError
-from erasure.rendering.carrier import certificate_in, claims_a_certificate, is_letter, opening_in
+from erasure.rendering.carrier import certificate_file, claims_a_certificate, is_letter, is_pdf, opening_in
 from erasure.rendering.compare import Pages, compare
 from erasure.report_check import check, check_opening, require_keys
+from erasure.signed_file import PIECE, Readable, SignedFile
 
 _PAGES = {
     Pages.SAME: "the pages show exactly what the signed certificate says",
@@ -67,17 +69,26 @@ def verify_report(
         require_keys(keys, log_keys)
     except BadPin as error:
         raise CannotRun(str(error)) from None
-    paper = _read(file)
-    if not claims_a_certificate(paper):
-        raise CannotRun(_no_certificate(file, paper))
+    with _copied(file) as held:
+        paper = held.view()
+        if not claims_a_certificate(paper):
+            raise CannotRun(_no_certificate(file, bytes(paper)))
+        return _verify(paper, keys, log_keys, letter=letter, extract=extract, as_json=as_json)
+
+
+def _verify(
+    paper: Readable, keys: Sequence[str], log_keys: Sequence[str], *, letter: Path | None, extract: Path | None,
+    as_json: bool,
+) -> int:  # fmt: skip
     try:
-        report = certificate_in(paper)
-        proven = check(report, keys, log_vkey=log_keys)
-        if letter is not None:
-            proven.append(check_opening(report, opening_in(_read(letter))))
-        if extract is not None:
-            _write(extract, report)
-        pages = compare(paper, report)
+        with certificate_file(paper) as inside:
+            report = inside.view()
+            proven = check(report, keys, log_vkey=log_keys)
+            if letter is not None:
+                proven.append(check_opening(report, opening_in(_read(letter))))
+            if extract is not None:
+                _write(extract, inside)
+            pages = compare(paper, report)
     except ReportError as error:
         show({"verdict": "refuted", "because": str(error)}, as_json=as_json, lines=[f"refuted: {error}"])
         return 1
@@ -97,7 +108,7 @@ def verify_report(
 def _no_certificate(file: Path, paper: bytes) -> str:
     if is_letter(paper):
         return f"{file} is a letter to the person: give the certificate, and this file with --letter"
-    if paper.startswith(b"%PDF-"):
+    if is_pdf(paper):
         return (
             f"{file} carries no certificate (printing or saving a PDF anew takes the signed file out): "
             "give it as muniment report wrote it"
@@ -105,20 +116,33 @@ def _no_certificate(file: Path, paper: bytes) -> str:
     return f"{file} is no certificate: give the .json, .html or .pdf that muniment report wrote"
 
 
-def _write(file: Path, data: bytes) -> None:
+def _write(file: Path, inside: SignedFile) -> None:
     try:
-        file.write_bytes(data)
+        with file.open("wb") as out:
+            out.writelines(inside.pieces())
     except OSError as error:
         message = f"{file} cannot be written ({(error.strerror or 'unknown').lower()}): name another one"
         raise CannotRun(message) from None
+
+
+def _copied(file: Path) -> SignedFile:
+    """The file as it is now, whoever changes it while it is checked; also one that can be read only once."""
+    try:
+        with file.open("rb") as stream:
+            return SignedFile.of(iter(lambda: stream.read(PIECE), b""))
+    except OSError as error:
+        raise _unreadable(file, error) from None
 
 
 def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        message = f"{file}: {(error.strerror or 'not readable').lower()}"
-        raise CannotRun(message) from None
+        raise _unreadable(file, error) from None
+
+
+def _unreadable(file: Path, error: OSError) -> CannotRun:
+    return CannotRun(f"{file}: {(error.strerror or 'not readable').lower()}")
 
 
 COMMANDS = {"verify-report": verify_report}

@@ -1,8 +1,9 @@
 """Takes the signed certificate, or the opening of a letter, out of the paper that carries it.
 
 Guarantees: reads PDF as this product writes it (one cross-reference table, no encryption) and its own HTML, both
-strictly and bounded; anything else is refused, never guessed at. What is taken out is not believed here:
-`erasure.report_check` checks it, and `erasure.rendering.compare` sets the paper again and compares the bytes.
+strictly and bounded; anything else is refused, never guessed at. Of a page nothing is in memory whole. What is taken
+out is not believed here: `erasure.report_check` checks it, and `erasure.rendering.compare` sets the paper again and
+compares the bytes.
 """
 
 from __future__ import annotations
@@ -10,15 +11,23 @@ from __future__ import annotations
 import json
 import re
 import zlib
+from collections.abc import Iterator
 
+from erasure.canonical_file import canonical_document
 from erasure.errors import LetterWithoutOpening, ReportError
 from erasure.rendering.paper import ATTACHED
 from erasure.rendering.wording import WORDS
+from erasure.signed_file import PIECE, Readable, SignedFile
 from erasure.strict_json import canonical, parse
 
 MAX_BYTES = 256 * 1024 * 1024
 OPENING = "opening.json"
 _SCRIPT = re.compile(rb'<script type="application/json" id="muniment-(certificate|opening)">(.*?)</script>', re.DOTALL)
+_ESCAPE = re.compile(rb"\\(?:u00(3c|3e|26)|.)", re.DOTALL)
+"""An escape of a JSON text; the group of those that a page writes for what would end its script."""
+_COMMA = re.compile(rb",")
+_PAPER = re.compile(rb"muniment-certificate")
+_MEMBERS = (re.compile(rb'"certificate"'), re.compile(rb'"signature"'))
 _START = re.compile(rb"startxref\s+(\d{1,10})\s+%%EOF\s*\Z")
 _ROOT = re.compile(rb"/Root\s+(\d{1,8})\s+0\s+R")
 _NAMES = re.compile(rb"/EmbeddedFiles\s*<<\s*/Names\s*\[\s*\((" + rb"[a-z.]{1,40}" + rb")\)\s*(\d{1,8})\s+0\s+R\s*\]")
@@ -26,11 +35,16 @@ _FILE = re.compile(rb"/EF\s*<<\s*/F\s+(\d{1,8})\s+0\s+R")
 _LENGTH = re.compile(rb"/Length\s+(\d{1,9})(?!\s+\d+\s+R)")
 
 
-def claims_a_certificate(file: bytes) -> bool:
+def claims_a_certificate(file: Readable) -> bool:
     """Whether anything in the file says that it is, carries or was a certificate: only that can be refuted."""
-    if file.startswith(b"%PDF-"):
-        return b"(%s)" % ATTACHED.encode() in file
-    return b"muniment-certificate" in file or (b'"certificate"' in file and b'"signature"' in file)
+    if is_pdf(file):
+        return re.search(re.escape(f"({ATTACHED})".encode()), file) is not None
+    return _PAPER.search(file) is not None or all(member.search(file) for member in _MEMBERS)
+
+
+def is_pdf(file: Readable) -> bool:
+    """Whether the file is a PDF."""
+    return bytes(file[:5]) == b"%PDF-"
 
 
 def is_letter(file: bytes) -> bool:
@@ -42,14 +56,20 @@ def is_letter(file: bytes) -> bool:
 
 
 def certificate_in(file: bytes) -> bytes:
+    """The bytes of `certificate_file`. Raises: ReportError."""
+    with certificate_file(file) as found:
+        return found.read()
+
+
+def certificate_file(file: Readable) -> SignedFile:
     """The signed certificate inside a JSON, HTML or PDF file. Raises: ReportError."""
     if len(file) > MAX_BYTES:
         raise ReportError("", f"the file has {len(file)} bytes, at most {MAX_BYTES} are read")
-    if file.startswith(b"%PDF-"):
-        return _attached(file, ATTACHED)
+    if is_pdf(file):
+        return SignedFile.of([_attached(bytes(file), ATTACHED)])
     if is_html(file):
         return _canonical(_scripted(file, b"certificate"))
-    return file
+    return SignedFile.of(_in_pieces(memoryview(file)))
 
 
 def opening_in(file: bytes) -> bytes:
@@ -58,7 +78,7 @@ def opening_in(file: bytes) -> bytes:
         if file.startswith(b"%PDF-"):
             return _attached(file, OPENING)
         if is_html(file):
-            return _scripted(file, b"opening")
+            return bytes(_scripted(file, b"opening"))
     except ReportError as error:
         raise LetterWithoutOpening(error.detail) from error
     if file.lstrip()[:1] == b"{":
@@ -86,21 +106,48 @@ def _written(file: bytes) -> bytes:
     return json.dumps({"openings": found}).encode()
 
 
-def is_html(file: bytes) -> bool:
+def is_html(file: Readable) -> bool:
     """Whether the file is a page rather than JSON."""
-    return file[:64].lstrip().lower().startswith(b"<!doctype html")
+    return bytes(file[:64]).lstrip().lower().startswith(b"<!doctype html")
 
 
-def _scripted(file: bytes, name: bytes) -> bytes:
-    found = [inside for kind, inside in _SCRIPT.findall(file) if kind == name]
+def _scripted(file: Readable, name: bytes) -> memoryview:
+    found = [match.span(2) for match in _SCRIPT.finditer(file) if match[1] == name]
     if len(found) != 1:
         raise ReportError("", f"expected one {name.decode()} in the page, got {len(found)}")
-    return bytes(found[0])
+    first, end = found[0]
+    return memoryview(file)[first:end]
 
 
-def _canonical(inside: bytes) -> bytes:
-    """The page writes `<` as an escape; the signed bytes are the canonical ones of the same value."""
-    return canonical(parse(inside))
+def _canonical(inside: memoryview) -> SignedFile:
+    """The page writes `<` as an escape; the signed bytes are the canonical ones of the same value.
+
+    Without the page's escapes it says the same. Where that is the canonical form already, nothing has to be parsed.
+    """
+    plain = SignedFile.of(_without_escapes(inside))
+    if canonical_document(plain.view()) is not None:
+        return plain
+    plain.close()
+    return SignedFile.of([canonical(parse(bytes(inside)))])
+
+
+def _without_escapes(inside: memoryview) -> Iterator[Readable]:
+    """The text with the characters that a page writes as escapes; an escaped backslash before a `u` is none of them."""
+    at = 0
+    while at < len(inside):
+        # No escape that a page writes has a comma in it, so none is cut in two.
+        comma = _COMMA.search(inside, at + PIECE)
+        end = len(inside) if comma is None else comma.end()
+        yield _ESCAPE.sub(_unescaped, bytes(inside[at:end]))
+        at = end
+
+
+def _unescaped(escape: re.Match[bytes]) -> bytes:
+    return escape[0] if escape[1] is None else bytes.fromhex(escape[1].decode("ascii"))
+
+
+def _in_pieces(view: memoryview) -> Iterator[memoryview]:
+    return (view[start : start + PIECE] for start in range(0, len(view), PIECE))
 
 
 def _attached(file: bytes, name: str) -> bytes:

@@ -10,8 +10,9 @@ import re
 from enum import StrEnum
 
 from erasure.errors import ReportError
-from erasure.rendering.carrier import is_html
-from erasure.rendering.paper import certificate_html, certificate_pdf, form
+from erasure.rendering.carrier import is_html, is_pdf
+from erasure.rendering.paper import form, html_file, pdf_file
+from erasure.signed_file import Readable, SignedFile
 
 _FORM = re.compile(rb"muniment-paper/\d{1,6}\+typst-[0-9A-Za-z.]{1,32}")
 
@@ -24,15 +25,26 @@ class Pages(StrEnum):
     OTHER_FORM = "other_form"
 
 
-def compare(file: bytes, report: bytes) -> Pages:
+def compare(file: Readable, report: Readable) -> Pages:
     """Whether a paper shows exactly what the certificate in it says. Raises: ReportError where it does not."""
-    pdf = file.startswith(b"%PDF-")
+    pdf = is_pdf(file)
     if not pdf and not is_html(file):
         return Pages.NONE
-    again = certificate_pdf(report) if pdf else certificate_html(report)
-    if again == file:
-        return Pages.SAME
+    with pdf_file(report) if pdf else html_file(report) as again:
+        if _is_same(again, memoryview(file)):
+            return Pages.SAME
     named = {found.decode() for found in _FORM.findall(file)}
     if named and named != {form()}:
         return Pages.OTHER_FORM
     raise ReportError("", "the pages are not what the certificate inside them says")
+
+
+def _is_same(again: SignedFile, file: memoryview) -> bool:
+    if again.size != len(file):
+        return False
+    at = 0
+    for piece in again.pieces():
+        if bytes(file[at : at + len(piece)]) != piece:
+            return False
+        at += len(piece)
+    return True
