@@ -86,8 +86,9 @@ def keys_view(services: Services, acting: Acting) -> dict[str, Any]:
 def rotate_key(services: Services, acting: Acting, use: Use, *, revoke: bool) -> Rotated:
     """Gives the log or the certificates the next key.
 
-    1. Finish a rotation that a crash left without its entry. 2. Change the key in the bucket. 3. Store the entry.
-    4. Sign a checkpoint over it, with the new key. 5. Write the key list beside the log: the entry is there.
+    1. Finish a rotation that a crash left without its entry. 2. To revoke the log's key, say so in an entry: behind it
+    no batch of a former leader can follow. 3. Change the key in the bucket. 4. Store the entry. 5. Sign a checkpoint
+    over it, with the new key. 6. Write the key list beside the log: the entry is there.
 
     Raises NotLeader, SigningKeyMissing, and what log and stores raise.
     """
@@ -96,7 +97,12 @@ def rotate_key(services: Services, acting: Acting, use: Use, *, revoke: bool) ->
         return done
     now = services.clock.now()
     if use == LOG:
-        services.log.rotate_key(acting.tenant_id, now, revoke=revoke)  # 2
+        if revoke:
+            if not services.log.leads:
+                raise NotLeader
+            following = services.log.keys(acting.tenant_id)[-1].generation + 1
+            services.record.event(acting.tenant_id, Kind.KEY_ROTATING, {"use": use, "generation": following}, now)  # 2
+        services.log.rotate_key(acting.tenant_id, now, revoke=revoke)  # 3
     else:
         services.log.publish(acting.tenant_id, now)
         with services.log.entered(acting.tenant_id) as head:
@@ -110,7 +116,7 @@ def rotate_key(services: Services, acting: Acting, use: Use, *, revoke: bool) ->
                 now=now,
                 lock_until=services.lock_end(now),
             )
-    made = _finish(services, acting, use)  # 3, 4, 5
+    made = _finish(services, acting, use)  # 4, 5, 6
     if made is None:
         message = f"the {use} key was changed by another process at the same time"
         raise NotLeader(message)

@@ -118,6 +118,7 @@ class Kind(StrEnum):
     REGISTRATION_DECIDED = "registration.decided"
     CONSENT_GIVEN = "consent.given"
     CONSENT_WITHDRAWN = "consent.withdrawn"
+    KEY_ROTATING = "key.rotating"
 
 
 USER_KINDS = frozenset(

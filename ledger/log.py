@@ -100,9 +100,14 @@ class Log:
         """Give the log its next key; returns the signed note of the change.
 
         The newest checkpoint is signed by the keys before, the next one by the new key too (with `revoke` by it alone).
-        Raises: NotLeader, LogForked, SigningKeyMissing, and what the store raises.
+        To revoke, append an entry first: once the newest batch is this leader's, one that a former leader is still
+        putting finds its index taken, and gives no receipt by the revoked key.
+        Raises: NotLeader, also to revoke behind a batch of another leader; LogForked, SigningKeyMissing, and what the
+        store raises.
         """
         with self._heads.leading(tenant_id) as head:
+            if revoke and head.fence != self._lease.check():
+                raise NotLeader("the newest batch is another leader's: append an entry, then revoke")
             self.publish(tenant_id, now)
             note = change_key(
                 self._parts.locked,

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlmodel import col, select
 
 from api import cli
 from api.administration import create_tenant
 from api.anchoring import rotate_key
-from ledger.entry import uuid7
+from ledger.entry import decode_header, uuid7
+from ledger.errors import NotLeader
+from ledger.models import EntryRow
 from registry.acting import Acting
 from tests.audit.test_audit_alone import ABSENT, REPOSITORY
 from tests.audit.test_audit_service import Kept, kept
@@ -72,6 +75,26 @@ def test_receipts_outlive_rotations_and_a_revoked_key_signs_no_later_ones(kept: 
     for key in (kept.made.log_key, kept.services.log.vkey(kept.acting.tenant_id)):
         code, found = kept.verify("--receipt", write(kept, *answers), "--key", key)
         assert (code, standings(found)) == (0, ["covered"] * 3), found["findings"]
+
+
+def test_a_revocation_stands_in_the_record_before_it_is_made_and_only_a_leader_says_so(kept: Kept) -> None:
+    services, system = kept.services, kept.services.tenants()[0]
+
+    def told() -> list[str]:
+        query = select(EntryRow).where(EntryRow.tenant_id == system.tenant_id).order_by(col(EntryRow.idx))
+        with services.database.transaction(system.tenant_id, write=False) as session:
+            return [row.kind for row in session.exec(query) if row.kind.startswith("key.rotat")]
+
+    services.lease.give_up(services.clock.now())
+    with pytest.raises(NotLeader):
+        rotate_key(services, system, "log", revoke=True)
+    services.lease.take(services.clock.now(), force=True)
+    assert told() == []
+    rotate_key(services, system, "log", revoke=True)
+    assert told() == ["key.rotating", "key.rotated"]
+    size = services.log.keys(system.tenant_id)[0].until_size
+    proof = services.log.headers(system.tenant_id, [(size or 0) - 1])[0]
+    assert decode_header(proof).kind == "key.rotating"
 
 
 def test_the_receipt_of_another_tenant_is_checked_in_its_own_log_and_refused_in_every_other(kept: Kept) -> None:

@@ -460,6 +460,37 @@ def test_a_holder_stopped_while_it_makes_a_key_revokes_none_behind_its_successor
     assert world.entries() == [draft(number).entry_id for number in range(4)]
 
 
+@pytest.mark.scenario("L3")
+def test_a_holder_stopped_inside_its_batch_gives_no_receipt_by_a_key_that_its_successor_revoked(world: World) -> None:
+    # Its batch went in before the successor's first, and was acknowledged by the key that had ended before it.
+    sleeper, successor = world.process().lead(), world.process()
+    sleeper.append(draft(0))
+    sleeper.believe()
+    put, refused = sleeper.locked.put, []
+
+    def stopped(key: str, data: bytes | memoryview, *, lock_until: datetime | None) -> None:
+        if "/batch/" in key:
+            sleeper.locked.put = put  # type: ignore[method-assign] # only this one is stopped
+            world.end_lease()
+            successor.lead()
+            with pytest.raises(NotLeader, match="another leader's"):
+                successor.log.rotate_key(TENANT, datetime.now(UTC), revoke=True)
+            refused.append(successor.log.keys(TENANT)[-1].generation)
+            successor.append(draft(1))
+            successor.log.rotate_key(TENANT, datetime.now(UTC), revoke=True)
+            successor.clerk.start()
+        put(key, data, lock_until=lock_until)
+
+    sleeper.locked.put = stopped  # type: ignore[method-assign] # the process sleeps here, before the store has it
+    late = sleeper.append(draft(2))
+    assert (refused, states(late)) == ([0], [(STORED, 2)])
+    first, second = successor.log.keys(TENANT)
+    assert (first.until_size, second.from_size) == (2, 3)
+    text = verify_note(late.receipt.encode(), [verifier_from_vkey(second.vkey)])
+    assert text.splitlines()[2:4] == ["2", "1"]
+    assert world.entries() == [draft(number).entry_id for number in range(3)]
+
+
 def test_while_a_lease_is_pinned_it_changes_hands_for_nobody(world: World) -> None:
     leader, other = world.process().lead(), world.process()
     taken: list[bool] = []
