@@ -16,9 +16,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from sqlmodel import Session
+
 from connectors.base import Connector, Level
 from erasure.parts import Parts
-from erasure.sealed import Capture
+from erasure.plan import PlanCopy
+from erasure.sealed import Capture, RequestSeal
 from registry import artifacts, stores, subjects
 from registry.models import StoreRow
 
@@ -69,6 +72,24 @@ def places_of(parts: Parts, tenant_id: int, wanted: Sequence[Wanted]) -> dict[st
             items = artifacts.by_numbers(session, tenant_id, [copy.artifact_id for copy in some])
             details = artifacts.open_details(session, parts.vault, tenant_id, list(items.values()))
         found |= {copy.ref: details[copy.artifact_id].locator for copy in some if copy.artifact_id in details}
+    return found
+
+
+def sealed_places(
+    session: Session, parts: Parts, tenant_id: int, seal: RequestSeal, lines: Sequence[PlanCopy]
+) -> dict[str, bytes]:
+    """Captures of the places alone, by public id, in the caller's transaction: no store is asked.
+
+    For lines that join a plan: what they held is read before they are erased, but their rows may lose their places
+    before that, when another request erases them too.
+    """
+    found: dict[str, bytes] = {}
+    for start in range(0, len(lines), _PLACES):
+        some = lines[start : start + _PLACES]
+        items = artifacts.by_numbers(session, tenant_id, [line.artifact_id for line in some if line.artifact_id])
+        details = artifacts.open_details(session, parts.vault, tenant_id, list(items.values()))
+        known = {line.ref: details[line.artifact_id] for line in some if line.artifact_id in details}
+        found |= {ref: seal.seal_capture(Capture(one.locator), ref) for ref, one in known.items()}
     return found
 
 

@@ -15,7 +15,9 @@ from sqlmodel import Session, col
 
 from erasure import copies
 from erasure.execute import pending_work
-from erasure.models import CopyRow, RequestRow
+from erasure.fences import UNDER_WAY
+from erasure.late import planned
+from erasure.models import RequestRow
 from erasure.request import DONE, CopyState, Right, State
 from erasure.tasks import late_tasks
 from ledger.models import Instant
@@ -23,7 +25,6 @@ from registry import artifacts
 from registry.models import Artifact
 from vault.vault import Vault
 
-ACTIVE = (State.APPROVED, State.EXECUTING, State.VERIFYING)
 LATE_AT_ONCE = 1_000
 """Late copies that one pass puts into their requests' plans."""
 
@@ -82,7 +83,7 @@ class _Row(NamedTuple):
 def _of_requests(session: Session, tenant_id: int, now: datetime) -> Due:
     due_at = col(RequestRow.final_due_at)
     may_be_due = sa.or_(
-        col(RequestRow.state).in_((*ACTIVE, State.COMPLETED_WITH_RETAINED)),
+        col(RequestRow.state).in_((*UNDER_WAY, State.COMPLETED_WITH_RETAINED)),
         sa.and_(col(RequestRow.state).in_(sorted(DONE)), due_at <= sa.literal(now, Instant())),
         sa.and_(col(RequestRow.state) == State.COMPLETED_WITH_EXCEPTIONS, due_at.is_(None)),
     )
@@ -92,7 +93,7 @@ def _of_requests(session: Session, tenant_id: int, now: datetime) -> Due:
         .order_by(col(RequestRow.due_at), col(RequestRow.request_id))
     )
     rows = [_Row._make(row) for row in session.execute(query)]
-    active = [row for row in rows if row.state in ACTIVE and "paused_at" not in row.details]
+    active = [row for row in rows if row.state in UNDER_WAY and "paused_at" not in row.details]
     return Due(
         requests=_ids(row for row in active if _may_move(session, tenant_id, row, now)),
         may_wake=any(row.state == State.COMPLETED_WITH_RETAINED for row in rows),
@@ -125,10 +126,5 @@ def _is_over(row: _Row, now: datetime) -> bool:
 
 def late_copies(session: Session, tenant_id: int, *, limit: int | None = None) -> list[artifacts.LateCopy]:
     """Artifacts marked for removal under a request whose plan does not have them."""
-    planned = sa.select(col(CopyRow.copy_no)).where(
-        col(CopyRow.tenant_id) == col(Artifact.tenant_id),
-        col(CopyRow.artifact_id) == col(Artifact.id),
-        # Of no index: without statistics PostgreSQL otherwise reads all copies of the request for each artifact.
-        col(CopyRow.owner).concat("") == col(Artifact.request_id),
-    )
-    return artifacts.late_copies(session, tenant_id, but=planned.exists(), limit=limit or LATE_AT_ONCE)
+    has = planned(col(Artifact.request_id))
+    return artifacts.late_copies(session, tenant_id, but=has, limit=limit or LATE_AT_ONCE)

@@ -2,7 +2,8 @@
 
 Guarantees: an erasure without limits closes the incarnation; one that is limited to a conversation or to classes closes
 only what was said before, within the limit, so that the person's next words find a key and a place. Whom two erasures
-closed stays closed until both are called off: the fence that stood for both is handed over.
+closed stays closed until both are called off: the fence that stood for both is handed over, to a limited erasure as
+far as its limits reach.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from registry.keyed import chunks
 from registry.models import Artifact
 from registry.sets import sets_of
 
-_UNDER_WAY = (State.APPROVED, State.EXECUTING, State.VERIFYING)
+UNDER_WAY = (State.APPROVED, State.EXECUTING, State.VERIFYING)
 
 
 def is_limited(row: RequestRow) -> bool:
@@ -68,6 +69,12 @@ def lift_fence(session: Session, row: RequestRow) -> bool:
         subjects.fence(session, row.tenant_id, shared, other, since)
         for some in chunks(sorted(sets_of(session, row.tenant_id, shared))):
             _mark(session, row, col(Artifact.set_id).in_(some), status="erasing", request_id=other)
+    by_limit: dict[str, list[int]] = {}
+    for number, other in limited.late_artifacts(session, row.tenant_id, _marked(session, row)).items():
+        by_limit.setdefault(other, []).append(number)
+    for other, numbers in sorted(by_limit.items()):
+        for ids in chunks(sorted(numbers)):
+            _mark(session, row, col(Artifact.id).in_(ids), status="erasing", request_id=other)
     _mark(session, row, sa.true(), status="live", request_id=None)
     session.expire_all()
     return bool(opened)
@@ -78,7 +85,7 @@ def _others(session: Session, row: RequestRow) -> list[tuple[str, list[int], dat
     query = select(RequestRow).where(
         RequestRow.tenant_id == row.tenant_id,
         RequestRow.right == Right.ERASURE.value,
-        col(RequestRow.state).in_([state.value for state in _UNDER_WAY]),
+        col(RequestRow.state).in_([state.value for state in UNDER_WAY]),
         RequestRow.request_id != row.request_id,
     )
     mine = set(row.subjects)
@@ -89,16 +96,23 @@ def _others(session: Session, row: RequestRow) -> list[tuple[str, list[int], dat
     ]
 
 
+def _marked(session: Session, row: RequestRow) -> list[int]:
+    """The artifacts that are still marked to go under a request."""
+    query = sa.select(col(Artifact.id)).where(*_of(row))
+    return list(session.scalars(query))
+
+
+def _of(row: RequestRow) -> tuple[sa.ColumnElement[bool], ...]:
+    return (
+        col(Artifact.tenant_id) == row.tenant_id,
+        col(Artifact.status) == sa.literal_column("'erasing'"),
+        col(Artifact.request_id) == row.request_id,
+    )
+
+
 def _mark(
     session: Session, row: RequestRow, which: sa.ColumnElement[bool], *, status: str, request_id: str | None
 ) -> None:
     session.connection().execute(
-        sa.update(Artifact)
-        .where(
-            col(Artifact.tenant_id) == row.tenant_id,
-            col(Artifact.status) == sa.literal_column("'erasing'"),
-            col(Artifact.request_id) == row.request_id,
-            which,
-        )
-        .values(status=status, request_id=request_id)
+        sa.update(Artifact).where(*_of(row), which).values(status=status, request_id=request_id)
     )

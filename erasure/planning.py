@@ -324,8 +324,10 @@ class Planner:
         more = addendum(chain.from_iterable(pages), fresh)
         if more.needs_approval or not more.added:
             return (), more.needs_approval
-        # Their captures are made when they are erased: no store is asked inside a transaction.
-        history.put_copies(session, row.tenant_id, row.request_id, more.added, {})
+        # What they hold is read when they are erased: no store is asked inside a transaction.
+        seal = request_seal(session, self._parts, row)
+        places = captures.sealed_places(session, self._parts, row.tenant_id, seal, more.added)
+        history.put_copies(session, row.tenant_id, row.request_id, more.added, places)
         body = {"request": row.request_id, "addendum": [copy.ref for copy in more.added]}
         entry_id = self._parts.record.announce(session, row.tenant_id, Kind.REQUEST_STATE, body, now)
         row.details = {**row.details, "addenda": [*row.details.get("addenda", []), entry_id]}

@@ -16,13 +16,15 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
-from erasure import copies, due, history
+from erasure import copies, due, history, late
 from erasure.additions import Approved, addendum
 from erasure.answers import carry_on
+from erasure.captures import sealed_places
 from erasure.confirm import confirm
 from erasure.desk import facts_of
 from erasure.due import Due
 from erasure.execute import destroy_due_keks, execute
+from erasure.fences import UNDER_WAY
 from erasure.issue import issue, state_of
 from erasure.leases import Lease, leased
 from erasure.models import CopyRow, RequestRow
@@ -30,6 +32,7 @@ from erasure.parts import Parts, Tenant
 from erasure.plan import IDENTITY, PlanCopy, build
 from erasure.regenerate import regenerate
 from erasure.request import DONE, WAITING, CopyState, Move, Right, State, move
+from erasure.sealed import RequestSeal
 from erasure.selector import select_artifacts
 from erasure.standing import claim_of
 from erasure.tasks import overdue
@@ -222,6 +225,8 @@ def _complete(parts: Parts, tenant: Tenant, request_id: str, now: datetime) -> b
         row = history.load(session, tenant.tenant_id, request_id, lock=True)
         if pending_about(session, tenant.tenant_id, row.subjects):
             return False  # a late source's people have not reached everything below it: copies may still join
+        if missing := late.unjoined(session, row):
+            _join(session, parts, row, missing, now)
         if _needs_execution(session, tenant.tenant_id, request_id):
             _reopen(session, parts, row, now, why="copies are not shown to be gone")
             return True
@@ -326,14 +331,12 @@ def _plainly_stays(copy: CopyRow, row: RequestRow, holds: frozenset[str], now: d
 
 
 def _join_late_copies(parts: Parts, tenant: Tenant, now: datetime) -> None:
-    """Items registered about a fenced person join the request that fenced them, as a logged addendum."""
+    """Items registered about a fenced person join every erasure that has to see them gone, as a logged addendum."""
     with parts.transactions(tenant.tenant_id) as session:
-        by_request: dict[str, list[int]] = {}
-        for late in due.late_copies(session, tenant.tenant_id):
-            by_request.setdefault(late.request_id, []).append(late.artifact_id)
-        for request_id, ids in sorted(by_request.items()):
+        found = due.late_copies(session, tenant.tenant_id)
+        for request_id, ids in late.joins(session, tenant.tenant_id, found).items():
             row = session.get(RequestRow, (tenant.tenant_id, request_id), with_for_update=True)
-            if row is not None and State(row.state) in (*due.ACTIVE, *DONE, State.PARTIALLY_FAILED):
+            if row is not None and State(row.state) in (*UNDER_WAY, *DONE, State.PARTIALLY_FAILED):
                 _join(session, parts, row, ids, now)
 
 
@@ -366,7 +369,9 @@ def _join(session: Session, parts: Parts, row: RequestRow, ids: list[int], now: 
     )
     approved = copies.read(session, Approved, copies.of(row.tenant_id, row.request_id))
     more = addendum(approved, build(given))
-    history.put_copies(session, row.tenant_id, row.request_id, [_unseen(copy) for copy in more.added], {})
+    seal = RequestSeal(session, parts.vault, row.tenant_id, owner=row.request_id, key_no=row.request_no)
+    places = sealed_places(session, parts, row.tenant_id, seal, more.added)
+    history.put_copies(session, row.tenant_id, row.request_id, [_unseen(copy) for copy in more.added], places)
     body = {"request": row.request_id, "addendum": [copy.ref for copy in more.added], "late": True}
     entry_id = parts.record.announce(session, row.tenant_id, Kind.REQUEST_STATE, body, now)
     details = {key: value for key, value in row.details.items() if key != "final_issued"}
@@ -381,5 +386,5 @@ def _join(session: Session, parts: Parts, row: RequestRow, ids: list[int], now: 
         detail={"copies": len(more.added)},
         entry_id=entry_id,
     )
-    if State(row.state) not in due.ACTIVE:
+    if State(row.state) not in UNDER_WAY:
         _reopen(session, parts, row, now, why="late copies")

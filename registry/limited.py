@@ -7,16 +7,18 @@ the fence of a whole person (`registry.subjects`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from ledger.models import EntryRow
 from registry.keyed import chunks
-from registry.models import LimitedFence, ScopeKey, StreamRow
+from registry.models import Artifact, Derivation, LimitedFence, ScopeKey, StreamRow
+from registry.sets import members
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +93,102 @@ def late_entries(session: Session, tenant_id: int, indexes: Iterable[int], limit
             for limit in limits:
                 if limit.covers(row.at, row.data_class, scopes.get(row.stream_no, frozenset())):
                     found[row.idx] = limit.request_id
+    return found
+
+
+def late_artifacts(
+    session: Session, tenant_id: int, artifact_ids: Iterable[int], *, request_id: str | None = None
+) -> dict[int, str]:
+    """Those of these artifacts that a limited erasure took, each with its request: this one's alone where it is named.
+
+    As at their registration: by when an item was observed, by an entry that it was made of, or by another of them.
+    """
+    items = _items(session, tenant_id, artifact_ids)
+    sets = members(session, tenant_id, {item.set_id for item in items.values()})
+    limits: dict[str, dict[int, list[Limit]]] = {}
+    for number, some in of_people(session, tenant_id, frozenset[int]().union(*sets.values())).items():
+        for limit in some:
+            if request_id in {None, limit.request_id}:
+                limits.setdefault(limit.request_id, {}).setdefault(number, []).append(limit)
+    found: dict[int, str] = {}
+    if not limits:
+        return found
+    scopes, parents = _scopes(session, tenant_id, sorted(items)), _parents(session, tenant_id, items)
+    entries = {parent for some in parents.values() for kind, parent in some if kind == "e"}
+    for request, theirs in sorted(limits.items()):
+        taken = late_entries(session, tenant_id, entries, [limit for some in theirs.values() for limit in some])
+        for number, item in items.items():
+            mine = [limit for who in sets[item.set_id] for limit in theirs.get(who, ())]
+            made_of_it = any(kind == "e" and parent in taken for kind, parent in parents.get(number, ()))
+            where = scopes.get(number, frozenset())
+            is_late = item.observed_at is not None and closes(mine, item.observed_at, item.data_class, where)
+            if mine and (made_of_it or is_late):
+                found.setdefault(number, request)
+    return _with_what_is_made_of_them(found, parents)
+
+
+class _Item(NamedTuple):
+    """An artifact as far as a limit says anything of it."""
+
+    id: int
+    set_id: int
+    data_class: str
+    observed_at: datetime | None
+
+
+def _items(session: Session, tenant_id: int, artifact_ids: Iterable[int]) -> dict[int, _Item]:
+    found: dict[int, _Item] = {}
+    for chunk in chunks(sorted(set(artifact_ids))):
+        rows = session.execute(
+            sa.select(*(col(getattr(Artifact, name)) for name in _Item._fields)).where(
+                col(Artifact.tenant_id) == tenant_id, col(Artifact.id).in_(chunk)
+            )
+        )
+        found.update((row.id, _Item._make(row)) for row in rows)
+    return found
+
+
+def _scopes(session: Session, tenant_id: int, artifact_ids: Sequence[int]) -> dict[int, frozenset[str]]:
+    found: dict[int, set[str]] = {}
+    for chunk in chunks(artifact_ids):
+        rows = session.execute(
+            sa.select(col(ScopeKey.item), col(ScopeKey.lookup)).where(
+                col(ScopeKey.tenant_id) == tenant_id, col(ScopeKey.kind) == "a", col(ScopeKey.item).in_(chunk)
+            )
+        )
+        for number, lookup in rows:
+            found.setdefault(number, set()).add(lookup.hex())
+    return {number: frozenset(scopes) for number, scopes in found.items()}
+
+
+def _parents(session: Session, tenant_id: int, artifact_ids: Iterable[int]) -> dict[int, list[tuple[str, int]]]:
+    found: dict[int, list[tuple[str, int]]] = {}
+    for chunk in chunks(sorted(artifact_ids)):
+        rows = session.execute(
+            sa.select(col(Derivation.child), col(Derivation.parent_kind), col(Derivation.parent)).where(
+                col(Derivation.tenant_id) == tenant_id, col(Derivation.child).in_(chunk)
+            )
+        )
+        for child, kind, parent in rows:
+            found.setdefault(child, []).append((kind, parent))
+    return found
+
+
+def _with_what_is_made_of_them(
+    found: dict[int, str], parents: Mapping[int, Sequence[tuple[str, int]]]
+) -> dict[int, str]:
+    made: dict[int, list[int]] = {}
+    for child, some in parents.items():
+        for kind, parent in some:
+            if kind == "a":
+                made.setdefault(parent, []).append(child)
+    waiting = sorted(found)
+    while waiting:
+        parent = waiting.pop()
+        for child in made.get(parent, ()):
+            if child not in found:
+                found[child] = found[parent]
+                waiting.append(child)
     return found
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from erasure import worker
+from erasure.confirm import confirm
 from erasure.recover import heal
 from tests.erasure.test_erasure_restored import copied, shipped
 
@@ -97,3 +99,80 @@ def test_a_restored_database_keeps_closed_whom_the_other_erasure_closed(world: A
     world.work()
     assert world.state(second) == "completed"
     assert notes(world) == []
+
+
+def test_a_late_copy_is_seen_gone_by_each_of_two_before_it_is_complete(world: Any) -> None:
+    # It joined the request behind the fence alone: while nobody worked on that, the other said that all was gone.
+    world.note("n1", "Ada wrote this")
+    first, second = two(world)
+    late = world.note("n2", "and this came while both were waiting")
+    world.desk.pause(world.acting(), first, reason="clarification", now=world.now)
+    world.work()
+    assert (world.state(second), world.state(first)) == ("completed", "approved")
+    assert world.copy_states(second)[late] == "erased_physical"
+    assert notes(world) == []
+    world.desk.resume(world.acting(), first, now=world.now)
+    world.work()
+    assert world.state(first) == "completed"
+
+
+def test_a_late_copy_that_comes_with_the_last_look_keeps_the_other_request_open(
+    world: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.note("n1", "Ada wrote this")
+    _, second = two(world)
+    seen: list[str] = []
+
+    def arrives(*given: Any) -> Any:
+        found = confirm(*given)
+        if given[2] == second and not seen:
+            seen.append(world.note("n2", "this came after everything had been looked at"))
+        return found
+
+    monkeypatch.setattr(worker, "confirm", arrives)
+    world.work(1)
+    assert world.state(second) == "completed"
+    assert world.copy_states(second)[seen[0]] == "erased_physical"
+    assert notes(world) == []
+
+
+def test_a_late_copy_about_two_people_waits_in_the_erasures_of_both(world: Any) -> None:
+    bob = "user:bob_7"
+    world.note("n1", "Ada wrote this")
+    world.note("n2", "Bob wrote this", owner=bob)
+    requests = [world.ask(), world.ask(bob)]
+    for request in requests:
+        world.plan(request)
+        world.approve(request)
+    late = world.file("both.txt", "ada and bob", subjects=["email:ada@example.org", bob])
+    world.work()
+    assert [world.copy_states(request)[late] for request in requests] == ["awaiting_human"] * 2
+    assert {world.state(request) for request in requests} == {"verifying"}
+
+
+def observed(world: Any, name: str, **about: Any) -> str:
+    (world.files / name).write_text(name)
+    item = {"data_class": "summary", "store": "cvs", "locator": {"path": name}, "subjects": ["email:ada@example.org"]}
+    return str(world.register({**item, **about})[0])
+
+
+def test_a_limited_erasure_gets_what_came_late_for_it_when_a_whole_one_is_cancelled(world: Any) -> None:
+    # The whole one had closed the person, so its mark stood on what was the limited one's; both marks went with it.
+    old = observed(world, "old.txt")
+    world.note("n1", "Ada wrote this")
+    before = world.now.isoformat()
+    limited = world.ask(scope={"data_classes": ["summary"]}, **CCPA)
+    whole = world.ask()
+    for request in (limited, whole):
+        world.plan(request)
+        world.approve(request)
+    late = observed(world, "late.txt", observed_at=before)
+    made = observed(world, "made.txt", sources=[late])
+    new = observed(world, "new.txt")
+    world.desk.cancel(world.acting(), whole, now=world.now)
+    world.work()
+    assert world.state(limited) == "completed"
+    assert world.copy_states(limited) == dict.fromkeys((old, late, made), "erased_physical")
+    assert [path.name for path in world.files.iterdir()] == ["new.txt"]
+    assert notes(world) == ["n1"]
+    assert new in world.copy_states(world.erase())
