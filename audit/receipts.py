@@ -22,12 +22,12 @@ from enum import StrEnum
 from itertools import pairwise
 
 from audit.findings import Finding, Verdict, worst
+from audit.headers import read_header, read_headers
 from audit.keys import LogKey, log_key, open_checkpoint
 from audit.reader import Reader, uncovered, whole
 from audit.receipt_file import Answer, Receipt, parse_receipt
 from ledger.batches import batch_digest, batch_key, decode_batch, parse_batch_key
 from ledger.checkpoint import Checkpoint, open_note
-from ledger.entry import decode_header, header_hash
 from ledger.errors import (
     BadSignature,
     MalformedBatch,
@@ -38,7 +38,7 @@ from ledger.errors import (
     StoreDenied,
     StoreUnavailable,
 )
-from ledger.merkle import Frontier
+from ledger.merkle import Frontier, leaf_hashes
 
 _CHECKPOINTS, _BATCHES = "checkpoint/", "batch/"
 _TRIED = 20
@@ -283,9 +283,10 @@ class _Check:
             if (batch.first, batch.log_id) != (first, self._log_id):
                 detail = "its batch was put in the place of another"
                 return _Segment(key=key, first=first, fault=Verdict.ALTERED, detail=detail)
-            for at in range(first, batch.end) if walk.wanted else ():
-                if at in walk.wanted:
-                    walk.ids[at] = decode_header(batch.headers[at - first]).id
+            named = [at for at in range(first, batch.end) if at in walk.wanted] if walk.wanted else []
+            raws = [batch.headers[at - first] for at in named]
+            headers = read_headers(raws) or [read_header(raw) for raw in raws]
+            walk.ids.update((at, header.id) for at, header in zip(named, headers, strict=True))
         except ObjectHidden:
             return _Segment(key=key, first=first, fault=Verdict.HIDDEN, detail=_HIDDEN)
         except (StoreUnavailable, StoreDenied) as error:
@@ -296,7 +297,7 @@ class _Check:
             return _Segment(key=key, first=first, fault=Verdict.ALTERED, detail=detail)
         if walk.tree.size == first:
             room = len(batch.headers) if walk.checkpoint is None else walk.checkpoint.size - first
-            walk.tree.append_many(map(header_hash, batch.headers[: max(room, 0)]))
+            walk.tree.append_many(leaf_hashes(batch.headers[: max(room, 0)]))
         return _Segment(key=key, first=first, end=batch.end, digest=batch_digest(data), previous=batch.previous_digest)
 
     def _covered(self, walk: _Walk) -> int:
