@@ -51,7 +51,7 @@ if "TMPDIR" not in os.environ and _room_in_memory():
     tempfile.tempdir = None
 
 
-_ONE_OF_ON_POSTGRESQL = {"api": 3, "retention": 8}
+_ONE_OF_ON_POSTGRESQL = {"api": 6, "retention": 8}
 """Of the tests of these folders `make test` runs on PostgreSQL one of so many, always the same; `make test-all` all."""
 _WHOLE_ON_POSTGRESQL = frozenset(
     {

@@ -8,16 +8,22 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import psycopg
 import pytest
 
+from tests.connectors.contract import OF_EVERY_WAY, OF_PROCESSES
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests of the contract that one kind needs long for; the others run them as ever."""
+    """Mark tests of the contract that one kind needs long for, or that the first way of a kind shows as well."""
     for item in items:
-        if item.name in getattr(getattr(item, "cls", None), "slow", ()):
+        held = getattr(item, "cls", None)
+        slow = getattr(held, "slow", frozenset[str]())
+        is_other_way = slow >= OF_PROCESSES and item.name not in OF_EVERY_WAY
+        if item.name in slow or (is_other_way and crc32(f"{held}{item.name}".encode()) % 2):
             item.add_marker(pytest.mark.slow)
 
 

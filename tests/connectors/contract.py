@@ -43,10 +43,22 @@ OF_PROCESSES = frozenset(
 """Tests that start other processes or wait for a deadline: one way of each kind runs them always, its other ways in
 `make test-all`."""
 
+OF_EVERY_WAY = frozenset(
+    {
+        "test_erased_items_are_gone_and_every_neighbour_is_as_it_was",
+        "test_the_stores_own_delete_leaves_bytes_and_ours_does_not",
+        "test_an_item_of_somebody_else_is_left_untouched",
+        "test_not_seen_from_the_wrong_scope_is_never_reported_as_absent",
+    }
+)
+"""Tests that `make test` runs of every way. Of the others it runs every second one, always the same, of ways that are
+not the first of their kind; `make test-all` all."""
+
 __all__ = [
     "BEN",
     "MIA",
     "NOW",
+    "OF_EVERY_WAY",
     "OF_PROCESSES",
     "ROOT",
     "SHARED",
