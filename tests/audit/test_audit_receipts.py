@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any
@@ -14,7 +14,7 @@ from msgspec import structs
 from audit.corruptions import Copy
 from audit.errors import BadPin, BadReceipts
 from audit.findings import Verdict
-from audit.forge import StandInKey, chained, cut
+from audit.forge import MemoryBucket, StandInKey, chained, cut
 from audit.receipt_file import origin_of, parse_receipt, read_answers
 from audit.receipts import ReceiptReport, Standing, check_receipts
 from ledger.batches import decode_batch, encode_batch
@@ -182,6 +182,81 @@ def test_damage_before_an_entry_leaves_it_stored_and_is_named_itself(small_log: 
     report = check(log, answer(log, 2))
     assert (standings(report), report.covered_size, report.verdict) == ([Standing.STORED], 0, Verdict.ALTERED)
     assert [one.object for one in report.beside] == [log.batch(0)]
+
+
+def lose_first(log: Copy) -> None:
+    del log.bucket.objects[log.batch(0)]
+
+
+def cut_behind(log: Copy) -> None:
+    for at in (2, 3):
+        del log.bucket.objects[log.batch(at)]
+    del log.bucket.objects[log.checkpoint(1)]
+
+
+def break_checkpoint(log: Copy) -> None:
+    whole = log.bucket.objects[log.checkpoint(1)]
+    log.bucket.objects[log.checkpoint(1)] = whole.replace(b"\n10\n", b"\n11\n")
+
+
+def move_checkpoint(log: Copy) -> None:
+    log.bucket.objects[log.checkpoint(1)] = log.bucket.objects[log.checkpoint(0)]
+
+
+@pytest.mark.parametrize(
+    ("harm", "verdict", "named", "standing"),
+    [
+        (lose_first, Verdict.MISSING, "batch/" + "0" * 20, Standing.STORED),
+        (cut_behind, Verdict.ROLLED_BACK, "batch/" + "0" * 18 + "10", Standing.STORED),
+        (break_checkpoint, Verdict.UNREADABLE, "checkpoint/" + "0" * 18 + "10", Standing.COVERED),
+        (move_checkpoint, Verdict.ALTERED, "checkpoint/" + "0" * 18 + "10", Standing.COVERED),
+    ],
+)
+def test_what_keeps_an_entry_from_being_covered_is_named_with_its_object(
+    small_log: Copy, harm: Callable[[Copy], None], verdict: Verdict, named: str, standing: Standing
+) -> None:
+    log = small_log.fresh()
+    kept = answer(log, 1)
+    harm(log)
+    report = check(log, kept)
+    assert (standings(report), report.verdict) == ([standing], verdict)
+    assert [one.object for one in report.beside] == [f"{log.history.prefix}{named}"]
+
+
+def test_a_log_full_of_checkpoints_that_no_key_signed_is_told_of_a_few(make_log: Callable[..., Copy]) -> None:
+    log = make_log(batches=30, per_batch=1)
+    report = check(log, note(log, 3), keys=[f"{log.key.vkey} 4-4"])
+    assert standings(report) == [Standing.COVERED]
+    report = check(log, note(log, 3, key=log.forger), keys=[log.forger.vkey])
+    assert (standings(report), len(report.beside)) == ([Standing.STORED], 20)
+
+
+def test_a_batch_in_the_place_of_another_is_damage_and_another_objects_name_means_nothing(small_log: Copy) -> None:
+    log = small_log.fresh()
+    kept = [answer(log, at) for at in range(4)]
+    log.bucket.objects[f"{log.history.prefix}batch/notes"] = b"x"
+    assert standings(check(log, *kept)) == [Standing.COVERED] * 4
+    log.bucket.objects[log.batch(2)] = log.bucket.objects[log.batch(1)]
+    assert standings(check(log, *kept))[2] is Standing.DAMAGED
+
+
+class Growing(MemoryBucket):
+    """A bucket whose listing is older than its objects."""
+
+    def list(self, prefix: str, after: str | None = None) -> Iterator[str]:
+        return (key for key in MemoryBucket.list(self, prefix, after) if not key.endswith("15"))
+
+
+def test_what_cannot_be_asked_for_or_was_not_listed_yet_is_not_called_lost(small_log: Copy) -> None:
+    kept = answer(small_log, 3)
+    denied = small_log.fresh()
+    del denied.bucket.objects[denied.batch(3)]
+    denied.bucket.denied.add(denied.batch(3))
+    assert standings(check(denied, kept)) == [Standing.UNREADABLE]
+    growing = replace(small_log.fresh(), bucket=Growing(dict(small_log.bucket.objects)))
+    report = check(growing, kept)
+    assert standings(report) == [Standing.UNREADABLE]
+    assert "check again" in report.findings[0].detail
 
 
 def test_batches_under_a_checkpoint_of_other_batches_are_two_histories(small_log: Copy) -> None:
