@@ -136,11 +136,13 @@ def receipt_of(head: Head, first: int, batch: Batch, data: bytes, now: datetime)
     It commits to every header of the flush: to those of the last batch by its digest, to those of earlier ones because
     each batch names the digest of the one before it.
     """
-    text = (
-        f"muniment-receipt/v1\n{head.origin}\n{first}\n{batch.end - first}\n"
-        f"{sha256(data).hexdigest()}\n{now:%Y-%m-%dT%H:%M:%S.%fZ}\n"
-    )
+    text = receipt_text(head.origin, first, batch.end - first, sha256(data).digest(), now)
     return sign_note(text, head.signers).decode()
+
+
+def receipt_text(origin: str, first: int, count: int, digest: bytes, now: datetime) -> str:
+    """Return the text of a receipt for `count` entries, whose last batch has this digest; `now` is in UTC."""
+    return f"muniment-receipt/v1\n{origin}\n{first}\n{count}\n{digest.hex()}\n{now:%Y-%m-%dT%H:%M:%S.%fZ}\n"
 
 
 def personal(draft: Draft) -> int:

@@ -23,7 +23,7 @@ from sqlmodel import select
 
 from api.anchoring import rotate_key
 from erasure import certificate
-from ledger import batches, checkpoint, entry, keyring, tiles
+from ledger import batches, checkpoint, entry, keyring, placing, tiles
 from ledger.batches import Batch, decode_batch, encode_batch, open_envelope
 from ledger.entry import Header, Part, encode_header, header_hash, uuid7
 from ledger.signing import Ed25519Signer
@@ -143,7 +143,14 @@ def example() -> dict[str, tuple[bytes, bytes]]:
     assert page.unwrapped(b"\x04" * 32, 7, row, wrapped) == b"\x03" * 32
     spooled = b"\x01MR\x02" + struct.pack("<IIQ", 2, zlib.crc32(b"{}", 1), 1) + b"{}"
     body = b"\x02" + struct.pack(">I", 2) + b"hi"
+    said = f"muniment-receipt/v1\n{name}\n5\n2\n{'ab' * 32}\n2026-11-30T12:00:00.000000Z\n"
+    private = Ed25519PrivateKey.from_private_bytes(public)
+    line = page.key_id(name, 1, private.public_key().public_bytes_raw()) + private.sign(said.encode())
+    receipt = f"{said}\n\u2014 {name} {b64encode(line).decode()}\n"
+    text = placing.receipt_text(name, 5, 2, b"\xab" * 32, datetime(2026, 11, 30, 12, tzinfo=UTC))
+    note = checkpoint.sign_note(text, [Ed25519Signer.from_seed(name, public)])
     return {
+        "receipt": (sha256(receipt.encode()).digest(), sha256(note).digest()),
         "leaf hash": (page.leaf_hash(b'{"}'), header_hash(b'{"}')),
         "key id": (page.key_id(name, 1, public), checkpoint.key_id(name, 1, public)),
         "context": (bound, ours),
