@@ -325,7 +325,21 @@ class _Check:
             return
         verdict = Verdict.ROLLED_BACK if walk.size <= at else Verdict.MISSING
         detail = f"{checkpoint_key} signs entry {at}, and it is not there; {_VERIFY}"
-        self._note(verdict, detail, f"{self._prefix}{batch_key(at)}", at)
+        key = f"{self._prefix}{batch_key(at)}"
+        verdict, detail = self._unlisted(key) or (verdict, detail)
+        self._note(verdict, detail, key, at)
+
+    def _unlisted(self, key: str) -> tuple[Verdict, str] | None:
+        """Why a batch is not in the listing; None when it is not there at all."""
+        try:
+            uncovered(self._reader, key)
+        except ObjectHidden:
+            return Verdict.HIDDEN, _HIDDEN
+        except ObjectMissing:
+            return None
+        except (StoreUnavailable, StoreDenied) as error:
+            return Verdict.UNREADABLE, f"its batch could not be read: {error.detail}"
+        return Verdict.UNREADABLE, "its batch was not there when the log was listed, and is now; check again"
 
     # ── 4. and 5. where receipts stand ──
 
@@ -370,18 +384,12 @@ class _Check:
         before = walk.segments[place - 1] if place else None
         start = 0 if before is None or before.end is None else before.end
         key = f"{self._prefix}{batch_key(start)}"
-        try:
-            uncovered(self._reader, key)
-        except ObjectHidden:
-            return Standing.HIDDEN, Verdict.HIDDEN, _HIDDEN, key
-        except ObjectMissing:
-            if place < len(walk.segments):
-                return Standing.LOST, Verdict.MISSING, f"the log lost them: entry {index} is not there", key
-            return Standing.LOST, Verdict.ROLLED_BACK, f"the log lost them: it ends at {start} now", key
-        except (StoreUnavailable, StoreDenied) as error:
-            return Standing.UNREADABLE, Verdict.UNREADABLE, f"its batch could not be read: {error.detail}", key
-        detail = "its batch was not there when the log was listed, and is now; check again"
-        return Standing.UNREADABLE, Verdict.UNREADABLE, detail, key
+        found = self._unlisted(key)
+        if found is not None:
+            return _STANDING_OF[found[0]], *found, key
+        if place < len(walk.segments):
+            return Standing.LOST, Verdict.MISSING, f"the log lost them: entry {index} is not there", key
+        return Standing.LOST, Verdict.ROLLED_BACK, f"the log lost them: it ends at {start} now", key
 
     def _another(self, walk: _Walk, segment: _Segment, place: int, digest: bytes) -> tuple[Standing, Verdict, str, str]:
         following = walk.segments[place] if place < len(walk.segments) else None

@@ -188,6 +188,10 @@ def lose_first(log: Copy) -> None:
     del log.bucket.objects[log.batch(0)]
 
 
+def hide_first(log: Copy) -> None:
+    log.bucket.hidden.add(log.batch(0))
+
+
 def cut_behind(log: Copy) -> None:
     for at in (2, 3):
         del log.bucket.objects[log.batch(at)]
@@ -207,6 +211,7 @@ def move_checkpoint(log: Copy) -> None:
     ("harm", "verdict", "named", "standing"),
     [
         (lose_first, Verdict.MISSING, "batch/" + "0" * 20, Standing.STORED),
+        (hide_first, Verdict.HIDDEN, "batch/" + "0" * 20, Standing.STORED),
         (cut_behind, Verdict.ROLLED_BACK, "batch/" + "0" * 18 + "10", Standing.STORED),
         (break_checkpoint, Verdict.UNREADABLE, "checkpoint/" + "0" * 18 + "10", Standing.COVERED),
         (move_checkpoint, Verdict.ALTERED, "checkpoint/" + "0" * 18 + "10", Standing.COVERED),
@@ -255,7 +260,7 @@ def test_what_cannot_be_asked_for_or_was_not_listed_yet_is_not_called_lost(small
     assert standings(check(denied, kept)) == [Standing.UNREADABLE]
     growing = replace(small_log.fresh(), bucket=Growing(dict(small_log.bucket.objects)))
     report = check(growing, kept)
-    assert standings(report) == [Standing.UNREADABLE]
+    assert (standings(report), report.verdict) == ([Standing.UNREADABLE], Verdict.UNREADABLE)
     assert "check again" in report.findings[0].detail
 
 
