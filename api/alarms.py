@@ -20,7 +20,7 @@ from api.telemetry import Telemetry
 from api.verification import KnownLog, part_states
 from audit.findings import Report
 from audit.verify import Options, verify
-from erasure.deadlines import near, todo_of
+from erasure.deadlines import WHAT, near, todo_of
 from ledger.keyring import KeyWindow
 from ledger.log import Log
 from ledger.models import LogState
@@ -34,16 +34,18 @@ PATROL_SAMPLE = 500
 SOUND = "sound"
 
 
-def deadline_alarms(database: Database, telemetry: Telemetry) -> Callable[[int, datetime], None]:
+def deadline_alarms(
+    database: Database, telemetry: Telemetry, unverified_term: timedelta
+) -> Callable[[int, datetime], None]:
     """Returns what names the near and missed dates of one tenant."""
     gauge = telemetry.meter.create_gauge(
         "muniment.deadlines",
-        description="Answers, confirmations, recipients to tell, reviews and waiting passes near their date",
+        description="Answers, confirmations, recipients to tell, reviews, passes, unverified requests near their date",
     )
 
     def look(tenant_id: int, now: datetime) -> None:
         with database.transaction(tenant_id, write=False) as session:
-            found = near(session, tenant_id, now)
+            found = near(session, tenant_id, now, unverified_term=unverified_term)
         counts: dict[tuple[str, str], int] = {}
         for one in found:
             say = telemetry.log.error if one.is_over else telemetry.log.warning
@@ -53,7 +55,7 @@ def deadline_alarms(database: Database, telemetry: Telemetry) -> Callable[[int, 
             )  # fmt: skip
             key = (one.what, "missed" if one.is_over else "near")
             counts[key] = counts.get(key, 0) + 1
-        for what in ("answer", "extension", "confirmation", "recipients", "review", "quarantine", "run"):
+        for what in WHAT:
             for state in ("near", "missed"):
                 gauge.set(counts.get((what, state), 0), {"tenant": str(tenant_id), "what": what, "state": state})
 

@@ -82,6 +82,12 @@ class Settings(BaseSettings):
         ge=timedelta(0),
         description="How long an old key-encryption key is kept after a rotation, ISO 8601.",
     )
+    unverified_term: timedelta = Field(
+        timedelta(days=90),
+        ge=timedelta(0),
+        description="How long after the date of its answer a request that nobody verified is refused, ISO 8601; what "
+        "it said is destroyed 30 days later.",
+    )
     log_term: str = Field("P7Y", description="How long the record's skeleton is locked, ISO 8601 years, months, days.")
     oidc_issuer: str | None = Field(None, description="Not built yet; refused when set.")
     oidc_audience: str | None = Field(None, description="Not built yet; refused when set.")

@@ -50,6 +50,7 @@ from erasure.payload_expiry import parts_gone
 from erasure.recover import Healed, Recovery, heal
 from erasure.stopped_keys import stopped_keys
 from erasure.timeline import Timeline
+from erasure.unverified import refuse_unverified
 from erasure.worker import run_due
 from ledger.anchors import Anchoring, parse_anchors, told
 from ledger.errors import (
@@ -175,6 +176,7 @@ class Services:
             approval=self.settings.approval,
             quiet_period=self.settings.quiet_period,
             kek_grace=self.settings.kek_grace,
+            unverified_term=self.settings.unverified_term,
             truncate_log=self.database.truncate_wal,
             keep_groups=self.journal.snapshot_groups,
             keep_part_rows=self.journal.snapshot_parts,
@@ -580,7 +582,7 @@ def _register_jobs(services: Services) -> None:
     leads = partial(_leads, services)
     jobs.add(Job(name="snapshots", every=SNAPSHOT_EVERY, run=for_each(journal.snapshot_if_due), may=leads))
     jobs.add(Job(name="answers", every=HOUR, run=for_each(partial(expire, services.database)), may=leads))
-    look = deadline_alarms(services.database, services.telemetry)
+    look = deadline_alarms(services.database, services.telemetry, services.settings.unverified_term)
     jobs.add(Job(name="deadlines", every=DEADLINES_EVERY, run=for_each(look), may=leads))
     walk = patrol(
         services.database,
@@ -592,6 +594,8 @@ def _register_jobs(services: Services) -> None:
     )
     seen = for_each(lambda tenant_id, _now: walk(services.tenant(tenant_id)))
     jobs.add(Job(name="patrol", every=PATROL_EVERY, run=seen, may=leads))
+    refuses = for_each(lambda tenant_id, now: refuse_unverified(services.erasure, tenant_id, now))
+    jobs.add(Job(name="unverified", every=HOUR, run=refuses, may=leads))
     ends = for_each(lambda tenant_id, now: end_footprints(services.erasure, tenant_id, now))
     jobs.add(Job(name="footprints", every=HOUR, run=ends, may=leads))
     store = for_each(lambda tenant_id, now: _store_certificates(services, tenant_id, now))

@@ -12,10 +12,11 @@ forgotten by their own word was answered where they said it. Which date counts i
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal
+from typing import Literal, get_args
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
@@ -25,6 +26,7 @@ from erasure.models import RequestEvent, RequestRow
 from erasure.overlaps import is_extension_told
 from erasure.recipients import to_be_told
 from erasure.request import DONE, OPEN, State
+from erasure.unverified import ends_at, unverified
 from ledger.models import Instant
 from retention.dispositions import OPEN as IN_REVIEW
 from retention.dispositions import QUARANTINED
@@ -39,7 +41,8 @@ APPROVAL = timedelta(days=7)
 _UNANSWERED = sorted(OPEN | DONE | {State.REFUSED, State.NO_MATCH})
 """States in which the person still has to be told. Source: GDPR Art. 12(3) and (4)."""
 
-What = Literal["answer", "extension", "confirmation", "recipients", "review", "quarantine", "run"]
+What = Literal["answer", "extension", "confirmation", "recipients", "review", "quarantine", "run", "unverified"]
+WHAT: tuple[What, ...] = get_args(What)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +60,17 @@ class Deadline:
         return self.days_left < 0
 
 
-def near(session: Session, tenant_id: int, now: datetime) -> list[Deadline]:
-    """Every date within `AHEAD`, and every missed one, the nearest first; at most `LISTED` of a kind."""
+def near(
+    session: Session, tenant_id: int, now: datetime, *, unverified_term: timedelta | None = None
+) -> list[Deadline]:
+    """Every date within `AHEAD`, and every missed one, the nearest first; at most `LISTED` of a kind.
+
+    `unverified_term`: after which requests that nobody verified are refused; None names none of these dates.
+    """
     found = [*_requests(session, tenant_id, now), *_reviews(session, tenant_id, now), *_runs(session, tenant_id, now)]
     told = [(request_id, at) for request_id, at in to_be_told(session, tenant_id) if at <= now + AHEAD]
+    if unverified_term is not None:
+        found += _unverified(session, tenant_id, now, unverified_term)
     found += [_deadline("recipients", request_id, at, now) for request_id, at in sorted(told)[:LISTED]]
     return sorted(found, key=lambda one: (one.due_at, one.ref))
 
@@ -72,6 +82,8 @@ def todo_of(deadline: Deadline) -> str:
         "extension": "tell the person of the extension and why before this first date, and record the notice",
         "confirmation": "confirm receipt to the person and record the notice",
         "recipients": "tell each recipient, or note why it cannot be told, and record the notices (GDPR Art. 19)",
+        "unverified": "verify an identifier, or refuse it and tell the person: then it is refused by itself, and what "
+        "it says is destroyed 30 days later",
         "run": "look at its plan and approve it as a second person, or stop it; what it would end stays until then",
         "quarantine": "mend what its store answered, then decide it: erase tries it again, extend keeps it",
         "review": "decide it: erase, extend or reclassify, with a comment",
@@ -112,6 +124,12 @@ def _requests(session: Session, tenant_id: int, now: datetime) -> list[Deadline]
         if confirm_by is not None and confirm_by <= now + AHEAD and not _is_confirmed(session, row):
             found.append(_deadline("confirmation", row.request_id, confirm_by, now))
     return found
+
+
+def _unverified(session: Session, tenant_id: int, now: datetime, term: timedelta) -> list[Deadline]:
+    rows = itertools.islice(unverified(session, tenant_id, due_before=now + AHEAD - term), LISTED)
+    found = [_deadline("unverified", row.request_id, ends_at(row, term), now) for row in rows]
+    return [one for one in found if one.due_at <= now + AHEAD]
 
 
 def _is_confirmed(session: Session, row: RequestRow) -> bool:

@@ -107,6 +107,8 @@ class Parts:
     approval: str = "dual"
     quiet_period: timedelta = timedelta(days=1)
     kek_grace: timedelta = timedelta(days=7)
+    unverified_term: timedelta = timedelta(days=90)
+    """How long after its date a request that nobody verified is refused (`erasure.unverified`)."""
     store_seconds: float = 120.0
     """The time limit of one call to a store."""
     max_attempts: int = 3

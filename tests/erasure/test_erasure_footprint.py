@@ -12,15 +12,20 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure import restrict
+from erasure.deadlines import near
 from erasure.footprint import ENDED, end_footprints
 from erasure.history import load
+from erasure.letters import Asked, write
 from erasure.models import CopyRow, RequestRow, RequestSubject
 from erasure.planning import request_seal
+from erasure.rendering.letter import plain
 from erasure.sealed import REQUEST_CLASS
+from erasure.unverified import refuse_unverified
 from ledger.entry import Kind
 from ledger.models import OutboxRow
 from registry.models import Artifact
 from retention.models import HoldRow, SweepRow
+from tests.erasure.conftest import ADA, BOB
 from vault.errors import KeyDestroyed
 from vault.models import DataKey
 
@@ -81,6 +86,39 @@ def test_the_words_go_thirty_days_after_the_final_certificate_and_not_before(wor
         row = load(session, world.tenant.tenant_id, request)
         with pytest.raises(KeyDestroyed):
             world.parts.vault.key_for(session, world.tenant.tenant_id, row.request_no, REQUEST_CLASS, "0000-00")
+
+
+@pytest.mark.parametrize("waits", ["for anybody", "for the person"])
+def test_a_request_that_nobody_ever_verifies_is_refused_after_its_term_and_its_words_go(world: Any, waits: str) -> None:
+    # It was kept sealed without an end: nothing was decided, so nothing was over.
+    spec = {"right": "erasure", "subjects": [ADA], "regulation": "gdpr", "jurisdiction": "DE-BY",
+            "timezone": "Europe/Berlin"}  # fmt: skip
+    request = world.desk.create(world.acting(), spec, world.now)["id"]
+    verified = world.ask(BOB)
+    if waits == "for the person":
+        world.desk.pause(world.acting(), request, reason="identity", now=world.now)
+    tenant_id = world.tenant.tenant_id
+    with world.parts.transactions(tenant_id, write=False) as session:
+        over = load(session, tenant_id, request).due_at + world.parts.unverified_term
+    world.now = over - timedelta(days=6)
+    assert refuse_unverified(world.parts, tenant_id, world.now) == 0
+    with world.parts.transactions(tenant_id, write=False) as session:
+        named = near(session, tenant_id, world.now, unverified_term=world.parts.unverified_term)
+    assert [(one.ref, one.days_left) for one in named if one.what == "unverified"] == [(request, 6)]
+    world.now = over
+    assert refuse_unverified(world.parts, tenant_id, world.now) == 1
+    assert refuse_unverified(world.parts, tenant_id, world.now) == 0
+    assert (world.state(request), world.state(verified)) == ("refused", "verified")
+    told = world.reader.get(world.acting(), request)["history"][-1]
+    assert (told["event"], told["actor"], told["detail"]["ground"]) == ("refused", "worker", "identity_not_verified")
+    assert told["entry"] is not None
+    assert "could not establish" in plain(write(world.parts, world.acting(), request, Asked(language="en"), world.now))
+    with world.parts.transactions(tenant_id, write=False) as session:
+        assert ("answer", request) in {(one.what, one.ref) for one in near(session, tenant_id, world.now)}
+    assert end(world) == 0
+    world.now += MONTH
+    assert end(world) == 1
+    assert left(world, request) == NOTHING
 
 
 @pytest.mark.scenario("C9")

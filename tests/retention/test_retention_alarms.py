@@ -154,7 +154,7 @@ def test_alarms_are_logged_with_what_to_do_and_counted(house: Any) -> None:
     request = ask(house, GDPR)
     log = StringIO()
     told = telemetry.build(stream=log)
-    look = deadline_alarms(house.services.database, told)
+    look = deadline_alarms(house.services.database, told, timedelta(days=90))
     house.now += 27 * DAY
     look(house.tenant_id, house.now)
     house.now += 30 * DAY
@@ -237,10 +237,11 @@ def test_the_service_has_the_jobs_that_its_promises_need(house: Any) -> None:
     names = set(house.services.jobs.names)
     assert {
         "retention", "deadlines", "patrol", "checkpoints", "anchors", "footprints", "answers", "snapshots", "outbox",
+        "unverified",
     } <= names  # fmt: skip
     jobs = house.services.jobs
     assert not jobs.tick("retention"), "who does not lead takes no tick"
     house.services.heal_first()
-    for name in ("retention", "deadlines", "patrol", "footprints", "answers", "snapshots"):
+    for name in ("retention", "deadlines", "patrol", "unverified", "footprints", "answers", "snapshots"):
         assert jobs._jobs[name].shared, f"{name}: its tick is a unique row"
         assert [jobs.tick(name), jobs.tick(name)] == [True, False], name
