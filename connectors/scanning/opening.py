@@ -2,7 +2,9 @@
 
 A SQLite file that lies alone is opened `immutable`: no lock, no log, no shared-memory file. One with a write-ahead log
 or a rollback journal holds more than its pages say, and opening it would write beside it; then file and log are copied
-into a private temporary folder, read there and removed. A copy during which the file was checkpointed is taken again.
+into a private temporary folder and lose their names there as soon as they are open: they end with the process, however
+that ends. A copy during which the file was checkpointed is taken again. What a process that was killed while it copied
+left behind is removed by the next one that copies.
 
 Does not promise a consistent picture of a file that is written to all the time: then it says so (`notes`).
 """
@@ -10,13 +12,14 @@ Does not promise a consistent picture of a file that is written to all the time:
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import shutil
 import sqlite3
 import struct
 import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -35,6 +38,8 @@ _CHUNK = 1 << 20
 _PIECE = 64 << 20
 _SPARE = 64 << 20
 _MOST_TRUNKS = 100_000
+_PREFIX = "muniment-scan-"
+_LOCK = "lock"
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 
 
@@ -83,14 +88,38 @@ def open_sqlite(path: Path, limit: Deadline) -> Iterator[Opened]:
             if _stamp(path) != before:
                 opened.notes.append("the file was written to while it was read: numbers may not fit together")
         return
-    with tempfile.TemporaryDirectory(prefix="muniment-scan-") as folder:
-        copy = Path(folder) / "copy"
+    _remove_left_behind()
+    with _private_folder() as folder:
+        copy = folder / "copy"
         note = _copy(path, copy, limit)
         # A journal is rolled back, in the copy only.
         with _connected(copy, "mode=rw", limit) as reader:
+            shutil.rmtree(folder)  # everything is open since the first read
             opened = Opened(reader=reader, facts=facts)
             opened.notes += [note] if note else []
             yield opened
+
+
+@contextmanager
+def _private_folder() -> Iterator[Path]:
+    """Yield a folder that no other scan takes for one that was left behind; gone at the end, if not before."""
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
+    try:
+        # Locked before it has the name by which it is looked for.
+        with (folder / "locking").open("wb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            (folder / "locking").rename(folder / _LOCK)
+            yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _remove_left_behind() -> None:
+    """Remove the folders whose process ended without doing so: nobody holds their lock any more."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with suppress(OSError), (folder / _LOCK).open("rb") as lock:  # somebody else's, or gone meanwhile
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder)
 
 
 @contextmanager
