@@ -26,8 +26,7 @@ from erasure import copies, history, place, tasks
 from erasure.models import CopyRow, RequestRow
 from erasure.parts import Parts
 from erasure.regenerate import ANEW
-from erasure.request import GONE, CopyState
-from erasure.sending import MAYBE_OURS
+from erasure.request import GONE, MAYBE_OURS, CopyState
 from erasure.work import PART, captures_of, end_of_try, failed, load_work, report_of
 from ledger.entry import Kind
 from ledger.models import Instant

@@ -122,6 +122,8 @@ ANSWERED = frozenset(
     }
 )
 """How a copy may end for a right that destroys nothing."""
+MAYBE_OURS = "an earlier attempt may have erased it"
+"""What the method of an absent copy ends with that was tried before: by a worker that died before the answer, say."""
 FINAL = frozenset({State.NO_MATCH, State.REFUSED, State.CANCELLED, State.DUPLICATE})
 DONE = frozenset({State.COMPLETED, State.COMPLETED_WITH_RETAINED, State.COMPLETED_WITH_EXCEPTIONS})
 BEFORE_APPROVAL = frozenset({State.RECEIVED, State.IDENTITY_PENDING, State.VERIFIED, State.PLANNED})

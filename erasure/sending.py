@@ -24,7 +24,7 @@ from erasure.packages import STORE as EXPORTS
 from erasure.parts import Parts
 from erasure.plan import redecide
 from erasure.regenerate import ANEW
-from erasure.request import GONE, CopyState
+from erasure.request import GONE, MAYBE_OURS, CopyState
 from erasure.work import Work, captures_of, end_of_try, going_alike, going_now, load_work, owners_of, sort_out
 from ledger import canonical
 from ledger.entry import Kind
@@ -37,8 +37,6 @@ _ENDS = {
     Outcome.LOCKED: CopyState.FAILED,
     Outcome.ACCEPTED: CopyState.AWAITING_EXTERNAL,
 }
-MAYBE_OURS = "an earlier attempt may have erased it"
-"""What the method of an absent copy ends with that was tried before: by a worker that died before the answer, say."""
 
 
 class Going(NamedTuple):

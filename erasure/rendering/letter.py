@@ -18,7 +18,7 @@ from erasure.rendering.blocks import Block, code, day_text, fields, items, secti
 from erasure.rendering.blocks import field as line
 from erasure.rendering.opened import numbered
 from erasure.rendering.wording import WORDS
-from erasure.request import BROKEN, GONE, CopyState
+from erasure.request import BROKEN, GONE, MAYBE_OURS, CopyState
 
 _ABSENT = CopyState.ALREADY_ABSENT
 
@@ -224,13 +224,17 @@ def _handed_over(facts: LetterFacts, words: Mapping[str, str]) -> str:
 
 
 def _counted(copies: Sequence[Mapping[str, Any]], words: Mapping[str, str]) -> str:
-    """What became of the copies, each counted once: one that was not there any more is none that we erased."""
+    """What became of the copies, each counted once: one that was not there any more is none that we erased.
+
+    Unless we may have: of one that was tried before it is not known.
+    """
     states: Counter[str] = Counter()
     stores: set[str] = set()
-    others = 0
+    others = tried = 0
     for copy in copies:
         states[copy["state"]] += 1
         stores.add(copy["store"])
+        tried += copy["state"] == _ABSENT and str(copy["method"]).endswith(MAYBE_OURS)
         others += bool(copy["collateral"]) and copy["state"] in GONE - {_ABSENT}
     gone = sum(states[state] for state in GONE - {_ABSENT})
     failed = sum(states[state] for state in BROKEN)
@@ -242,8 +246,8 @@ def _counted(copies: Sequence[Mapping[str, Any]], words: Mapping[str, str]) -> s
     ]
     if gone:
         said.append(_number(words, "ans_all_gone" if gone == len(copies) else "ans_gone", gone))
-    counts = (("absent", states[_ABSENT]), ("kept", states["retained"]), ("failed", failed), ("others", others))
-    for name, count in counts:
+    counts = {"absent": states[_ABSENT] - tried, "tried": tried, "kept": states["retained"], "failed": failed}
+    for name, count in (*counts.items(), ("others", others)):
         if count:
             said.append(_number(words, f"ans_{name}", count))
     return " ".join(said)

@@ -116,6 +116,10 @@ _EN = {
     "ans_gone_many": "{n} of them are gone; another part of our systems looked for each again and found none.",
     "ans_absent_one": "One was not there any more when we came to erase it; that was looked at again, too.",
     "ans_absent_many": "{n} were not there any more when we came to erase them; that was looked at again, too.",
+    "ans_tried_one": "One was not there any more when we tried again to erase it: an earlier attempt, whose end we do "
+    "not know, may have erased it. That was looked at again, too.",
+    "ans_tried_many": "{n} were not there any more when we tried again to erase them: an earlier attempt, whose end we "
+    "do not know, may have erased them. That was looked at again, too.",
     "ans_kept_one": "One we have to keep for now, see below.",
     "ans_kept_many": "{n} we have to keep for now, see below.",
     "ans_failed_one": "One could not be erased, see below.",
@@ -284,6 +288,10 @@ _DE = {
     "gefunden.",
     "ans_absent_one": "Eine war nicht mehr da, als wir sie löschen wollten; auch danach wurde noch einmal gesucht.",
     "ans_absent_many": "{n} waren nicht mehr da, als wir sie löschen wollten; auch danach wurde noch einmal gesucht.",
+    "ans_tried_one": "Eine war nicht mehr da, als wir noch einmal versuchten, sie zu löschen: Ein früherer Versuch, "
+    "dessen Ausgang wir nicht kennen, kann sie gelöscht haben. Auch danach wurde noch einmal gesucht.",
+    "ans_tried_many": "{n} waren nicht mehr da, als wir noch einmal versuchten, sie zu löschen: Ein früherer Versuch, "
+    "dessen Ausgang wir nicht kennen, kann sie gelöscht haben. Auch danach wurde noch einmal gesucht.",
     "ans_kept_one": "Eine müssen wir vorerst behalten, siehe unten.",
     "ans_kept_many": "{n} müssen wir vorerst behalten, siehe unten.",
     "ans_failed_one": "Eine ließ sich nicht löschen, siehe unten.",

@@ -24,7 +24,7 @@ from erasure.rendering.letter import KINDS, LetterFacts, letter_of, plain
 from erasure.rendering.sheet import sheet_of
 from erasure.rendering.wording import LANGUAGES, WORDS
 from erasure.report_check import check, check_opening
-from erasure.request import REFUSAL_GROUNDS, Right
+from erasure.request import MAYBE_OURS, REFUSAL_GROUNDS, Right
 from registry.models import Tenant
 from tests.erasure.pdf_archive import faults
 
@@ -198,6 +198,21 @@ def test_an_answer_counts_in_singular_and_plural_and_what_was_gone_already_apart
     assert re.search(r"\b1 (copies|Kopien|of|davon|were|waren)\b", text) is None
     if states == ("already_absent", "already_absent"):
         assert "Sie sind alle weg" not in text
+
+
+def test_an_answer_does_not_say_that_a_copy_was_gone_before_us_where_an_earlier_attempt_may_have_erased_it() -> None:
+    certificate = certified("already_absent", "already_absent", "already_absent")
+    for copy in certificate["copies"][:2]:
+        copy["method"] = f"found absent; {MAYBE_OURS}"
+    for lang, words in (
+        (
+            "en",
+            ("2 were not there any more when we tried again", "One was not there any more when we came to erase it"),
+        ),
+        ("de", ("2 waren nicht mehr da, als wir noch einmal versuchten", "Eine war nicht mehr da, als wir sie")),
+    ):
+        text = plain(letter_of(facts(kind="answer", lang=lang, certificate=certificate)))
+        assert all(one in text for one in words)
 
 
 def test_an_answer_says_how_much_of_what_is_gone_was_about_others_too() -> None:

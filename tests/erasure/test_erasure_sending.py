@@ -15,9 +15,9 @@ import pytest
 from sqlmodel import select
 
 from connectors.memory import Faults, MemoryConnector
+from erasure.request import MAYBE_OURS
 from erasure.request_desk import RequestDesk
 from erasure.scribe import Scribe
-from erasure.sending import MAYBE_OURS
 from ledger.models import OutboxRow
 from retention.holds import Holds
 from tests.erasure.conftest import ADA, World
