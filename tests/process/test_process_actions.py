@@ -14,7 +14,10 @@ from typing import Any
 import httpx
 import pytest
 
+from ledger.models import ActionRow
+from registry.keyed import Lookups
 from tests.process.conftest import wait_for
+from tests.process.test_process_rebuild import tenant_id
 
 pytestmark = pytest.mark.process
 AGENTS = 8
@@ -66,3 +69,25 @@ def test_a_lease_that_ends_without_an_outcome_is_unknown_and_nobody_gets_the_act
     assert (status, taken["state"], taken["retry"]) == (201, "claimed", "unsafe")
     assert ask(desk, "POST", f"{path}/outcome", {"state": "succeeded"})[1]["retry"] == "unsafe"
     assert ask(desk, "POST", "/v1/actions", wanted("crashed/1"))[1]["state"] == "succeeded"
+
+
+def test_an_action_that_somebody_changed_in_the_database_is_refused_and_another_one_is_not(
+    desk: Any, running: Any
+) -> None:
+    """A failed refund that was made a done one, and a done one that was made safe to be done again."""
+    for name, state in (("changed/1", "failed"), ("changed/2", "succeeded"), ("changed/3", "succeeded")):
+        assert ask(desk, "POST", "/v1/actions", wanted(name))[0] == 201
+        assert ask(desk, "POST", f"/v1/actions/{name}/outcome", {"state": state})[0] == 200
+    services, tenant = running.services, tenant_id(running, desk)
+    lookups = Lookups(services.vault, tenant)
+    for name, state in (("changed/1", "succeeded"), ("changed/2", "failed")):
+        with services.database.transaction(tenant) as session:
+            session.get_one(ActionRow, (tenant, lookups.of("action", name))).state = state
+        for method, path, body in (
+            ("GET", f"/v1/actions/{name}", None),
+            ("POST", "/v1/actions", wanted(name)),
+            ("POST", f"/v1/actions/{name}/outcome", {"state": "succeeded"}),
+        ):
+            status, answer = ask(desk, method, path, body)
+            assert (status, answer["type"]) == (409, "/problems/action-altered"), (method, path)
+    assert ask(desk, "GET", "/v1/actions/changed/3")[1]["retry"] == "unsafe"
