@@ -34,7 +34,7 @@ from erasure.confirm import INDEPENDENCE
 from erasure.copies import Outline
 from erasure.footprint import ENDED
 from erasure.history import fact_of
-from erasure.models import CopyRow, RequestRow
+from erasure.models import CertificateRow, CopyRow, RequestEvent, RequestRow
 from erasure.parts import Parts, Tenant
 from erasure.payload_expiry import SWEEP_EVERY, sealed_until
 from erasure.plan import instant_text
@@ -62,6 +62,7 @@ class Draft:
     entries: list[str]
     number: int
     stand: str
+    shows_earlier: bool
 
 
 class _Stated(NamedTuple):
@@ -148,7 +149,8 @@ def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, versi
             now = parts.instant(now, _last_seen(session, row))
             draft = _draft(session, parts, tenant, row, lines, kept, now=now, state=state)
         evidence = _evidence(parts, tenant, draft.entries, proofs, now)
-        said = certificate.build({**draft.facts, "copies": lines, "retained": kept}, evidence, version=version)
+        facts = {**draft.facts, "copies": lines, "retained": kept}
+        said = certificate.build(facts, evidence, version=version, shows_earlier=draft.shows_earlier)
         signed = stack.enter_context(certificate.sign(said, parts.signer(tenant.log_id)))
         with parts.transactions(tenant.tenant_id) as session:
             row = history.load(session, tenant.tenant_id, request_id, lock=True)
@@ -225,9 +227,9 @@ def _draft(  # noqa: PLR0917 - called once
         kept.add([_retained(copy) for copy in some])
     known = stores.in_force(session, row.tenant_id)
     earlier = _newest(session, row)
-    received = next(
-        line.entry_id for line in history.events_of(session, row.tenant_id, row.request_id) if line.event == "received"
-    )
+    events = history.events_of(session, row.tenant_id, row.request_id)
+    received = next(line.entry_id for line in events if line.event == "received")
+    issued = None if earlier is None else _issuing(events, earlier)
     details = row.details
     facts = {
         "supersedes": None if earlier is None else earlier.sha256,
@@ -271,9 +273,16 @@ def _draft(  # noqa: PLR0917 - called once
         details.get("fence_entry"),
         *(str(line["entry"]) for line in row.approvals),
         *details.get("addenda", []),
+        issued,
     )
     number = 1 if earlier is None else earlier.number + 1
-    return Draft(facts=facts, entries=entries, number=number, stand=stand)
+    return Draft(facts=facts, entries=entries, number=number, stand=stand, shows_earlier=issued is not None)
+
+
+def _issuing(events: Sequence[RequestEvent], earlier: _Earlier) -> str | None:
+    """The event that told the record of a certificate; a restored database may not name it."""
+    said = f"certificate_{earlier.version}"
+    return next((line.entry_id for line in events if line.event == said and line.at == earlier.issued_at), None)
 
 
 def _keep(
@@ -326,6 +335,8 @@ class _Earlier(NamedTuple):
     """What a certificate takes from the one before it."""
 
     number: int
+    version: str
+    issued_at: datetime
     sha256: str
     commitments: list[str]
 
@@ -342,9 +353,10 @@ def _newest(session: Session, row: RequestRow) -> _Earlier | None:
     found = newest_certificate(session, row.tenant_id, row.request_id)
     if found is None:
         return None
+    row_of = session.get_one(CertificateRow, found)
     with open_certificate(session, found) as signed:
         said = msgspec.json.decode(signed.view(), type=_Signed).certificate
-        return _Earlier(found.number, signed.sha256(), said.subject_commitments)
+        return _Earlier(found.number, found.version, row_of.issued_at, signed.sha256(), said.subject_commitments)
 
 
 def _commitments(session: Session, parts: Parts, row: RequestRow, earlier: _Earlier | None) -> list[str]:

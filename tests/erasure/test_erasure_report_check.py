@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import ast
 import copy
+import hashlib
 import json
 import subprocess
 import sys
+from base64 import b64decode
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,9 +18,10 @@ from typing import Any
 import pytest
 import rfc8785
 
-from erasure.certificate import Lines, Listed, LogEvidence, build, commitment, sign
+from erasure.certificate import Lines, Listed, LogEvidence, build, commitment, mark_of, marks_of, sign
 from erasure.errors import NotVerified, ReportError
 from erasure.report_check import check
+from ledger.entry import Kind, decode_header
 from ledger.signing import Ed25519Signer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,6 +124,39 @@ def test_a_certificate_that_its_own_issuer_changed_and_signed_again_is_detected(
 ) -> None:
     with pytest.raises(ReportError):
         check(resigned(issued, path, change), issued.certificate_key, issued.log_key)
+
+
+def test_a_final_certificate_proves_which_one_it_supersedes(world: Any) -> None:
+    world.note("n1", "Ada Lovelace wrote about her rash on Tuesday")
+    request = world.erase()
+    interim = world.reader.certificate(world.acting(), request)
+    assert json.loads(interim)["certificate"]["marks"] == marks_of(shows_earlier=False)
+    assert mark_of(("supersedes",), json.loads(interim)["certificate"]) == "stated", "there is none"
+    world.now += timedelta(days=2)
+    world.services.keks.turn(world.now, force=True)
+    world.work()
+    world.report = world.reader.certificate(world.acting(), request, version="final")
+    world.document = json.loads(world.report)
+    said = world.document["certificate"]
+    assert said["supersedes"] == hashlib.sha256(interim).hexdigest()
+    assert mark_of(("supersedes",), said) == "proven"
+    assert "supersedes" in check(world.report, world.certificate_key, world.log_key)[-1]
+    last = next(place for place, proof in enumerate(said["log"]["proofs"]) if is_issuing(proof))
+    for path, change in (
+        (("supersedes",), lambda _: "0" * 64),
+        (("supersedes",), lambda _: None),
+        (("log", "proofs"), lambda proofs: [*proofs[:last], *proofs[last + 1 :]]),
+    ):
+        with pytest.raises(ReportError, match="/certificate/supersedes"):
+            check(resigned(world, path, change), world.certificate_key, world.log_key)
+    # As it was before: only stated, and checked as then.
+    older = resigned(world, ("marks",), lambda _: marks_of(shows_earlier=False))
+    assert "supersedes" not in " ".join(check(older, world.certificate_key, world.log_key))
+    assert mark_of(("supersedes",), json.loads(older)["certificate"]) == "stated"
+
+
+def is_issuing(proof: dict[str, Any]) -> bool:
+    return decode_header(b64decode(proof["header"])).kind == Kind.CERTIFICATE_ISSUED
 
 
 def test_a_key_that_the_record_does_not_name_cannot_be_claimed(issued: Any) -> None:
