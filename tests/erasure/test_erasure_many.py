@@ -22,7 +22,7 @@ CONNECTIONS = {"work": 4}
 """How many of them a phase fills, where it is more than one: whoever decides, erases, writes down and looks again."""
 BYTES_A_COPY = {
     "export": 250, "export_file": 20, "plan": 300, "plan_file": 100, "approve": 350, "work": 450, "show": 20,
-    "page": 100, "paper": 150, "check": 800
+    "page": 100, "paper": 150, "check": 800, "empty_file": 50
 }  # fmt: skip
 """What a phase may hold of its own for each more copy. A plan keeps columns. Of a certificate, which has 600 bytes of a
 copy, who sends or sets it keeps where each copy begins; who checks it also keeps how the events say that each stands.
