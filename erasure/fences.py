@@ -21,6 +21,7 @@ from registry import limited, subjects
 from registry.keyed import chunks
 from registry.models import Artifact
 from registry.sets import sets_of
+from vault.vault import Vault
 
 UNDER_WAY = (State.APPROVED, State.EXECUTING, State.VERIFYING)
 
@@ -30,13 +31,23 @@ def is_limited(row: RequestRow) -> bool:
     return not row.details.keys().isdisjoint(("data_classes", "scopes", "artifacts"))
 
 
-def fence_body(row: RequestRow, people: Sequence[str]) -> dict[str, Any]:
-    """What the record is told before the fence takes effect: `subjects` are closed whole, `persons` within limits."""
+def sealed_limit(session: Session, vault: Vault, row: RequestRow, scopes: Sequence[str]) -> str:
+    """To which conversation a request is limited, for the event of its fence."""
+    return limited.seal_scopes(session, vault, row.tenant_id, row.subjects, row.request_id, scopes)
+
+
+def fence_body(row: RequestRow, people: Sequence[str], limit: str | None = None) -> dict[str, Any]:
+    """What the record is told before the fence takes effect: `subjects` are closed whole, `persons` within limits.
+
+    `limit` is what `sealed_limit` made: a database that is older than the request learns from it how far it goes.
+    """
     if not is_limited(row):
         return {"request": row.request_id, "subjects": list(people)}
     told: dict[str, Any] = {"request": row.request_id, "persons": list(people)}
     if "data_classes" in row.details:
         told["data_classes"] = row.details["data_classes"]
+    if limit is not None:
+        told["limit"] = limit
     return told
 
 

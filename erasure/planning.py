@@ -35,7 +35,7 @@ from erasure.captures import Wanted
 from erasure.desk import Desk, facts_of
 from erasure.errors import ErasureError, IllegalMove, StalePlan
 from erasure.facts import PlanInput
-from erasure.fences import fence_body, lift_fence, set_fence
+from erasure.fences import fence_body, lift_fence, sealed_limit, set_fence
 from erasure.models import RequestRow
 from erasure.overlaps import warnings_of
 from erasure.parts import Parts
@@ -151,7 +151,11 @@ class Planner:
         if right != Right.ERASURE:
             return self._approve_answer(acting, request_id, plan_hash, now)
         self._parts.record.ship_outbox(acting.tenant_id, now)
-        fence = fence_body(row, sorted(ids.values()))
+        limit = None
+        if row.details.get("scopes") is not None:
+            with self._parts.transactions(acting.tenant_id) as session:
+                limit = sealed_limit(session, self._parts.vault, row, row.details["scopes"])
+        fence = fence_body(row, sorted(ids.values()), limit)
         fence_entry = self._parts.record.event(acting.tenant_id, Kind.FENCE_SET, fence, now)  # 2
         approval = {
             "request": request_id,

@@ -244,7 +244,7 @@ def _reapply(parts: Parts, tenant: Tenant, case: _Case, now: datetime) -> bool |
         row = session.get(RequestRow, (tenant.tenant_id, case.request), with_for_update=True)
         is_new = row is None
         if row is None:
-            limits = _limits(session, tenant.tenant_id, case)
+            limits = _limits(session, parts, tenant.tenant_id, case, numbers)
             if limits is None:
                 return None
             row = _made_again(session, parts, tenant, case, numbers, limits, now)
@@ -375,14 +375,21 @@ def _is_kept(copy: CopyRow) -> bool:
     return copy.state == CopyState.RETAINED and copy.method == BY_HAND
 
 
-def _limits(session: Session, tenant_id: int, case: _Case) -> dict[str, Any] | None:
-    """To what a request is limited, as its row keeps it; None where the record does not say it."""
+def _limits(
+    session: Session, parts: Parts, tenant_id: int, case: _Case, people: Collection[int]
+) -> dict[str, Any] | None:
+    """To what a request is limited, as its row keeps it; None where the record does not say it, or not any more."""
     body = {} if case.fence is None else case.fence.body
     if "subjects" in body:
         return {}
     if "artifacts" in body:
         return {"artifacts": sorted(row.id for row in _forgotten(session, tenant_id, body))}
-    return {"data_classes": list(body["data_classes"])} if "data_classes" in body else None
+    if "data_classes" in body:
+        return {"data_classes": list(body["data_classes"])}
+    scopes = None
+    if "limit" in body:
+        scopes = limited.scopes_in(session, parts.vault, tenant_id, people, case.request, body["limit"])
+    return None if scopes is None else {"scopes": scopes}
 
 
 def _forgotten(session: Session, tenant_id: int, body: Mapping[str, Any]) -> list[Artifact]:

@@ -264,9 +264,9 @@ class Replay:
                 self._request(session, event)
 
     def _fence(self, session: Session, event: Decided) -> None:
-        """Close or open whole persons, and what an erasure limited to classes closed.
+        """Close or open whole persons, and what an erasure limited to classes or to a conversation closed.
 
-        What a conversation's erasure closed is told by keyed look-ups, which are in no event.
+        To which conversation is sealed under the persons' own keys; where these are gone nothing of theirs comes late.
         """
         body, tenant_id = event.body, self._made.tenant_id
         if event.kind is Kind.FENCE_LIFTED:
@@ -279,11 +279,14 @@ class Replay:
         numbers = _numbers_of(session, tenant_id, body.get("subjects", ()))
         self._fences[body["request"]], self._since[body["request"]] = numbers, event.at
         self._made.fenced += subjects.fence(session, tenant_id, numbers, body["request"], event.at)
+        persons, classes, scopes = _numbers_of(session, tenant_id, body.get("persons", ())), None, None
         if "data_classes" in body:
-            persons = _numbers_of(session, tenant_id, body["persons"])
-            limited.close(
-                session, tenant_id, persons, body["request"], event.at, data_classes=body["data_classes"], scopes=None
-            )
+            classes = body["data_classes"]
+        elif "limit" in body:
+            vault = self._parts.vault
+            scopes = limited.scopes_in(session, vault, tenant_id, persons, body["request"], body["limit"])
+        if classes is not None or scopes is not None:
+            limited.close(session, tenant_id, persons, body["request"], event.at, data_classes=classes, scopes=scopes)
 
     def _lift(self, session: Session, request: str, people: Collection[int]) -> None:
         """Open whom a request closed whole, but for those whom another erasure closed too and nobody called off."""

@@ -7,6 +7,8 @@ the fence of a whole person (`registry.subjects`).
 
 from __future__ import annotations
 
+import json
+from base64 import b64decode, b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,9 +18,14 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from ledger.models import EntryRow
-from registry.keyed import chunks
+from registry.keyed import Seals, canonical_json, chunks
 from registry.models import Artifact, Derivation, LimitedFence, ScopeKey, StreamRow
 from registry.sets import members
+from vault.errors import NotDecryptable
+from vault.vault import Vault
+
+_SCOPES = "fence_scopes"
+"""The label under which the limits of a request are sealed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,6 +222,28 @@ def close(
             )
         )
     session.flush()
+
+
+def seal_scopes(  # noqa: PLR0917 - whose, of which request, and what
+    session: Session, vault: Vault, tenant_id: int, subject_nos: Iterable[int], request_id: str, scopes: Sequence[str]
+) -> str:
+    """To which keyed look-ups a request is limited, as its fence's event tells it: base64, and gone with the persons.
+
+    Raises: SealRefused where nobody's key can seal.
+    """
+    said = canonical_json({"scopes": sorted(scopes)})
+    return b64encode(Seals(session, vault, tenant_id).seal_jointly(subject_nos, _SCOPES, request_id, said)).decode()
+
+
+def scopes_in(  # noqa: PLR0917 - as above
+    session: Session, vault: Vault, tenant_id: int, subject_nos: Iterable[int], request_id: str, sealed: str
+) -> list[str] | None:
+    """What `seal_scopes` sealed; None where it does not open any more, or was not sealed for these persons."""
+    try:
+        said = Seals(session, vault, tenant_id).open_jointly(subject_nos, _SCOPES, request_id, b64decode(sealed))
+    except (NotDecryptable, ValueError):
+        return None
+    return None if said is None else [str(one) for one in json.loads(said)["scopes"]]
 
 
 def open_again(session: Session, tenant_id: int, request_id: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from dataclasses import replace
 from datetime import timedelta
@@ -17,7 +18,9 @@ from erasure.report_check import check
 from erasure.sweep_copies import Sweeps
 from ledger import actions
 from ledger.actions import ActionState, Claim
+from ledger.entry import uuid7
 from ledger.errors import DatabaseWentBack
+from registry import limited
 from registry.identifiers import parse_subject
 from registry.keyed import RowDigests
 from registry.merging import propose_merge
@@ -331,3 +334,64 @@ def test_an_action_that_had_failed_in_an_older_copy_is_not_safe_to_be_done_again
         found = [actions.find(session, tenant, lookup, digests=digests) for lookup in (done, failed)]
     assert [actions.state_at(row, now) for row in found] == [ActionState.SUCCEEDED, ActionState.UNKNOWN]
     assert heal(world.services.recovery, world.tenant, world.now) is None
+
+
+@pytest.mark.parametrize("done", [True, False])
+def test_an_erasure_of_one_conversation_is_done_again_from_a_backup_that_did_not_know_it(
+    world: Any, *, done: bool
+) -> None:
+    # How far it went stood in the lost rows only: it was named as lost, and to be filed again.
+    database, kept = world.base / "data" / "muniment.db", world.base / "yesterday.db"
+    world.change(kek_grace=timedelta(days=7), keep_groups=world.services.erasure.keep_groups)
+    gone, stays = (world.say_as(f"said in {stream}", stream=stream) for stream in ("conv_1", "conv_2"))
+    for name, conversation in (("in.txt", "conv_1"), ("out.txt", "conv_2")):
+        (world.files / name).write_text(name)
+        item = {"data_class": "summary", "store": "cvs", "locator": {"path": name}, "subjects": [ADA]}
+        world.register({**item, "scope": {"conversation": conversation}})
+    shipped(world)
+    copied(database, kept)
+    before = world.now
+    world.now += timedelta(minutes=5)
+    request = world.ask(scope={"conversation": "conv_1"})
+    world.plan(request)
+    world.approve(request)
+    if done:
+        world.work()
+    shipped(world)
+    world.services.database.engine.dispose()
+    copied(kept, database)
+    healed = heal(replace(world.services.recovery, parts=world.parts), world.tenant, world.now)
+    assert healed is not None
+    assert (healed.lost, list(healed.requests)) == ([], [request])
+    world.work()
+    assert world.state(request) == "completed"
+    assert (world.text_of(gone), world.text_of(stays)) == (None, "said in conv_2")
+    assert [path.name for path in world.files.iterdir()] == ["out.txt"]
+    report = world.reader.certificate(world.acting(), request)
+    assert json.loads(report)["certificate"]["scope"] == {"of": "conversation"}
+    check(report, world.certificate_key, world.log_key)
+    # Its fence stands again too: what was said before, and is sent late, stays out.
+    assert [said_late(world, stream, before) for stream in ("conv_1", "conv_2")] == ["suppressed", "stored"]
+
+
+def said_late(world: Any, stream: str, at: Any) -> str:
+    entry = {
+        "id": uuid7(world.now), "stream": stream, "kind": "turn.user", "at": at.isoformat(), "data_class": "transcript",
+        "subjects": [ADA], "body": {"content": "late"},
+    }  # fmt: skip
+    result = world.services.record.append(world.acting("writer"), [json.dumps(entry).encode()], world.now)
+    return str(result.results[0]["status"])
+
+
+def test_to_which_conversation_an_erasure_was_limited_opens_for_its_persons_and_goes_with_them(world: Any) -> None:
+    world.note("n1", "Ada wrote this")
+    vault, tenant_id = world.parts.vault, world.tenant.tenant_id
+    with world.parts.transactions(tenant_id) as session:
+        people = [row.subject_no for row in session.exec(select(Subject))]
+        sealed = limited.seal_scopes(session, vault, tenant_id, people, "req_1", ["ab", "cd"])
+        assert limited.scopes_in(session, vault, tenant_id, people, "req_1", sealed) == ["ab", "cd"]
+        for request, text in (("req_2", sealed), ("req_1", sealed[:-4]), ("req_1", "no base64!")):
+            assert limited.scopes_in(session, vault, tenant_id, people, request, text) is None
+    world.erase()
+    with world.parts.transactions(tenant_id) as session:
+        assert limited.scopes_in(session, vault, tenant_id, people, "req_1", sealed) is None
