@@ -40,6 +40,7 @@ from api.telemetry import Telemetry
 from api.verification import CERTIFICATE_NAME
 from connectors.base import Connector, open_connector
 from erasure.certificate_store import CertificateStore
+from erasure.earlier_packages import name_everybody
 from erasure.errors import LogMissing
 from erasure.footprint import end_footprints
 from erasure.leases import free_all
@@ -598,6 +599,8 @@ def _register_jobs(services: Services) -> None:
     jobs.add(Job(name="unverified", every=HOUR, run=refuses, may=leads))
     ends = for_each(lambda tenant_id, now: end_footprints(services.erasure, tenant_id, now))
     jobs.add(Job(name="footprints", every=HOUR, run=ends, may=leads))
+    names = for_each(lambda tenant_id, now: name_everybody(services.erasure, services.tenant(tenant_id), now))
+    jobs.add(Job(name="packages", every=HOUR, run=names, may=leads))
     store = for_each(lambda tenant_id, now: _store_certificates(services, tenant_id, now))
     jobs.add(Job(name="certificates", every=CERTIFICATES_EVERY, run=store, shared=False))
     jobs.add(Job(name="roots", every=DAY, run=services.keks.turn))

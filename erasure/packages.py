@@ -38,10 +38,10 @@ def holds_about(
     """
     if artifact_ids is None:
         whole = [with_copies(session, tenant_id, hold) for hold in holds]
-        packages = _packages(session, tenant_id) if holds else {}
+        packages = packages_of(session, tenant_id) if holds else {}
         return tuple(_with_packages(session, tenant_id, hold, packages) for hold in whole)
     found = held_among(session, tenant_id, holds, artifact_ids)
-    packages = _packages(session, tenant_id, artifact_ids) if holds and artifact_ids else {}
+    packages = packages_of(session, tenant_id, artifact_ids) if holds and artifact_ids else {}
     if not packages:
         return found
     inside = _inside(session, tenant_id, packages)
@@ -97,8 +97,8 @@ def _conditions(session: Session, tenant_id: int, hold: Hold) -> Iterator[sa.Col
         yield col(CopyRow.key_id).in_(keys)
 
 
-def _packages(session: Session, tenant_id: int, artifact_ids: Collection[int] | None = None) -> dict[str, int]:
-    """The packages that are there, or those among these artifacts, by the request that they answer."""
+def packages_of(session: Session, tenant_id: int, artifact_ids: Collection[int] | None = None) -> dict[str, int]:
+    """The packages that are there, or those among these artifacts: their numbers by the request that they answer."""
     there = session.execute(
         sa.select(col(Artifact.id), col(Artifact.given_id), col(Artifact.created_at)).where(
             col(Artifact.tenant_id) == tenant_id, col(Artifact.store) == STORE, col(Artifact.status) != "erased"

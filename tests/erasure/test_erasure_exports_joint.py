@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import zipfile
+from datetime import timedelta
 from io import BytesIO
 from typing import Any
 
 import pytest
 
-from erasure import answers
+from erasure import answers, exporting
+from erasure.earlier_packages import name_everybody
 from erasure.exporting import _Making  # the pass of a worker that is overtaken in its middle
 from erasure.handout import open_export
 from erasure.package_people import TOO_MANY
 from erasure.packages import STORE
+from erasure.sweep_copies import Sweeps
+from registry.acting import Acting
+from retention.sweep import Brakes
 from tests.erasure.conftest import ADA, BOB, World
 
 CARL = "user:carl_9"
@@ -76,6 +81,39 @@ def test_whoever_is_in_somebody_elses_package_takes_it_along_with_their_erasure(
     assert world.state(erasure) == "completed"
     assert SECRET not in text_of(world, request)
     assert not list(world.parts.exports.rglob("*.zip"))  # type: ignore[union-attr]  # this world has a folder
+
+
+@pytest.mark.parametrize("erased_before", [False, True])
+def test_a_package_from_before_packages_named_everybody_is_found_or_ends(
+    world: World, monkeypatch: pytest.MonkeyPatch, *, erased_before: bool
+) -> None:
+    world.note("n1", "ada's own")
+    world.file("both.txt", SECRET, subjects=[ADA, BOB])
+    with monkeypatch.context() as before:
+        before.setattr(exporting, "others_of", lambda *_: {})
+        request = given(world)
+    system = Acting.system(tenant_id=world.tenant.tenant_id, tenant=world.tenant.name, log_id=world.tenant.log_id)
+    erasure = world.ask(BOB)
+    if erased_before:
+        world.plan(erasure)
+        world.approve(erasure)
+        world.work()
+    assert name_everybody(world.parts, system, world.now) == 1
+    assert name_everybody(world.parts, system, world.now) == 0
+    if erased_before:
+        sweeps = Sweeps(world.parts, brakes=Brakes(share=1.0, jump=timedelta(days=10_000)))
+        world.now += timedelta(minutes=1)
+        sweeps.start(world.acting(), world.now)
+        sweeps.run_due(world.tenant.tenant_id, world.now)
+    else:
+        world.plan(erasure)
+        plan = world.reader.plan_view(world.acting(), erasure)
+        assert {copy["store"] for copy in plan["copies"]} >= {STORE}
+        world.approve(erasure)
+        world.work()
+    assert world.state(erasure) == "completed"
+    assert not list(world.parts.exports.rglob("*.zip"))  # type: ignore[union-attr]  # this world has a folder
+    assert SECRET not in text_of(world, request)
 
 
 def test_neither_of_them_is_given_a_package_of_both(world: World) -> None:

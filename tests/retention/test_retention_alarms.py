@@ -237,11 +237,11 @@ def test_the_service_has_the_jobs_that_its_promises_need(house: Any) -> None:
     names = set(house.services.jobs.names)
     assert {
         "retention", "deadlines", "patrol", "checkpoints", "anchors", "footprints", "answers", "snapshots", "outbox",
-        "unverified",
+        "unverified", "packages",
     } <= names  # fmt: skip
     jobs = house.services.jobs
     assert not jobs.tick("retention"), "who does not lead takes no tick"
     house.services.heal_first()
-    for name in ("retention", "deadlines", "patrol", "unverified", "footprints", "answers", "snapshots"):
+    for name in ("retention", "deadlines", "patrol", "unverified", "footprints", "packages", "answers", "snapshots"):
         assert jobs._jobs[name].shared, f"{name}: its tick is a unique row"
         assert [jobs.tick(name), jobs.tick(name)] == [True, False], name
