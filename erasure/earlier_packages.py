@@ -2,7 +2,8 @@
 
 Guarantees: a package that is there is registered as about everybody in it once this looked at it, so that a later
 erasure of one of them finds it; one that holds data of somebody who cannot be named any more, or of too many, is past
-its date from now on, and the next pass of retention ends it unless a hold keeps it. Each package is looked at once. Not here: how packages are made (`erasure.exporting`).
+its date from now on, and the next pass of retention ends it unless a hold keeps it. Each package is looked at once. Not
+here: how packages are made (`erasure.exporting`).
 """
 
 from __future__ import annotations
