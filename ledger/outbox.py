@@ -66,10 +66,14 @@ def astray(session: Session, tenant_id: int, log_id: str, rows: Sequence[OutboxR
 
 
 def renumber(session: Session, tenant_id: int, numbers: Sequence[int]) -> None:
-    """Give rows that wait the next numbers, in the order given."""
+    """Give rows that wait the next numbers, in the order given; one that another shipper renumbered or sent is passed.
+
+    A number is taken only for a row that is held until the transaction ends: one that no row bears is a hole.
+    """
     for number in numbers:
         mine = (col(OutboxRow.tenant_id) == tenant_id) & (col(OutboxRow.n) == number) & col(OutboxRow.idx).is_(None)
-        session.connection().execute(sa.update(OutboxRow).where(mine).values(n=_next(session, tenant_id)))
+        if session.execute(sa.select(col(OutboxRow.n)).where(mine).with_for_update()).scalar() is not None:
+            session.connection().execute(sa.update(OutboxRow).where(mine).values(n=_next(session, tenant_id)))
 
 
 def shipped(session: Session, tenant_id: int, places: Mapping[int, int | None]) -> None:

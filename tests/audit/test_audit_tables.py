@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlmodel import SQLModel
 
 from audit.findings import Verdict
-from ledger import models
+from ledger import models, outbox
 from ledger.entry import Kind, uuid7
 from ledger.errors import RecordDamaged
 from ledger.payload_rows import fill
@@ -242,6 +242,25 @@ def test_a_database_that_went_back_gives_its_waiting_announcements_new_numbers(r
     with engine.begin() as connection:
         query = sa.text("SELECT MAX(n), COUNT(*), COUNT(idx) FROM outbox WHERE entry_id = :e")
         assert connection.execute(query, {"e": waiting[1]}).one() == (waiting[0] + 1, 1, 1)
+
+
+def test_two_shippers_that_renumber_the_same_announcements_leave_no_number_out(recorded: Kept) -> None:
+    """The second took a number that no row bore: `verify --all` missed that announcement for ever."""
+    services, tenant = recorded.services, recorded.acting.tenant_id
+    _announce(recorded, 3)
+    with services.database.transaction(tenant, write=False) as session:
+        found = [row.n for row in outbox.waiting(session, tenant, 10)]
+    for seen in (found[:1], found):
+        with services.database.transaction(tenant) as session:
+            outbox.renumber(session, tenant, seen)
+    _announce(recorded, 4)
+    with services.database.transaction(tenant, write=False) as session:
+        rows = outbox.waiting(session, tenant, 10)
+    assert [row.n for row in rows] == list(range(found[-1] + 1, found[-1] + len(found) + 2))
+    with services.database.transaction(tenant) as session:
+        outbox.shipped(session, tenant, {rows[0].n: 7})
+        outbox.renumber(session, tenant, [rows[0].n])
+        assert session.connection().scalar(sa.text("SELECT outbox_counter FROM log_state")) == rows[-1].n
 
 
 def test_an_announcement_that_was_changed_after_it_was_shipped_stops_no_other(recorded: Kept) -> None:
