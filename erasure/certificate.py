@@ -55,9 +55,6 @@ PROVEN = (
 
 `(gone)` and `(keys)`: of copies that are gone, and of keys that are.
 """
-EARLIER = "/supersedes (issued)"
-"""Proven beside these where the event that issued the superseded certificate is shown. Certificates from before it have
-the mark `stated` alone, and so has one whose predecessor's event a restored database does not name."""
 STATED = (
     "/schema",
     "/version",
@@ -237,24 +234,14 @@ class Lines(Listed):
         return list(dict.fromkeys([*(entry for entry in others if entry), *self._evidence]))
 
 
-def marks_of(*, shows_earlier: bool) -> dict[str, list[str]]:
-    """Which members the log proves, and which are only stated; one of two divisions."""
-    return {"proven": [*PROVEN, EARLIER] if shows_earlier else list(PROVEN), "stated": list(STATED)}
-
-
-def build(
-    facts: Mapping[str, Any], evidence: LogEvidence, *, version: str, shows_earlier: bool = False
-) -> dict[str, Any]:
-    """The certificate's value. `facts` are its other members, as JSON; a long list among them may be a `Listed`.
-
-    `shows_earlier`: whether the event that issued the superseded certificate is among the evidence.
-    """
+def build(facts: Mapping[str, Any], evidence: LogEvidence, *, version: str) -> dict[str, Any]:
+    """The certificate's value. `facts` are its other members, as JSON; a long list among them may be a `Listed`."""
     return {
         **facts,
         "schema": SCHEMA,
         "version": version,
         "claim": CLAIM,
-        "marks": marks_of(shows_earlier=shows_earlier),
+        "marks": {"proven": list(PROVEN), "stated": list(STATED)},
         "log": {"checkpoint": evidence.checkpoint, "key": evidence.key, "proofs": evidence.proofs},
     }
 
@@ -307,8 +294,6 @@ def mark_of(path: Sequence[str], certificate: Mapping[str, Any]) -> str:
         names = ("copies", "*", *names[2:])
     marks = {f"/{'/'.join(names[:length])}" for length in range(1, len(names) + 1)}
     conditions = {"(gone)": copy.get("state") in GONE, "(keys)": copy.get("key") in ("destroyed", "final")}
-    if names[0] == "supersedes" and EARLIER in certificate["marks"]["proven"]:
-        return "proven"
     for pattern in PROVEN:
         where, _, condition = pattern.partition(" ")
         if where in marks and conditions.get(condition, not condition):

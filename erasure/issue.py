@@ -62,7 +62,6 @@ class Draft:
     entries: list[str]
     number: int
     stand: str
-    shows_earlier: bool
 
 
 class _Stated(NamedTuple):
@@ -150,7 +149,7 @@ def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, versi
             draft = _draft(session, parts, tenant, row, lines, kept, now=now, state=state)
         evidence = _evidence(parts, tenant, draft.entries, proofs, now)
         facts = {**draft.facts, "copies": lines, "retained": kept}
-        said = certificate.build(facts, evidence, version=version, shows_earlier=draft.shows_earlier)
+        said = certificate.build(facts, evidence, version=version)
         signed = stack.enter_context(certificate.sign(said, parts.signer(tenant.log_id)))
         with parts.transactions(tenant.tenant_id) as session:
             row = history.load(session, tenant.tenant_id, request_id, lock=True)
@@ -276,7 +275,7 @@ def _draft(  # noqa: PLR0917 - called once
         issued,
     )
     number = 1 if earlier is None else earlier.number + 1
-    return Draft(facts=facts, entries=entries, number=number, stand=stand, shows_earlier=issued is not None)
+    return Draft(facts=facts, entries=entries, number=number, stand=stand)
 
 
 def _issuing(events: Sequence[RequestEvent], earlier: _Earlier) -> str | None:
