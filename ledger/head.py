@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from hashlib import sha256
 from itertools import islice
+from time import monotonic
 from typing import Protocol
 
 import sqlalchemy as sa
@@ -51,6 +52,8 @@ _ANOTHER_ROOT = (
     "damaged; muniment verify --all says which"
 )
 _TRIES = 3
+READ_AGAIN_AFTER = 600.0
+"""Seconds after which a log that led to another root is read whole again: a batch may have been put back meanwhile."""
 
 
 class Transactions(Protocol):
@@ -76,8 +79,8 @@ class LogParts:
     lock_end: Callable[[datetime], datetime]
     later_signer: Callable[[str, int], NamedSigner] | None = None
     behind: Callable[[], None] = lambda: None
-    forked: dict[str, int] = field(default_factory=dict)
-    """Logs whose batches, all of them, led to another root than was signed, and their size: not tried again."""
+    forked: dict[str, tuple[int, float]] = field(default_factory=dict)
+    """Logs whose batches, all of them, led to another root than was signed: their size, and when (monotonic)."""
 
     def signer_of(self, origin: str, generation: int) -> NamedSigner:
         """Return the log's key of a generation. Raises: SigningKeyMissing."""
@@ -176,15 +179,21 @@ def _open_head(parts: LogParts, tenant_id: int, *, clears: bool = False) -> Head
         except (LogForked, RecordDamaged):
             # A tile may be lost or damaged: what the batches, or the tiles below it, give decides, and mends it.
             if again is Again.EVERYTHING:
-                parts.forked[head.log_id] = head.size
-            if again is Again.EVERYTHING or (again is Again.ABOVE and parts.forked.get(head.log_id) == head.size):
+                parts.forked[head.log_id] = head.size, monotonic()
+            if again is Again.EVERYTHING or (again is Again.ABOVE and _was_read_lately(parts, head)):
                 raise
         else:
             break
+    parts.forked.pop(head.log_id, None)
     if again is not Again.NOTHING:
         head.tree.mend()
     head.read_only = read_only
     return head
+
+
+def _was_read_lately(parts: LogParts, head: Head) -> bool:
+    size, at = parts.forked.get(head.log_id, (None, 0.0))
+    return size == head.size and monotonic() < at + READ_AGAIN_AFTER
 
 
 def open_reader(parts: LogParts, tenant_id: int) -> Head:
