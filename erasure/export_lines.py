@@ -60,7 +60,8 @@ def bring_up_to_date(parts: Parts, tenant_id: int, request_id: str, now: datetim
             history.put_copies(session, tenant_id, request_id, more, {})
             body = {"request": request_id, "addendum": [copy.ref for copy in more]}
             parts.record.announce(session, tenant_id, Kind.REQUEST_STATE, body, now)
-        leave_out_who_goes(session, tenant_id, request_id, others_of(session, tenant_id, request_id, people))
+        others = others_of(session, tenant_id, request_id, people)
+        leave_out_who_goes(session, parts.vault, tenant_id, request_id, others)
         return CopyState.AWAITING_HUMAN not in copies.states_of(session, copies.of(tenant_id, request_id))
 
 

@@ -14,14 +14,14 @@ Guarantees: one item and some hundred lines are in memory at a time; what a stor
 (`erasure.exported_entries`); what became somebody else's since it was planned, by the registry or by its store's own
 owner field, waits for a human too, and so does what is about more people by now than the human saw who released it
 (`erasure.export_lines`). An export about a person whose erasure was approved meanwhile is not kept; of others it is
-registered as about them too (`erasure.package_people`). Where there is nothing left to hand out, an empty package says
-why.
+registered as about them too (`erasure.package_people`), and one of whom anybody cannot be named any more, or has their
+erasure approved, is made anew without it. Where there is nothing left to hand out, an empty package says why.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -40,7 +40,7 @@ from erasure.handout import contents_of, request_view
 from erasure.manifest_file import Listing, json_bytes, pieces
 from erasure.models import CopyRow, RequestRow
 from erasure.package_file import Fate, Package, digest_of, give_name, place_of, remove_unfinished, unnamed
-from erasure.package_people import names_for, others_of
+from erasure.package_people import begin_again, everybody, known_names, others_of
 from erasure.packages import STORE
 from erasure.parts import Parts, Tenant
 from erasure.plan import IDENTITY, VAULT, instant_text
@@ -266,7 +266,7 @@ class _Making:
     # ── 4 ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _keep(self, package: Package, out: IO[bytes], name: str) -> str | None:
-        """Step 4; the artifact that the file is. None while a store may still be asked again, or where none is kept."""
+        """Step 4; the artifact that the file is. None while it has to be made again, or where none is kept."""
         sha256, size = digest_of(out)
         with self._parts.transactions(self._tenant.tenant_id) as session:
             row = history.load(session, self._tenant.tenant_id, self._id, lock=True)
@@ -281,8 +281,13 @@ class _Making:
             kept |= {"sha256": sha256, "bytes": size}
             if len(closed) < len(row.subjects):
                 others = others_of(session, row.tenant_id, self._id, row.subjects)
-                people = frozenset[int]().union(*others.values())
-                artifact = self._register(session, row, name, people)
+                names = known_names(session, self._parts.vault, row.tenant_id, everybody(others))
+                gone = everybody(others) - names.keys()
+                gone |= subjects.fenced(session, row.tenant_id, names.keys()).keys()
+                if about := [number for number, people in others.items() if people & gone]:
+                    begin_again(session, row.tenant_id, self._id, about)
+                    return None
+                artifact = self._register(session, row, name, names.values())
                 kept |= {"artifact": artifact, "file": name, "expires_at": instant_text(self._now + KEPT)}
             row.details = {**row.details, "export": kept}
             session.add(row)
@@ -330,7 +335,7 @@ class _Making:
         method = BY_HAND if copy.method == BY_HAND else "read and written into the export"
         return {**ended, "finished_at": self._now, "method": method}
 
-    def _register(self, session: Session, row: RequestRow, name: str, others: frozenset[int]) -> str:
+    def _register(self, session: Session, row: RequestRow, name: str, others: Iterable[str]) -> str:
         acting = Acting.system(tenant_id=self._tenant.tenant_id, tenant=self._tenant.name, log_id=self._tenant.log_id)
         if EXPORT_CLASS not in classes.in_force(session, row.tenant_id):
             classes.put_class(session, acting, EXPORT_CLASS, STARTER_CLASSES[EXPORT_CLASS], self._now)
@@ -342,10 +347,7 @@ class _Making:
             "data_class": EXPORT_CLASS,
             "store": STORE,
             "locator": {"path": name},
-            "subjects": [
-                *(said["subjects"][place]["text"] for place in verified),
-                *names_for(session, self._parts.vault, row.tenant_id, others),
-            ],
+            "subjects": [*(said["subjects"][place]["text"] for place in verified), *others],
             "activity": {"kind": "export"},
             "expires_at": instant_text(self._now + KEPT),
         }

@@ -3,14 +3,14 @@
 A package is a copy of what lies in it, so it is registered as about everybody in there: a later erasure of one of them
 finds it like any other copy, and a hold or restriction keeps it.
 
-Guarantees: reads in the caller's transaction. What is about somebody whose erasure is approved, or about more people
-than an item of the registry can name, goes into no package, whoever released it before. Not here: who releases
-(`erasure.desk`), and the file (`erasure.exporting`).
+Guarantees: reads in the caller's transaction. What is about somebody whose erasure is approved, whom no name leads to
+any more, or about more people than an item of the registry can name, goes into no package, whoever released it before.
+Not here: who releases (`erasure.desk`), and the file (`erasure.exporting`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from sqlmodel import Session
@@ -26,6 +26,7 @@ from retention.parts import load_parts, places_of
 from vault.vault import Vault
 
 TOO_MANY = "about more people than a package can name"
+NAMELESS = "about somebody whose names are not known any more"
 _IN_THE_PACKAGE = (CopyState.PENDING.value, CopyState.EXPORTED.value)
 _MOST = MAX_SUBJECTS // 2
 """Of others; the rest is for the names under which the person asks."""
@@ -68,26 +69,42 @@ def _going(session: Session, tenant_id: int, request_id: str) -> Iterator[list[G
             yield going
 
 
-def leave_out_who_goes(session: Session, tenant_id: int, request_id: str, others: Mapping[int, frozenset[int]]) -> None:
-    """Withhold what is about somebody whose erasure is approved, or about too many; in the order of the copies."""
+def leave_out_who_goes(
+    session: Session, vault: Vault, tenant_id: int, request_id: str, others: Mapping[int, frozenset[int]]
+) -> None:
+    """Withhold what is about somebody who goes or has no name, or about too many; in the order of the copies."""
+    erasing = subjects.fenced(session, tenant_id, everybody(others)).keys()
     named: set[int] = set()
-    left_out: dict[int, dict[str, str]] = {}
+    left_out: dict[int, str] = {}
     for number, people in others.items():
-        if not people:
-            continue
-        why = None
-        if subjects.fenced(session, tenant_id, people):
-            why = ERASING
+        if people & erasing:
+            left_out[number] = ERASING
         elif len(named | people) > _MOST:
-            why = TOO_MANY
-        if why is None:
-            named |= people
+            left_out[number] = TOO_MANY
         else:
-            left_out[number] = {"state": CopyState.WITHHELD.value, "detail": why}
-    copies.write(session, tenant_id, request_id, left_out)
+            named |= people
+    nameless = named - known_names(session, vault, tenant_id, named).keys()
+    left_out |= {number: NAMELESS for number, people in others.items() if people & nameless and number not in left_out}
+    withheld = {number: {"state": CopyState.WITHHELD.value, "detail": why} for number, why in left_out.items()}
+    copies.write(session, tenant_id, request_id, withheld)
+
+
+def begin_again(session: Session, tenant_id: int, request_id: str, about: Collection[int]) -> None:
+    """Let these copies, at least one, be decided about once more by the next pass."""
+    copies.update(session, copies.among(session, tenant_id, request_id, about), state=CopyState.PENDING.value)
+
+
+def everybody(others: Mapping[int, frozenset[int]]) -> frozenset[int]:
+    """The people of all these copies."""
+    return frozenset[int]().union(*others.values())
 
 
 def names_for(session: Session, vault: Vault, tenant_id: int, people: Iterable[int]) -> list[str]:
     """A name of each of these people that is still known, as registrations give it."""
+    return list(known_names(session, vault, tenant_id, people).values())
+
+
+def known_names(session: Session, vault: Vault, tenant_id: int, people: Iterable[int]) -> dict[int, str]:
+    """The same by their numbers: whoever is missing has no name that anybody could be asked for."""
     found = subjects.names_of(session, vault, tenant_id, people)
-    return [names[0].text for _, names in sorted(found.items()) if names]
+    return {number: names[0].text for number, names in sorted(found.items()) if names}

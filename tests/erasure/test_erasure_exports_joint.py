@@ -13,10 +13,13 @@ from erasure import answers, exporting
 from erasure.earlier_packages import name_everybody
 from erasure.exporting import _Making  # the pass of a worker that is overtaken in its middle
 from erasure.handout import open_export
-from erasure.package_people import TOO_MANY
+from erasure.package_people import NAMELESS, TOO_MANY
 from erasure.packages import STORE
 from erasure.sweep_copies import Sweeps
+from erasure.worker import advance
+from registry import subjects
 from registry.acting import Acting
+from registry.identifiers import parse_subject
 from retention.sweep import Brakes
 from tests.erasure.conftest import ADA, BOB, World
 
@@ -166,10 +169,17 @@ def test_what_was_released_before_somebody_elses_erasure_was_approved_does_not_g
     assert SECRET not in text
 
 
-def test_a_package_that_an_approval_overtakes_joins_that_erasure_and_is_not_handed_out(
-    world: World, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", ["artifact", "entry"])
+@pytest.mark.parametrize("overtaken_by", ["approval", "whole erasure"])
+def test_a_package_that_somebody_elses_erasure_overtakes_is_made_anew_without_them(
+    world: World, monkeypatch: pytest.MonkeyPatch, overtaken_by: str, kind: str
 ) -> None:
-    world.file("both.txt", SECRET, subjects=[ADA, BOB])
+    # With Bob's names gone it was kept as about Ada alone: his words went out for a month behind his certificate.
+    world.note("n1", "ada's own")
+    if kind == "artifact":
+        world.file("both.txt", SECRET, subjects=[ADA, BOB])
+    else:
+        world.say(SECRET, subjects=[ADA, BOB])
     request = asked(world)
     for copy in waiting(world, request):
         settle(world, request, copy)
@@ -180,17 +190,40 @@ def test_a_package_that_an_approval_overtakes_joins_that_erasure_and_is_not_hand
     def overtaken(self: _Making, package: Any) -> None:
         made(self, package)
         world.approve(erasure)
+        for _ in range(8 if overtaken_by == "whole erasure" else 0):
+            advance(world.parts, world.tenant, erasure, world.now)
+            world.now += timedelta(minutes=1)
 
-    monkeypatch.setattr(_Making, "_manifest", overtaken)
-    answers.carry_on(world.parts, world.tenant, request, world.now)
-    assert SECRET not in text_of(world, request)
-    world.work()
-    [late] = waiting(world, erasure)
-    assert late["store"] == STORE
-    settle(world, erasure, late, "erase")
-    world.work()
-    assert world.state(erasure) == "completed"
+    with monkeypatch.context() as patched:
+        patched.setattr(_Making, "_manifest", overtaken)
+        answers.carry_on(world.parts, world.tenant, request, world.now)
+    assert world.state(request) == "executing"
     assert not list(world.parts.exports.rglob("*.zip"))  # type: ignore[union-attr]  # this world has a folder
+    assert world.state(erasure) == ("completed" if overtaken_by == "whole erasure" else "approved")
+    world.work()
+    assert (world.state(request), world.state(erasure)) == ("completed", "completed")
+    text = text_of(world, request)
+    assert "ada's own" in text
+    assert SECRET not in text
+
+
+def test_what_is_about_somebody_whom_no_name_leads_to_any_more_goes_into_no_package(world: World) -> None:
+    world.note("n1", "ada's own")
+    world.file("both.txt", SECRET, subjects=[ADA, BOB])
+    request = asked(world)
+    for copy in waiting(world, request):
+        settle(world, request, copy)
+    tenant = world.tenant.tenant_id
+    with world.parts.transactions(tenant) as session:
+        people = subjects.find(session, world.services.vault, world.acting(), [parse_subject(BOB)])
+        subjects.end(session, tenant, people.values(), "swp_1", world.now)
+    world.work(2)
+    assert world.state(request) == "completed"
+    text = text_of(world, request)
+    assert "ada's own" in text
+    assert SECRET not in text
+    [left] = world.reader.copies(world.acting(), request, state="withheld")
+    assert left["detail"] == NAMELESS
 
 
 def test_what_is_about_more_people_than_can_be_named_is_left_out(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
