@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import logging
+import os
 import stat
+import threading
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 
-from muniment import Recorder
+from muniment import Recorder, receipts
 from muniment.delivery import BatchAnswer
 from muniment.receipts import ReceiptFile
 
@@ -49,6 +52,59 @@ def test_a_file_that_was_moved_away_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / "receipts").rename(tmp_path / "old")
     kept.keep(answer())
     assert (tmp_path / "receipts").read_bytes() == (tmp_path / "old").read_bytes()
+
+
+def test_a_line_that_the_system_takes_in_pieces_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: whole(descriptor, bytes(data[:7])))
+    ReceiptFile(tmp_path / "receipts").keep(answer())
+    assert json.loads((tmp_path / "receipts").read_text()) == KEPT
+
+
+def test_no_line_is_joined_to_one_that_another_process_is_still_writing(tmp_path: Path) -> None:
+    path = tmp_path / "receipts"
+    with path.open("ab", buffering=0) as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        other.write(b'{"of":')
+        mine = threading.Thread(target=ReceiptFile(path).keep, args=[answer()])
+        mine.start()
+        mine.join(0.1)
+        other.write(b'"another"}\n')
+    mine.join(5)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"of": "another"}, KEPT]
+
+
+def test_a_process_that_stopped_while_it_wrote_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "_LOCK_SECONDS", 0.02)
+    path = tmp_path / "receipts"
+    with path.open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(BlockingIOError):
+            ReceiptFile(path).keep(answer())
+    assert path.read_bytes() == b""
+    ReceiptFile(path).keep(answer())
+    assert json.loads(path.read_text()) == KEPT
+
+
+def test_a_file_that_was_made_and_got_no_line_has_its_name_brought_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "receipts"
+    path.touch()  # as a process leaves it that was killed before its first line
+    synced: list[bool] = []
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        synced.append(stat.S_ISDIR(os.fstat(descriptor).st_mode))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    kept = ReceiptFile(path)
+    kept.keep(answer())
+    kept.keep(answer())
+    assert synced == [True, False, False]
 
 
 def test_a_recorder_keeps_the_receipt_of_every_batch_before_it_lets_go_of_it(fault_server: Any, tmp_path: Path) -> None:

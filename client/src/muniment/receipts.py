@@ -1,21 +1,29 @@
 """A file of what the server acknowledged: its signed receipts, kept by the one to whom they were given.
 
 Each line is one JSON object with the `receipt` of an answer and, in `results`, the ids and indexes it was about;
-`muniment verify --receipt FILE` checks them against the log. Guarantees: a line is on the disk before the entries it is
-about leave the spool; lines are only ever appended, whole, by several processes at once too. Nothing personal stands
-in it. Not here: a bound. A line has about 400 bytes and 60 an entry; who keeps them moves the file away when it is
-large, and the next line begins a new one.
+`muniment verify --receipt FILE` checks them against the log. Guarantees: a line that could be written is on the disk
+before the entries it is about leave the spool; one that could not (OSError) holds none of them back, and is counted in
+`stats().errors["receipts"]`. Lines are only appended, each begins on a line of its own, and several processes may share
+the file (flock; not for file systems without). Nothing personal stands in it. Not here: a bound. A line has about 400
+bytes and 60 an entry; who keeps them moves the file away when it is large, and the next line begins a new one.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
 from muniment.delivery import BatchAnswer
+
+_LOCK_SECONDS = 1.0
+"""A process that was stopped while it wrote must not hold up the entries of the others for longer than this."""
+_LOOK_AGAIN_SECONDS = 0.005
 
 
 class _Placed(msgspec.Struct):
@@ -43,20 +51,20 @@ class ReceiptFile:
         self._append(msgspec.json.encode(_Line(answer.receipt, placed)) + b"\n")
 
     def _append(self, line: bytes) -> None:
-        is_new = not self._path.exists()
         descriptor = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            # What a crash or a full disk left of a line must not spoil the next one.
-            size = os.fstat(descriptor).st_size
-            if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = b"\n" + line
-            if os.write(descriptor, line) < len(line):
-                raise OSError("the receipt was written in part")
+            with _alone(descriptor):
+                size = os.fstat(descriptor).st_size
+                if not size:
+                    # Before the first line, so that whoever finds one knows that the file's name is on the disk.
+                    self._sync_folder()
+                # What a crash or a full disk left of a line must not spoil the next one.
+                elif os.pread(descriptor, 1, size - 1) != b"\n":
+                    line = b"\n" + line
+                _write_all(descriptor, line)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        if is_new:
-            self._sync_folder()
 
     def _sync_folder(self) -> None:
         descriptor = os.open(self._path.parent, os.O_RDONLY | os.O_CLOEXEC)
@@ -64,3 +72,28 @@ class ReceiptFile:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+@contextmanager
+def _alone(descriptor: int) -> Iterator[None]:
+    """Hold the file's lock. Raises: OSError when another process keeps it too long, or there are no locks."""
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_LOOK_AGAIN_SECONDS)
+    try:
+        yield
+    finally:
+        # Closing would not end it while a forked child has the descriptor.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(descriptor, left) :]
