@@ -1,8 +1,8 @@
 """Certificates in the tables: a row, and the signed bytes in pieces of a megabyte.
 
 Guarantees: row and pieces are written in one transaction, and read as what was signed or not at all: pieces that do not
-add up to the row's size are refused. However large a certificate is, a piece of it is in memory at a time. The caller
-commits. Not here: what certificates say, and the locked store that has them too.
+add up to the row's size, or a row of no bytes, are refused. However large a certificate is, a piece of it is in memory
+at a time. The caller commits. Not here: what certificates say, and the locked store that has them too.
 """
 
 from __future__ import annotations
@@ -77,6 +77,24 @@ def add_certificate(
     return digest.hexdigest()
 
 
+def holds_whole(session: Session, key: CertificateKey) -> bool:
+    """Whether the tables hold a certificate, and all of its bytes."""
+    if session.execute(sa.select(_KEY[0]).where(is_certificate(key))).first() is None:
+        return False
+    try:
+        digest_of(session, key)
+    except CertificateCut:
+        return False
+    return True
+
+
+def remove_certificate(session: Session, key: CertificateKey) -> None:
+    """Remove what there is of a certificate: of one that is cut, before it comes back whole."""
+    pieces = (column == value for column, value in zip(_PIECE_KEY, key, strict=True))
+    session.connection().execute(sa.delete(CertificatePiece).where(*pieces))
+    session.connection().execute(sa.delete(CertificateRow).where(is_certificate(key)))
+
+
 def open_certificate(session: Session, key: CertificateKey) -> SignedFile:
     """The certificate as it was signed, in a file of its own that outlives the session. Raises: CertificateCut."""
     return SignedFile.of(_pieces(session, key))
@@ -102,5 +120,5 @@ def _pieces(session: Session, key: CertificateKey) -> Iterator[bytes]:
             break
         got += len(piece)
         yield bytes(piece)
-    if got != size:
+    if got != size or not size:
         raise CertificateCut(key, size, got)

@@ -26,8 +26,10 @@ from erasure.certificate_rows import (
     CertificateKey,
     add_certificate,
     certificates_where,
+    holds_whole,
     is_certificate,
     open_certificate,
+    remove_certificate,
 )
 from erasure.errors import ErasureError
 from erasure.models import CertificateRow, RequestRow
@@ -113,7 +115,8 @@ class CertificateStore:
     def restore(self, tenant_id: int, log_id: str, now: datetime) -> Restored:
         """Bring back the certificates of requests that the tables know; names those of other requests.
 
-        Of two with one number the younger comes back; the other stays where it is.
+        One that is cut in the tables comes back too. Of two with one number the younger does; the other stays where it
+        is.
         """
         strange: list[str] = []
         by_place: dict[tuple[str, ...], list[str]] = {}
@@ -153,8 +156,9 @@ class CertificateStore:
             if youngest is None:
                 return unlike, False
             with self.transactions(key.tenant_id) as session:
-                if session.get(CertificateRow, tuple(key)) is not None:
+                if holds_whole(session, key):
                     return unlike, False
+                remove_certificate(session, key)
                 add_certificate(session, key, youngest[1], youngest[0], stored_at=now)
         return unlike, True
 

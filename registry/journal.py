@@ -85,9 +85,11 @@ _VERSION = 1
 _LABEL = "journal"
 _REMEMBERED = 100_000
 _PAGE = 2_000
-_PAGE_OF = {"certificate": 20}
-"""Rows that are whole documents."""
+_PAGE_OF = {"certificate_piece": 8}
+"""Rows of up to a megabyte each."""
 _OBJECT_ROWS = 5_000
+_OBJECT_BYTES = 8 << 20
+"""Bytes in columns of bytes after which an object is written, whatever the number of its rows."""
 _KEY_PAGE = 1_000
 _LEVEL = 3
 # Events that follow no change of a small table.
@@ -343,6 +345,7 @@ class Journal:
         for keys in self._key_pages(tenant_id):
             yield Content(at=now, keys=(keys,))
         gathered: dict[str, list[Row]] = {}
+        size = 0
         for table in self._tables():
             if tenant_column(table) is None or table.name in REBUILT | LEFT_OUT | VAULT_ROWS:
                 continue
@@ -353,9 +356,10 @@ class Journal:
                     page = _page(session, table, tenant_id, after, limit=limit)
                 if page:
                     gathered.setdefault(table.name, []).extend(page)
-                if sum(map(len, gathered.values())) >= _OBJECT_ROWS or (page and table.name in _PAGE_OF):
+                    size += sum(len(value) for row in page for value in row.values() if isinstance(value, bytes))
+                if sum(map(len, gathered.values())) >= _OBJECT_ROWS or size >= _OBJECT_BYTES:
                     yield Content(at=now, tables=gathered)
-                    gathered = {}
+                    gathered, size = {}, 0
                 if len(page) < limit:
                     break
                 after = page[-1]

@@ -51,7 +51,7 @@ from registry.journal import (
 )
 from registry.losses import lost_keys, unnamed_streams
 from registry.models import Tenant
-from registry.put_back import put_rows, recount_groups
+from registry.put_back import as_now, put_rows, recount_groups
 from vault.models import DataKey, KeyState, PartKey
 from vault.vault import Vault
 
@@ -232,7 +232,7 @@ class Rebuild:
     def _take(self, session: Session, made: Rebuilt, content: Content, *, replace: bool = True) -> None:
         for keys in content.keys:
             made.keys += self._vault.restore_rows(session, made.tenant_id, keys).restored
-        for name, rows in content.tables.items():
+        for name, rows in as_now(content.tables):
             table = self._tables.get(name)
             if table is None or name in VAULT_ROWS:
                 line = f"rows of a table {name} that this version does not know"

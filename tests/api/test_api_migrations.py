@@ -152,6 +152,11 @@ def test_certificates_are_cut_into_pieces_that_are_what_they_were(empty: Databas
                 assert signed.read() == body
         pieces = session.execute(sa.select(col(CertificatePiece.tenant_id), col(CertificatePiece.n)))
         assert sorted(map(tuple, pieces)) == [(7, 0), (7, 0), (7, 1), (7, 2), (8, 0)]
+    with pytest.raises(sa.exc.IntegrityError, match="size"), empty.engine.begin() as connection:
+        connection.execute(
+            sa.text("INSERT INTO certificate (tenant_id, request_id, version, number, issued_at) "
+                    "VALUES (7, 'req_c', 'interim', 1, 0)")
+        )  # fmt: skip
 
 
 def test_a_newer_schema_is_refused_and_left_alone(empty: Database) -> None:
@@ -216,6 +221,7 @@ REVISIONS = {
     "0005_places_of_keys.py": "0516519707fb980c380f839f37050d0d30467cb1b1d620c997ff886c68ffad97",
     "0006_certificates_in_pieces.py": "51b01baf797cc7009bf38f0707b2c727df9ec6d547b90fb633267e742bb7cbd9",
     "0007_digests_of_rows.py": "16aa98cb45c20731fa38064643d8521a6ea35fb666298c38b01c4af3671fb76d",
+    "0008_certificates_say_their_size.py": "70ba1a6ed5f4b4d697fe563732e8a453bb2f03a31bd3663d131cece023b77ad3",
 }
 """What was merged once is history: databases stand at it. A change of the models is a new revision."""
 

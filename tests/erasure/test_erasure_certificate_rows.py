@@ -28,8 +28,10 @@ from erasure.models import CertificatePiece, CertificateRow
 from erasure.rendering.opened import document_of
 from erasure.signed_file import PIECE, SignedFile
 from ledger import canonical
+from ledger.entry import uuid7
 from ledger.memory_objects import MemoryStore
 from ledger.signing import Ed25519Signer
+from registry.journal import Content, pack
 
 LARGE = bytes(range(256)) * (5 * PIECE // 512)
 
@@ -136,6 +138,31 @@ def test_a_certificate_in_the_tables_is_whole_or_refused(world: Any) -> None:
             raise Broken
 
 
+def test_rows_from_before_certificates_were_cut_come_back_as_what_was_signed(world: Any) -> None:
+    # They came back as certificates of no bytes, which kept those of the locked store out.
+    tenant, log_id = world.tenant.tenant_id, world.tenant.log_id
+    bodies = {"req_small": b"{}", "req_large": LARGE}
+    rows = [
+        {
+            "tenant_id": tenant, "request_id": request, "version": "interim", "number": 1, "body": body,
+            "issued_at": world.now, "stored_at": None,
+        }
+        for request, body in bodies.items()
+    ]  # fmt: skip
+    path = f"rows/{uuid7(world.now)}"
+    content = Content(at=world.now, tables={"certificate": rows})
+    world.services.hot.replace(f"{log_id}/{path}", pack(world.services.vault.keks, tenant, log_id, path, content))
+    rebuild = world.services.recovery.rebuild
+    for _ in range(2):
+        rebuild.catch_up(
+            tenant, log_id, size=0, since=world.now - timedelta(days=1), now=world.now, grace=timedelta(days=1)
+        )
+        with world.parts.transactions(tenant, write=False) as session:
+            for request, body in bodies.items():
+                with open_certificate(session, CertificateKey(tenant, request, "interim", 1)) as found:
+                    assert found.read() == body
+
+
 def test_a_certificate_that_breaks_off_between_its_pieces_leaves_nothing(world: Any) -> None:
     key = CertificateKey(world.tenant.tenant_id, "req_large", "interim", 1)
 
@@ -204,3 +231,16 @@ def test_a_certificate_of_many_pieces_goes_to_the_locked_store_and_comes_back(wo
     with world.parts.transactions(tenant, write=False) as session, open_certificate(session, key) as signed:
         assert signed.read() == body
     assert store.restore(tenant, log_id, world.now).count == 0
+    # A row without its bytes was taken for the certificate, and the object stayed where it was.
+    for change in (
+        sa.update(CertificateRow).values(size=0),
+        sa.delete(CertificatePiece).where(col(CertificatePiece.n) == 4),
+        sa.delete(CertificatePiece),
+    ):
+        with world.parts.transactions(tenant) as session:
+            session.connection().execute(change)
+            with pytest.raises(CertificateCut):
+                open_certificate(session, key)
+        assert store.restore(tenant, log_id, world.now).count == 1
+        with world.parts.transactions(tenant, write=False) as session:
+            assert digest_of(session, key) == sha256(body).hexdigest()

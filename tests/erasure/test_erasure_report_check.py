@@ -142,9 +142,9 @@ def test_a_final_certificate_proves_which_one_it_supersedes(world: Any) -> None:
     # A checker of an earlier version accepts this division alone, and takes the event for one more of the request.
     assert hashlib.sha256(rfc8785.dumps(said["marks"])).hexdigest() == MARKS
     assert "supersedes" in check(world.report, world.certificate_key, world.log_key)[-1]
-    for other in ("0" * 64, None):
+    for change in (lambda _: "0" * 64, lambda _: None):
         with pytest.raises(ReportError, match="/certificate/supersedes"):
-            check(resigned(world, ("supersedes",), lambda _, other=other: other), world.certificate_key, world.log_key)
+            check(resigned(world, ("supersedes",), change), world.certificate_key, world.log_key)
     # As it was before: only stated, and checked as then.
     without = [proof for proof in said["log"]["proofs"] if not is_issuing(proof)]
     assert len(without) == len(said["log"]["proofs"]) - 1

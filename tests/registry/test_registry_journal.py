@@ -228,6 +228,30 @@ def test_a_snapshot_holds_every_table_of_a_tenant_that_has_rows(hot: Hot) -> Non
     assert counts["artifact"] == 3
 
 
+def test_an_object_holds_few_megabytes_of_certificates_and_many_small_ones(hot: Hot) -> None:
+    # Pages were of 2,000 pieces of a megabyte.
+    acting = hot.house.alice
+    pieces = SQLModel.metadata.tables["certificate_piece"]
+    key = {"tenant_id": acting.tenant_id, "version": "final", "number": 2}
+    large = [{**key, "request_id": "req_large", "n": n, "data": bytes([n]) * 2**20} for n in range(20)]
+    small = [{**key, "request_id": f"req_{n}", "n": 0, "data": b"{}"} for n in range(30)]
+    with hot.house.session() as session:
+        Log.create(session, acting.tenant_id, acting.log_id)
+        session.connection().execute(sa.insert(pieces), large + small)
+        session.commit()
+    name = hot.journal.snapshot(acting.tenant_id, NOW)
+    held = []
+    for key_of in hot.store.list(f"{acting.log_id}/{name}/"):
+        content = read_object(hot.store, hot.house.vault.keks, acting.log_id, key_of.partition("/")[2])
+        assert content is not None
+        held.append([row["data"] for row in content.tables.get("certificate_piece", [])])
+    assert sorted((len(data), data[0]) for some in held for data in some) == sorted(
+        (len(row["data"]), row["data"][0]) for row in large + small
+    )
+    assert max(sum(map(len, some)) for some in held) < 16 * 2**20
+    assert sum(map(bool, held)) <= 4
+
+
 def test_a_snapshot_without_its_end_does_not_count(hot: Hot) -> None:
     acting = hot.house.alice
     hot.store.fail_after(0)
