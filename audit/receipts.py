@@ -9,7 +9,8 @@
 
 Guarantees: `covered` means that the batches give the root that a checkpoint signs; no cache and no database is asked.
 A receipt that contradicts the log is a proven fault of whoever signed both; a receipt that cannot be opened never is.
-Not here: the content of entries, and whether the rest of the log is sound (`audit.verify`). Nothing is decrypted.
+Not here: the content of entries, and whether the rest of the log is sound (`audit.verify`): receipts that all stand are
+called `acknowledged`, never `sound`. Nothing is decrypted.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from ledger.merkle import Frontier, leaf_hashes
 _CHECKPOINTS, _BATCHES = "checkpoint/", "batch/"
 _TRIED = 20
 """So many checkpoints that cannot be used are named; then there is none."""
+ACKNOWLEDGED, FOUND = "acknowledged", "found"
 _VERIFY = "muniment verify says what became of the log"
 _HIDDEN = "a delete marker or a second version lies over its batch; remove it, the first version is kept"
 _STOLEN = "; its key signs no more: if it was stolen, the thief may have made this receipt"
@@ -85,10 +87,14 @@ class Checked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReceiptReport:
-    """What the receipts of one log come to. `covered_size`: that of the checkpoint which the batches agree with."""
+    """What the receipts of one log come to.
+
+    `size`: as far as the batches were read. `covered_size`: that of the checkpoint which they agree with.
+    """
 
     log_id: str
     checked: tuple[Checked, ...]
+    size: int = 0
     covered_size: int = 0
     beside: tuple[Finding, ...] = ()
 
@@ -106,6 +112,20 @@ class ReceiptReport:
     def counts(self) -> Counter[Standing]:
         """How many receipts stand how."""
         return Counter(one.standing for one in self.checked)
+
+    @property
+    def unsigned(self) -> int:
+        """How many answers bear no receipt, and what they name was found: nothing that the log signed says so."""
+        return sum(one.receipt is None and one.verdict is Verdict.SOUND for one in self.checked)
+
+
+def word_of(reports: Sequence[ReceiptReport]) -> str:
+    """Return what the receipts of several logs come to: a fault, else `acknowledged`, or `found` where none is."""
+    verdict = worst(report.verdict for report in reports)
+    if verdict is not Verdict.SOUND:
+        return verdict.value
+    is_signed = any(one.receipt is not None for report in reports for one in report.checked)
+    return ACKNOWLEDGED if is_signed else FOUND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +216,8 @@ class _Check:
                 self._checked.append(self._place(walk, answer, receipt, covered, has_ended=has_ended))  # 4, 5
             self._loose(walk, answer, receipts, covered)
         checked = tuple(sorted(self._checked, key=lambda one: one.line))
-        return ReceiptReport(log_id=self._log_id, checked=checked, covered_size=covered, beside=tuple(self._beside))
+        beside = tuple(self._beside)
+        return ReceiptReport(log_id=self._log_id, checked=checked, size=walk.size, covered_size=covered, beside=beside)
 
     # ── 1. receipts ──
 

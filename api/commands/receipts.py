@@ -1,7 +1,8 @@
 """`muniment verify --receipt`: the answers that a caller kept, against the log that gave them.
 
-Guarantees: as `muniment verify`, it reads only and needs no running server. Exit codes: 0 all that was acknowledged
-stands there, 1 the log contradicts a receipt, 2 a receipt, or what it needs, could not be checked.
+Guarantees: as `muniment verify`, it reads only and needs no running server; it compares no content, and so says
+`acknowledged` where the other says `sound`. Exit codes: 0 all that was acknowledged stands there, 1 the log contradicts
+a receipt, 2 a receipt, or what it needs, could not be checked.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from audit.errors import BadPin, BadReceipts
 from audit.findings import MAX_FINDINGS, Finding, Verdict, exit_code_of, finding_json, worst
 from audit.reader import Reader
 from audit.receipt_file import Answer, origin_of, read_answers
-from audit.receipts import Checked, ReceiptReport, Standing, check_receipts
+from audit.receipts import Checked, ReceiptReport, Standing, check_receipts, word_of
 from ledger.errors import LedgerError
 
 _SHOWN = 20
@@ -37,6 +38,8 @@ _WORDS = {
 }
 _OWN_KEY = "the key was taken from the service's own key folder; pin it yourself with --key"
 
+_UNSIGNED = "without a receipt: its ids were found, and nothing that the log signed says that it acknowledged them"
+
 
 def verify_receipts(file: Path, data: Path, tenant: str | None, *, key: str | None, as_json: bool) -> int:
     """Checks the receipts in a file against the logs of a folder; returns the exit code. Raises: CannotRun."""
@@ -48,11 +51,14 @@ def verify_receipts(file: Path, data: Path, tenant: str | None, *, key: str | No
             done = _check(chosen, bucket, logs, answers, key)
     except (BadPin, BadReceipts, LedgerError) as error:
         finding = Finding(verdict=Verdict.UNREADABLE, detail=str(error))
-        show(_document([], [finding], []), as_json=as_json, lines=[f"could not check: {error}"])
+        show(_document(finding.verdict.value, [], [finding], []), as_json=as_json, lines=[f"could not check: {error}"])
         return exit_code_of(Verdict.UNREADABLE)
+    reports = [report for _, report in done]
     notes = [] if key is not None else [_OWN_KEY]
-    findings = [finding for _, report in done for finding in report.findings]
-    show(_document(done, findings, notes), as_json=as_json, lines=_lines(done, findings, notes))
+    if unsigned := sum(report.unsigned for report in reports):
+        notes.append(f"{unsigned} {_UNSIGNED}")
+    findings = [finding for report in reports for finding in report.findings]
+    show(_document(word_of(reports), done, findings, notes), as_json=as_json, lines=_lines(done, findings, notes))
     return exit_code_of(worst(finding.verdict for finding in findings))
 
 
@@ -114,9 +120,15 @@ def _refused(answer: Answer, detail: str) -> Checked:
     return Checked(line=answer.line, standing=Standing.REFUSED, verdict=Verdict.UNREADABLE, detail=detail)
 
 
-def _document(done: _Done, findings: Sequence[Finding], notes: Sequence[str]) -> dict[str, Any]:
+def _document(word: str, done: _Done, findings: Sequence[Finding], notes: Sequence[str]) -> dict[str, Any]:
+    """One document with the members of API.md §1; `anchored` and `checked` say that no more than headers was seen."""
     return {
-        "verdict": worst(finding.verdict for finding in findings).value,
+        "verdict": word,
+        "anchored": False,
+        "size": sum(report.size for _, report in done),
+        "checked": 0,
+        "erased": 0,
+        "expired": 0,
         "findings": [finding_json(finding) for finding in findings[:MAX_FINDINGS]],
         "more_findings": max(0, len(findings) - MAX_FINDINGS),
         "receipts": [_receipt_json(log, one) for log, report in done for one in report.checked],
@@ -124,6 +136,7 @@ def _document(done: _Done, findings: Sequence[Finding], notes: Sequence[str]) ->
             {
                 "tenant": log.tenant,
                 "log": log.log_id,
+                "size": report.size,
                 "covered_size": report.covered_size,
                 "counts": {standing.value: count for standing, count in sorted(report.counts.items())},
             }

@@ -54,7 +54,7 @@ def standings(found: dict[str, Any]) -> list[str]:
 def test_an_answer_of_the_service_is_checked_as_it_came(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(kept, send(kept, "one", "two"))
     code, found = kept.verify("--receipt", path)
-    assert (code, found["verdict"], standings(found)) == (0, "sound", ["stored"])
+    assert (code, found["verdict"], standings(found)) == (0, "acknowledged", ["stored"])
     assert "pin it yourself" in found["notes"][0]
     kept.services.log.publish(kept.acting.tenant_id, kept.services.clock.now())
     code, found = kept.verify("--receipt", path, "--key", kept.made.log_key)
@@ -62,6 +62,33 @@ def test_an_answer_of_the_service_is_checked_as_it_came(kept: Kept, monkeypatch:
     assert found["logs"][0]["covered_size"] == found["receipts"][0]["first"] + 2
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path(path).read_bytes())))
     assert standings(kept.verify("--receipt", "-")[1]) == ["covered"]
+
+
+CONTRACT = ("verdict", "anchored", "size", "checked", "erased", "expired", "findings")
+"""The members of `verify --json`. Source: API.md §1."""
+
+
+def test_receipts_that_stand_do_not_call_a_log_sound_whose_content_was_changed(kept: Kept) -> None:
+    path = write(kept, send(kept, "one"))
+    kept.services.log.publish(kept.acting.tenant_id, kept.services.clock.now())
+    for payload in kept.payloads():
+        payload.chmod(0o600)
+        payload.write_bytes(b"x" * payload.stat().st_size)
+    code, found = kept.verify("--receipt", path)
+    size = found["receipts"][0]["first"] + 1
+    assert (code, [found[name] for name in CONTRACT]) == (0, ["acknowledged", False, size, 0, 0, 0, []])
+    code, found = kept.verify()
+    assert (code, found["verdict"], set(CONTRACT) - set(found)) == (1, "altered", set())
+
+
+def test_ids_that_are_found_without_a_receipt_are_not_called_acknowledged(kept: Kept) -> None:
+    signed = send(kept, "one")
+    repeat = signed | {"receipt": None}
+    code, found = kept.verify("--receipt", write(kept, repeat), "--tenant", "default")
+    assert (code, found["verdict"], standings(found)) == (0, "found", ["stored"])
+    assert "nothing that the log signed" in found["notes"][1]
+    code, found = kept.verify("--receipt", write(kept, repeat, signed), "--key", kept.made.log_key)
+    assert (code, found["verdict"], found["notes"][0][:1]) == (0, "acknowledged", "1")
 
 
 def test_receipts_outlive_rotations_and_a_revoked_key_signs_no_later_ones(kept: Kept) -> None:
