@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,8 @@ import pytest
 from erasure import worker
 from erasure.confirm import confirm
 from erasure.recover import heal
+from tests import schema
+from tests.erasure.conftest import World
 from tests.erasure.test_erasure_restored import copied, shipped
 
 CCPA = {"regulation": "ccpa", "jurisdiction": "US-CA", "timezone": "America/Los_Angeles"}
@@ -176,3 +180,22 @@ def test_a_limited_erasure_gets_what_came_late_for_it_when_a_whole_one_is_cancel
     assert [path.name for path in world.files.iterdir()] == ["new.txt"]
     assert notes(world) == ["n1"]
     assert new in world.copy_states(world.erase())
+
+
+@pytest.mark.postgres
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "holds",
+    [
+        test_a_late_copy_is_seen_gone_by_each_of_two_before_it_is_complete,
+        test_a_limited_erasure_gets_what_came_late_for_it_when_a_whole_one_is_cancelled,
+    ],
+)
+def test_on_postgresql_too(
+    holds: Callable[[World], None], make_postgres_database: Callable[..., str], tmp_path: Path
+) -> None:
+    world = World(tmp_path, make_postgres_database(schema.prepare))
+    try:
+        holds(world)
+    finally:
+        world.close()
