@@ -15,7 +15,7 @@ from sqlmodel import Session, SQLModel, col, select
 
 from api.examination import Finding, fine, unknown, weak, wrong
 from api.wiring import HOLD_UNDER_WAY, Services
-from ledger.actions import is_ours
+from ledger.actions import ActionState, is_ours
 from ledger.entry import Kind
 from ledger.errors import LedgerError
 from ledger.models import ActionRow
@@ -35,6 +35,7 @@ _PAGE = 5_000
 _SHORT = 16
 """Digits of an action's look-up that name its row."""
 _BACK = "bring the rows back from a backup, or muniment rebuild"
+_UNKNOWN = "each is answered as unknown until its outcome is reported"
 _TABLES = tuple(SQLModel.metadata.tables[str(model.__tablename__)] for model in (DataKey, PartKey))
 
 
@@ -125,7 +126,7 @@ def look_at_actions(services: Services, acting: Acting) -> Iterator[Finding]:
     """Whether each action stands as this service wrote it: nothing in the record says the same."""
     what = f"{acting.tenant}: actions"
     digests = RowDigests(services.vault, acting.tenant_id)
-    count, bare, altered = 0, 0, list[str]()
+    count, bare, doubted, altered = 0, 0, 0, list[str]()
     after = b""
     while True:
         query = select(ActionRow).where(ActionRow.tenant_id == acting.tenant_id, ActionRow.lookup > after)
@@ -137,6 +138,8 @@ def look_at_actions(services: Services, acting: Acting) -> Iterator[Finding]:
                 bare += 1
             elif not is_ours(row, digests):
                 altered.append(f"{row.kind} {row.lookup.hex()[:_SHORT]}")
+            elif row.state == ActionState.UNKNOWN:
+                doubted += 1
         count += len(page)
         if len(page) < _PAGE:
             break
@@ -144,9 +147,10 @@ def look_at_actions(services: Services, acting: Acting) -> Iterator[Finding]:
         named = f"{', '.join(altered[:_NAMED])}{' …' if len(altered) > _NAMED else ''}"
         yield wrong(what, f"{len(altered)} rows were changed in the database and are refused; {_BACK}: {named}")
     if bare:
-        advice = "each is answered as unknown until its outcome is reported"
-        yield weak(what, f"{bare} rows bear no digest, being from an older version or copy, or changed: {advice}")
-    if not altered and not bare:
+        yield weak(what, f"{bare} rows bear no digest, being from an older version, or changed: {_UNKNOWN}")
+    if doubted:
+        yield weak(what, f"{doubted} had failed, and may have been done in what a restore lost: {_UNKNOWN}")
+    if not altered and not bare and not doubted:
         yield fine(what, f"{count}, each as this service wrote it")
 
 

@@ -6,13 +6,16 @@ refused. It does not know whether the effect happened: only who said so. The cal
 
 Nothing of it is in the record, so each row bears a keyed digest over all that it says, without which nothing is
 answered from it: a row that was changed is refused, and one from before rows had a digest (or whose digest was taken
-away) is unknown, whatever it says, until somebody reports its outcome. So is one that failed, once the database turned
-out to be older than the record: it may have been done since. Not here: a row that was deleted or put back as it stood
-before, by somebody or by a backup that lacks no entry of the record; its id is then free, or as it was.
+away) is unknown, whatever it says, until somebody reports its outcome. Then the outcome is all that is signed: what
+else such a row says may be anybody's, so it is emptied, and the next claim of it, if it failed, binds it anew. Unknown
+is also what failed in a row that was claimed again before (`ledger.retried`): an older copy of the database brought it
+back, and it may have been done since. Not here: a row that was deleted, or put back as it stood before without having
+failed; an id is then free, or as it was.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -22,9 +25,13 @@ import sqlalchemy as sa
 from sqlmodel import Session, col
 
 from ledger.errors import LedgerError
+from ledger.index import chunks
 from ledger.models import ActionRow, microseconds
+from ledger.retried import Retried
 from ledger.row_digests import RowDigests
 
+NOT_KNOWN = ""
+"""What a row says of kind, owner and proposal once its outcome was reported over a row that nobody could vouch for."""
 _LABEL = "action-row"
 
 
@@ -96,12 +103,12 @@ class Claim:
 
 
 def claim(
-    session: Session, tenant_id: int, wanted: Claim, now: datetime, *, digests: RowDigests
+    session: Session, tenant_id: int, wanted: Claim, now: datetime, *, digests: RowDigests, retried: Retried
 ) -> tuple[ActionRow, bool]:
     """Return the action and whether this call claimed it.
 
-    A failed one may be claimed again; a running, succeeded or unknown one is returned as it is known.
-    Raises: ProposalChanged, ActionAltered.
+    A failed one may be claimed again, once; a running, succeeded or unknown one is returned as it is known.
+    Raises: ProposalChanged, ActionAltered, and what the store of the marks raises.
     """
     row = _held(session, tenant_id, wanted.lookup, digests)
     if row is None:
@@ -120,10 +127,19 @@ def claim(
         )
         _write(session, row, digests)
         return row, True
-    if row.proposal_digest != wanted.digest:
+    is_bound = row.row_digest is not None and row.proposal_digest != NOT_KNOWN
+    if is_bound and row.proposal_digest != wanted.digest:
         raise ProposalChanged
-    if state_at(row, now) is not ActionState.FAILED:
+    if row.row_digest is None or state_at(row, now) is not ActionState.FAILED:
         return row, False
+    # Crash behind the mark: nobody was given this claim, and the next one is told to ask the provider.
+    if not retried.mark(row.row_digest):
+        row.state = ActionState.UNKNOWN
+        _write(session, row, digests)
+        return row, False
+    if not is_bound:
+        row.kind, row.proposal_digest, row.stream_no = wanted.kind, wanted.digest, wanted.stream_no
+        row.created_at = now
     row.state, row.owner, row.approval = ActionState.CLAIMED, wanted.owner, wanted.approval
     row.lease_until, row.updated_at = now + wanted.lease, now
     _write(session, row, digests)
@@ -135,13 +151,14 @@ def settle(
     tenant_id: int,
     lookup: bytes,
     state: ActionState,
-    provider_ref: bytes | None,
+    seal: Callable[[ActionRow], bytes | None],
     *,
     now: datetime,
     digests: RowDigests,
 ) -> ActionRow:
-    """Record the outcome; the same outcome again changes nothing.
+    """Record the outcome, with what `seal` keeps of the provider's own id; the same outcome again changes nothing.
 
+    Where nobody can vouch for the row it is not called: whose the id is stands in the row.
     Raises: UnknownAction, ActionSettled, ActionAltered.
     """
     row = _held(session, tenant_id, lookup, digests)
@@ -151,7 +168,13 @@ def settle(
         if row.state != state:
             raise ActionSettled(row.state)
         return row
-    row.state, row.provider_ref, row.updated_at = state, provider_ref, now
+    if row.row_digest is None:
+        row.kind = row.owner = row.proposal_digest = NOT_KNOWN
+        row.approval = row.stream_no = row.provider_ref = None
+        row.created_at = row.lease_until = now
+    else:
+        row.provider_ref = seal(row)
+    row.state, row.updated_at = state, now
     _write(session, row, digests)
     return row
 
@@ -165,11 +188,23 @@ def find(session: Session, tenant_id: int, lookup: bytes, *, digests: RowDigests
     return row
 
 
-def doubt_failed(session: Session, tenant_id: int) -> int:
-    """Leave open what became of actions that failed, after rows came from an older copy; how many there were."""
-    failed = (col(ActionRow.tenant_id) == tenant_id) & (col(ActionRow.state) == ActionState.FAILED.value)
-    known = failed & col(ActionRow.row_digest).is_not(None)
-    return session.connection().execute(sa.update(ActionRow).where(known).values(row_digest=None)).rowcount
+def doubt_failed(session: Session, tenant_id: int, *, digests: RowDigests, among: Sequence[bytes] | None = None) -> int:
+    """Leave open what became of actions that failed, after rows came from an older copy; returns how many there were.
+
+    All of them, or those whose rows have one of these digests. What each is bound to stays.
+    """
+    failed = sa.select(ActionRow).where(
+        col(ActionRow.tenant_id) == tenant_id, col(ActionRow.state) == ActionState.FAILED.value
+    )
+    some = [failed] if among is None else [failed.where(col(ActionRow.row_digest).in_(few)) for few in chunks(among)]
+    count = 0
+    for query in some:
+        for row in session.scalars(query).all():
+            if is_ours(row, digests):
+                row.state = ActionState.UNKNOWN
+                _write(session, row, digests)
+                count += 1
+    return count
 
 
 def is_ours(row: ActionRow, digests: RowDigests) -> bool:

@@ -14,9 +14,10 @@ nothing is served between 2 and 4, because the caller serves nothing until `run`
 missing is named. Not here: whether this may be done at all, verification of the bytes, printing.
 
 `catch_up` does the same for a database that is there and older than the record (a restored backup, a failover, a crash
-between a batch and its commit): it adds rows that are missing, changes none that is there (but an action that failed is
-in doubt), and replays only what was decided since. What it cannot settle without the stores (copies to erase again,
-identity keys that still open where they lie) it hands to its caller as the decisions themselves.
+between a batch and its commit): it adds rows that are missing, changes none that is there (but an action that failed,
+and was claimed again since, is in doubt), and replays only what was decided since. What it cannot settle without the
+stores (copies to erase again, identity keys that still open where they lie) it hands to its caller as the decisions
+themselves.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ from ledger.head import Transactions, save
 from ledger.log import Log
 from ledger.models import EntryRow, LogState
 from ledger.objects import HotStore
+from ledger.retried import Retried
 from registry.decided import Decided, Parts, Progress, Rebuilt, Replay, Stopped
 from registry.errors import JournalUnreadable, NothingToRebuild
 from registry.journal import (
@@ -49,6 +51,7 @@ from registry.journal import (
     row_objects,
     tenant_of,
 )
+from registry.keyed import RowDigests
 from registry.losses import lost_keys, unnamed_streams
 from registry.models import Tenant
 from registry.put_back import as_now, put_rows, recount_groups
@@ -92,7 +95,7 @@ class Rebuild:
         made = Rebuilt(log_id=log_id, tenant="", tenant_id=self._whose(log_id, paths))  # 1
         made.snapshot_at = snapshot.at if snapshot is not None else None
         self._put_back(made, paths, progress)  # 2
-        self._doubt_actions(made)
+        self._doubt_actions(made, None)
         self._make_head(made, 0 if snapshot is None else snapshot.outbox_counter)
         with self._log.entered(made.tenant_id) as head:  # 3
             made.entries, made.checkpoint_size = head.size, head.checkpoint_size
@@ -115,7 +118,7 @@ class Rebuild:
         made = Rebuilt(log_id=log_id, tenant="", tenant_id=tenant_id)
         made.snapshot_at = None
         self._put_missing(made, since)  # 2
-        self._doubt_actions(made)
+        self._doubt_actions(made, Retried(hot=self._hot, log_id=log_id).marked())
         self._log.forget_heads()
         with self._log.entered(tenant_id) as head:  # 3
             made.entries, made.checkpoint_size = head.size, head.checkpoint_size
@@ -241,10 +244,16 @@ class Rebuild:
                 continue
             made.rows += put_rows(session, table, rows, replace=replace)
 
-    def _doubt_actions(self, made: Rebuilt) -> None:
-        """What failed when these rows were written may have been done since, and nothing in the record says so."""
+    def _doubt_actions(self, made: Rebuilt, among: Sequence[bytes] | None) -> None:
+        """What failed when these rows were written may have been done since, and nothing in the record says so.
+
+        After a crash nobody claimed such a row again: `among` are the digests of those of which somebody did.
+        """
+        if among is not None and not among:
+            return
         with self._transactions(made.tenant_id) as session:
-            count = actions.doubt_failed(session, made.tenant_id)
+            digests = RowDigests(self._vault, made.tenant_id)
+            count = actions.doubt_failed(session, made.tenant_id, digests=digests, among=among)
         if count:
             made.lost.append(f"whether {count} actions that had failed were done since: ask their providers")
 

@@ -16,6 +16,7 @@ from api.wiring import Services
 from ledger import actions
 from ledger.actions import ActionState, Claim
 from ledger.models import ActionRow
+from ledger.retried import Retried
 from registry import streams
 from registry.acting import Acting
 from registry.duration import Duration
@@ -68,7 +69,10 @@ def claim(body: Wanted, acting: Writer, parts: Parts, response: Response) -> Row
             lease=lease,
             stream_no=stream_no,
         )
-        row, claimed = actions.claim(session, acting.tenant_id, wanted, now, digests=_digests(parts, acting))
+        retried = Retried(hot=parts.hot, log_id=acting.log_id)
+        row, claimed = actions.claim(
+            session, acting.tenant_id, wanted, now, digests=_digests(parts, acting), retried=retried
+        )
         response.status_code = 201 if claimed else 200
         return _view(session, parts, row, body.action_id)
 
@@ -77,17 +81,18 @@ def claim(body: Wanted, acting: Writer, parts: Parts, response: Response) -> Row
 def outcome(action_id: str, body: Outcome, acting: Writer, parts: Parts) -> Row:
     """Records how a claimed action ended."""
     lookup, digests = _lookup(parts, acting, action_id), _digests(parts, acting)
+    reference = body.provider_ref
     with parts.database.transaction(acting.tenant_id) as session:
-        sealed = None
-        if body.provider_ref is not None:
-            claimed = actions.find(session, acting.tenant_id, lookup, digests=digests)
-            sealed = seal_reference(session, parts.vault, claimed, body.provider_ref)
+
+        def seal(claimed: ActionRow) -> bytes | None:
+            return None if reference is None else seal_reference(session, parts.vault, claimed, reference)
+
         row = actions.settle(
             session,
             acting.tenant_id,
             lookup,
             ActionState(body.state),
-            sealed,
+            seal,
             now=parts.clock.now(),
             digests=digests,
         )

@@ -15,7 +15,8 @@ from api.rows_check import look_at_actions, look_at_holds, look_at_keys
 from api.wiring import HOLD_UNDER_WAY
 from erasure.request_desk import RequestDesk
 from ledger import actions
-from ledger.actions import Claim
+from ledger.actions import ActionState, Claim
+from ledger.retried import Retried
 from registry.acting import Acting
 from registry.keyed import RowDigests
 from retention.holds import Holds
@@ -136,12 +137,13 @@ def test_a_key_without_bytes_that_is_said_to_open_is_named(kept: Kept) -> None:
 def test_an_action_whose_row_was_changed_is_named_and_one_without_a_digest_is_counted(kept: Kept) -> None:
     services, tenant, now = kept.services, kept.acting.tenant_id, kept.services.clock.now()
     digests = RowDigests(services.vault, tenant)
+    retried = Retried(hot=services.hot, log_id=kept.acting.log_id)
     with services.database.transaction(tenant) as session:
         for number in range(3):
             wanted = Claim(
                 lookup=bytes([number]) * 32, kind="refund", owner="a", digest=None, approval=None, lease=timedelta(1)
             )
-            actions.claim(session, tenant, wanted, now, digests=digests)
+            actions.claim(session, tenant, wanted, now, digests=digests, retried=retried)
     assert [(one.verdict, one.detail) for one in told(look_at_actions, kept)] == [
         ("fine", "3, each as this service wrote it")
     ]
@@ -152,3 +154,8 @@ def test_an_action_whose_row_was_changed_is_named_and_one_without_a_digest_is_co
     assert altered.detail.startswith("1 rows were changed")
     assert altered.detail.endswith(": refund 0101010101010101")
     assert bare.detail.startswith("1 rows bear no digest")
+    with services.database.transaction(tenant) as session:
+        actions.settle(session, tenant, bytes(32), ActionState.FAILED, lambda _row: None, now=now, digests=digests)
+        assert actions.doubt_failed(session, tenant, digests=digests) == 1
+    *_, doubted = told(look_at_actions, kept)
+    assert (doubted.verdict, doubted.detail[:12]) == ("weak", "1 had failed")

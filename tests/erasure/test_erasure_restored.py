@@ -20,6 +20,7 @@ from ledger import actions
 from ledger.actions import ActionState, Claim
 from ledger.entry import uuid7
 from ledger.errors import DatabaseWentBack
+from ledger.retried import Retried
 from registry import limited
 from registry.identifiers import parse_subject
 from registry.keyed import RowDigests
@@ -309,16 +310,18 @@ def test_an_action_that_had_failed_in_an_older_copy_is_not_safe_to_be_done_again
     database, kept = world.base / "data" / "muniment.db", world.base / "yesterday.db"
     tenant, now, wait = world.tenant.tenant_id, world.now, timedelta(minutes=5)
     digests = RowDigests(world.services.vault, tenant)
-    done, failed = bytes(32), bytes([1]) * 32
+    retried = Retried(hot=world.services.hot, log_id=world.tenant.log_id)
+    done, failed, left = (bytes([number]) * 32 for number in range(3))
 
     def act(lookup: bytes, outcome: ActionState) -> None:
         wanted = Claim(lookup=lookup, kind="refund", owner="agent", digest=None, approval=None, lease=wait)
         with world.parts.transactions(tenant) as session:
-            assert actions.claim(session, tenant, wanted, now, digests=digests)[1]
-            actions.settle(session, tenant, lookup, outcome, None, now=now, digests=digests)
+            assert actions.claim(session, tenant, wanted, now, digests=digests, retried=retried)[1]
+            actions.settle(session, tenant, lookup, outcome, lambda _row: None, now=now, digests=digests)
 
     act(done, ActionState.SUCCEEDED)
     act(failed, ActionState.FAILED)
+    act(left, ActionState.FAILED)
     world.say_as("good morning from Ada")
     shipped(world)
     copied(database, kept)
@@ -331,8 +334,10 @@ def test_an_action_that_had_failed_in_an_older_copy_is_not_safe_to_be_done_again
     assert healed is not None
     assert "whether 1 actions that had failed were done since: ask their providers" in healed.lost
     with world.parts.transactions(tenant, write=False) as session:
-        found = [actions.find(session, tenant, lookup, digests=digests) for lookup in (done, failed)]
-    assert [actions.state_at(row, now) for row in found] == [ActionState.SUCCEEDED, ActionState.UNKNOWN]
+        found = [actions.find(session, tenant, lookup, digests=digests) for lookup in (done, failed, left)]
+    # What nobody claimed again stays as it was: so does everything that had failed, after a crash before a commit.
+    states = [ActionState.SUCCEEDED, ActionState.UNKNOWN, ActionState.FAILED]
+    assert [actions.state_at(row, now) for row in found] == states
     assert heal(world.services.recovery, world.tenant, world.now) is None
 
 

@@ -10,8 +10,11 @@ import sqlalchemy as sa
 from sqlmodel import SQLModel, select
 
 from ledger import actions
-from ledger.actions import ActionAltered, ActionSettled, ActionState, Claim, Retry
+from ledger.actions import ActionAltered, ActionSettled, ActionState, Claim, ProposalChanged, Retry
+from ledger.errors import StoreUnavailable
+from ledger.memory_objects import MemoryStore
 from ledger.models import ActionRow
+from ledger.retried import Retried
 from registry.keyed import Lookups, RowDigests
 
 COLUMNS = tuple(SQLModel.metadata.tables["action"].columns.keys())
@@ -25,23 +28,27 @@ class Agents:
         self.house, self.tenant = house, house.alice.tenant_id
         self.digests = RowDigests(house.vault, self.tenant)
         self.lookup = Lookups(house.vault, self.tenant).of("action", "refund/1")
+        self.hot = MemoryStore(lambda: house.now, locked=False)
+        self.retried = Retried(hot=self.hot, log_id="log")
 
-    def wanted(self, lookup: bytes) -> Claim:
+    def wanted(self, lookup: bytes, digest: str = "ab" * 32) -> Claim:
         return Claim(
-            lookup=lookup, kind="refund", owner="agent", digest="ab" * 32, approval="a1", lease=LEASE, stream_no=7
+            lookup=lookup, kind="refund", owner="agent", digest=digest, approval="a1", lease=LEASE, stream_no=7
         )
 
-    def claim(self, lookup: bytes | None = None) -> tuple[ActionState, bool]:
+    def claim(self, lookup: bytes | None = None, digest: str = "ab" * 32) -> tuple[ActionState, bool]:
         with self.house.session() as session:
-            wanted = self.wanted(lookup or self.lookup)
-            row, is_mine = actions.claim(session, self.tenant, wanted, self.house.now, digests=self.digests)
+            wanted = self.wanted(lookup or self.lookup, digest)
+            row, is_mine = actions.claim(
+                session, self.tenant, wanted, self.house.now, digests=self.digests, retried=self.retried
+            )
             session.commit()
             return actions.state_at(row, self.house.now), is_mine
 
     def settle(self, state: ActionState, lookup: bytes | None = None, reference: bytes | None = b"sealed") -> None:
         with self.house.session() as session:
             at = {"now": self.house.now, "digests": self.digests}
-            actions.settle(session, self.tenant, lookup or self.lookup, state, reference, **at)
+            actions.settle(session, self.tenant, lookup or self.lookup, state, lambda _row: reference, **at)
             session.commit()
 
     def state(self, lookup: bytes | None = None, tenant: int | None = None) -> ActionState:
@@ -123,6 +130,69 @@ def test_without_a_digest_it_is_unknown_until_somebody_asked_the_provider(agents
     assert agents.state() is ActionState.SUCCEEDED
     with pytest.raises(ActionSettled):
         agents.settle(ActionState.FAILED)
+
+
+def test_what_a_row_without_a_digest_says_is_never_signed_but_for_its_outcome(agents: Agents) -> None:
+    """Somebody put another amount, approval and stream there, and took the digest away; the outcome made it ours."""
+    agents.claim()
+    forged = {"proposal_digest": "cd" * 32, "approval": "forged", "owner": "mallory", "kind": "gift", "stream_no": 9,
+              "provider_ref": b"forged", "lease_until": agents.house.now + timedelta(days=9),
+              "created_at": agents.house.now - timedelta(days=9)}  # fmt: skip
+    agents.change(whole := agents.row(), row_digest=None, **forged)
+    # Nor is anybody sent away, to do it under another id, because of the digest that stands there.
+    assert agents.claim() == (ActionState.UNKNOWN, False)
+    agents.settle(ActionState.FAILED)
+    now = agents.row()
+    assert {name for name, value in forged.items() if now[name] == value} == set()
+    assert (now["approval"], now["stream_no"], now["provider_ref"]) == (None, None, None)
+    assert agents.state() is ActionState.FAILED
+    # It is nobody's until the next claim, which binds it whole.
+    assert agents.claim() == (ActionState.CLAIMED, True)
+    bound = agents.row()
+    names = ("proposal_digest", "approval", "owner", "kind", "stream_no")
+    assert {name: bound[name] for name in names} == {name: whole[name] for name in names}
+    agents.settle(ActionState.FAILED)
+    with pytest.raises(ProposalChanged):
+        agents.claim(digest="cd" * 32)
+
+
+def test_one_that_succeeded_in_a_row_without_a_digest_is_told_whatever_is_proposed(agents: Agents) -> None:
+    agents.claim()
+    agents.change(agents.row(), row_digest=None)
+    agents.settle(ActionState.SUCCEEDED)
+    assert agents.claim(digest="cd" * 32) == (ActionState.SUCCEEDED, False)
+
+
+def test_what_failed_in_a_row_that_was_claimed_again_before_is_unknown(agents: Agents) -> None:
+    """A copy of the database came back that lacks no entry of the record: it was done for the second time."""
+    agents.claim()
+    agents.settle(ActionState.FAILED)
+    before = agents.row()
+    assert agents.claim() == (ActionState.CLAIMED, True)
+    agents.settle(ActionState.SUCCEEDED)
+    agents.change(agents.row(), **before)
+    assert agents.claim() == (ActionState.UNKNOWN, False)
+    assert agents.state() is ActionState.UNKNOWN
+    # What it is bound to stays, and what is found out of it counts.
+    with pytest.raises(ProposalChanged):
+        agents.claim(digest="cd" * 32)
+    agents.house.now += timedelta(seconds=1)
+    agents.settle(ActionState.FAILED)
+    assert agents.claim() == (ActionState.CLAIMED, True)
+
+
+def test_a_claim_that_cannot_be_marked_is_not_made(agents: Agents) -> None:
+    agents.claim()
+    agents.settle(ActionState.FAILED)
+    agents.hot.fail_before(0)
+    with pytest.raises(StoreUnavailable):
+        agents.claim()
+    assert agents.state() is ActionState.FAILED
+    # Nobody knows whether the claim behind the mark was given to anybody.
+    agents.hot.fail_after(0)
+    with pytest.raises(StoreUnavailable):
+        agents.claim()
+    assert agents.claim() == (ActionState.UNKNOWN, False)
 
 
 def test_a_row_from_before_the_look_up_key_was_turned_is_read_and_written_on(agents: Agents) -> None:

@@ -13,7 +13,9 @@ from sqlmodel import Session, select
 from ledger import actions
 from ledger.actions import ActionState, Claim
 from ledger.entry import uuid7
+from ledger.memory_objects import MemoryStore
 from ledger.models import ActionRow, EntryRow
+from ledger.retried import Retried
 from registry import artifacts, memory_log, memory_use, subjects
 from registry.classes import STARTER_CLASSES, put_class
 from registry.errors import Conflict, InvalidDeclaration, MalformedSubject, MemoryGone, NotAMemory, OutsideTokenScope
@@ -68,9 +70,10 @@ def act(house: Any, action_id: str, outcome: ActionState | None) -> None:
             lookup=lookup, kind="refund", owner="agent", digest=None, approval=None, lease=timedelta(minutes=5)
         )
         digests = RowDigests(house.vault, tenant)
-        actions.claim(session, tenant, wanted, house.now, digests=digests)
+        retried = Retried(hot=MemoryStore(lambda: house.now, locked=False), log_id="log")
+        actions.claim(session, tenant, wanted, house.now, digests=digests, retried=retried)
         if outcome is not None:
-            actions.settle(session, tenant, lookup, outcome, None, now=house.now, digests=digests)
+            actions.settle(session, tenant, lookup, outcome, lambda _row: None, now=house.now, digests=digests)
         session.commit()
 
 
@@ -106,7 +109,8 @@ def test_a_memory_follows_a_product_write_that_succeeded(house: Any) -> None:
     with house.session() as session:
         lookup = Lookups(house.vault, tenant).of("action", "a3")
         digests = RowDigests(house.vault, tenant)
-        actions.settle(session, tenant, lookup, ActionState.SUCCEEDED, None, now=house.now, digests=digests)
+        succeeded = ActionState.SUCCEEDED
+        actions.settle(session, tenant, lookup, succeeded, lambda _row: None, now=house.now, digests=digests)
         session.commit()
     assert house.register([items[2]])[0]["status"] == "created"
 
