@@ -63,10 +63,12 @@ class PlacedState(StrEnum):
     DUPLICATE = "duplicate"
     CONFLICT = "conflict"
     SUPPRESSED = "suppressed"
+    DAMAGED = "damaged"
+    """Whether it is in the log cannot be told: what would say so is damaged, or gone."""
 
 
 class Placed(msgspec.Struct, frozen=True, kw_only=True):
-    """The sequencer's answer for one draft. `index` is None for a conflict and for a wholly suppressed entry."""
+    """The sequencer's answer for one draft. `index` is that of an entry that was stored, now or before."""
 
     entry_id: str
     state: PlacedState

@@ -85,14 +85,17 @@ class Flush:
             closed: list[frozenset[int]] = []
             for call in calls:
                 closed += call.admit(session, call.drafts) if call.admit else [frozenset[int]()] * len(call.drafts)
+        untold: frozenset[str] = frozenset()
         if asked := doubts(drafts, there, head.lately):
-            there = self._settled(head, drafts, there, asked)
+            there, untold = self._settled(head, drafts, there, asked)
         first_of: dict[str, Draft] = {}
         for draft, dropped in zip(drafts, closed, strict=True):
             row, earlier = there.get(draft.entry_id), first_of.get(draft.entry_id)
             key = (draft.entry_id, draft.digest)
-            if row is not None:
-                same = row.digest == draft.digest
+            same = row is not None and row.digest == draft.digest
+            if draft.entry_id in untold and not same:
+                placed[key] = Placed(entry_id=draft.entry_id, state=PlacedState.DAMAGED, index=None)
+            elif row is not None:
                 state = PlacedState.DUPLICATE if same else PlacedState.CONFLICT
                 placed[key] = Placed(entry_id=draft.entry_id, state=state, index=row.idx if same else None)
             elif earlier is not None:
@@ -107,8 +110,10 @@ class Flush:
                 fresh.append((draft, dropped))
         return placed, fresh
 
-    def _settled(self, head: Head, drafts: Sequence[Draft], there: Known, asked: Mapping[str, int]) -> Known:
-        """What the index knows of drafts once its doubtful rows are as the record says."""
+    def _settled(
+        self, head: Head, drafts: Sequence[Draft], there: Known, asked: Mapping[str, int]
+    ) -> tuple[Known, frozenset[str]]:
+        """What the index knows of drafts once its doubtful rows are as the record says, and the ids nobody can tell."""
         anew = Anew(
             lambda idx, first: batch_with(self._parts, head.log_id, idx, first),
             lambda batch, data, headers: index.decode_lines(
@@ -116,13 +121,13 @@ class Flush:
                 [header.id for header in headers],
             ),
         )
-        false = anew.false(asked, there)
+        false, untold = anew.false(asked, there)
         if not false:
-            return there
+            return there, untold
         with self._parts.transactions(head.tenant_id) as session:
             for rows in false:
                 index.write_anew(session, head.tenant_id, rows.first, rows.headers, rows.lines or ())
-            return index.known(session, head.tenant_id, (draft.entry_id for draft in drafts))
+            return index.known(session, head.tenant_id, (draft.entry_id for draft in drafts)), untold
 
     def _sequence(
         self,

@@ -5,6 +5,9 @@ nobody makes it who has the database alone. Another digest is an id conflict onl
 place. An id that this process sequenced lately is not stored for the second time because its row was changed or taken
 away. Rows that are not what the record says are written anew, a batch at a time, as a rebuild writes them.
 
+Of an id about which row and record disagree, where what would set it right is gone, nothing is claimed: it is
+`damaged`, and stops no other.
+
 Not here: an id whose row was changed, and that nobody here remembers: its repeat is stored again, and `muniment verify
 --all` names the row before, both entries after. Of more than `ASKED` batches in one flush the rows are believed.
 """
@@ -27,7 +30,6 @@ HELD = 16_384
 """Ids that are remembered of one log at least, and twice as many at most: about three megabytes."""
 ASKED = 16
 """Batches that are read again for one flush at most: each is two requests to a store, and others wait meanwhile."""
-_GONE = "the index says another entry than the record, and what would set it right is gone: muniment verify --all"
 
 Known = Mapping[str, EntryRow]
 BatchWith = Callable[[int, int | None], tuple[Batch, bytes]]
@@ -91,16 +93,19 @@ class Anew:
         self._lines_of = lines_of
         self._read: list[Rows] = []
 
-    def false(self, asked: Mapping[str, int], there: Known) -> list[Rows]:
-        """Return the batches of which a row asked for says something else than the record.
+    def false(self, asked: Mapping[str, int], there: Known) -> tuple[list[Rows], frozenset[str]]:
+        """Return the batches of which a row asked for says something else than the record, and the ids nobody can tell.
 
-        Raises: RecordDamaged, where that cannot be set right, and what the stores raise.
+        Raises: RecordDamaged for an entry that is not where this process put it, and what the stores raise.
         """
         found: list[Rows] = []
+        untold: set[str] = set()
         for entry_id, idx in asked.items():
             row = there.get(entry_id)
             held = self._held(idx, row)
             if held is None:
+                # Of a batch that cannot be read the row is believed; where there is none, nobody knows.
+                untold |= {entry_id} if row is None else set()
                 continue
             is_here = held.headers[idx - held.first].id == entry_id
             if row is None and not is_here:
@@ -108,13 +113,13 @@ class Anew:
             if row is not None and is_here and row.digest == (held.digest_at(idx) or row.digest):
                 continue
             if held.lines is None:
-                raise RecordDamaged("altered", _GONE)
-            if held not in found:
+                untold.add(entry_id)
+            elif held not in found:
                 found.append(held)
-        return found
+        return found, frozenset(untold)
 
     def _held(self, idx: int, row: EntryRow | None) -> Rows | None:
-        """The batch with an index; None where the row is to be believed as it is."""
+        """The batch with an index; None where it cannot be read, or a row is to be believed as it is."""
         for held in self._read:
             if held.first <= idx < held.first + len(held.headers):
                 return held
@@ -123,10 +128,8 @@ class Anew:
         try:
             batch, data = self._batch_with(idx, None if row is None else row.batch_first)
             headers = [decode_header(raw) for raw in batch.headers]
-        except (ObjectMissing, MalformedBatch, MalformedHeader) as error:
-            if row is not None:
-                return None  # the batch is damaged: `muniment verify` names it, and it stops nobody else's entries
-            raise RecordDamaged("missing", f"no batch that can be read holds entry {idx}") from error
+        except (ObjectMissing, MalformedBatch, MalformedHeader):
+            return None  # the batch is damaged: `muniment verify` names it, and it stops nobody else's entries
         try:
             lines: Sequence[IndexLine] | None = self._lines_of(batch, data, headers)
         except (ObjectMissing, msgspec.MsgspecError):

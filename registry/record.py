@@ -53,6 +53,7 @@ from vault.vault import Vault
 
 SYSTEM_STREAM = 0
 _OUTBOX_BATCH = 1_000
+_UNTOLD = "whether the record has this entry cannot be told, what says so is damaged: muniment verify --all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -261,7 +262,10 @@ class Record:
         return entry_id
 
     def ship_outbox(self, tenant_id: int, now: datetime) -> int:
-        """Append what waits in the outbox, in its order; returns how many. Run again after a crash: same ids."""
+        """Append what waits in the outbox, in its order; returns how many. Run again after a crash: same ids.
+
+        Raises: RecordDamaged, the others shipped, where nobody can tell whether the record has one.
+        """
         shipped = 0
         while True:
             with self._transactions(tenant_id, write=False) as session:
@@ -277,12 +281,15 @@ class Record:
                     outbox.renumber(session, tenant_id, astray)
                 continue
             placed = self._append_events(tenant_id, events, now)
+            told = [one for one in placed if one.state is not PlacedState.DAMAGED]
+            if not told:
+                raise RecordDamaged("altered", f"announcement {events[0].number}: {_UNTOLD}")
             with self._transactions(tenant_id) as session:
                 # One of which the record holds another text was shipped, and its row was changed before that was noted.
-                there = index.known(session, tenant_id, [one.entry_id for one in placed if one.index is None])
-                places = {one.entry_id: one.index for one in placed} | {key: row.idx for key, row in there.items()}
+                there = index.known(session, tenant_id, [one.entry_id for one in told if one.index is None])
+                places = {one.entry_id: one.index for one in told} | {key: row.idx for key, row in there.items()}
                 outbox.shipped(session, tenant_id, {numbers[key]: idx for key, idx in places.items()})
-            shipped += len(events)
+            shipped += len(told)
 
     def evidence(self, tenant_id: int, entry_ids: Sequence[str], now: datetime) -> Evidence:
         """Return events of the service proven against one checkpoint, each with the key of its one part.
@@ -452,6 +459,8 @@ def _result(item: Item) -> dict[str, Any]:
     if placed is None or placed.state is PlacedState.CONFLICT:
         detail = "an entry with this id and another content is in the record"
         return {"id": item.entry_id, "status": "rejected", "problem": problem_of("id-conflict", detail, "/id")}
+    if placed.state is PlacedState.DAMAGED:
+        return {"id": item.entry_id, "status": "rejected", "problem": problem_of("record-damaged", _UNTOLD, "/id")}
     made: dict[str, Any] = {"id": item.entry_id, "status": placed.state.value}
     if placed.index is not None:
         made["index"] = placed.index

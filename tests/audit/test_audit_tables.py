@@ -278,6 +278,34 @@ def test_an_announcement_that_was_changed_after_it_was_shipped_stops_no_other(re
     assert Auditor(recorded).look().findings == ()
 
 
+def test_what_nobody_can_tell_stops_no_other_announcement_and_no_other_item(recorded: Kept) -> None:
+    """One row that is gone, whose index line is gone as well, ended every call that shared its flush."""
+    services, tenant, engine = recorded.services, recorded.acting.tenant_id, recorded.services.database.engine
+    entry = {"id": uuid7(services.clock.now()), "stream": "conv_1", "kind": "turn.user", "data_class": "transcript",
+             "at": "2026-03-01T12:00:00Z", "subjects": ["user:eve"], "body": {"content": "text"}}  # fmt: skip
+    services.record.append(services.tenants()[0], [msgspec.json.encode(entry)], services.clock.now())
+    _announce(recorded, 8)
+    services.record.ship_outbox(tenant, services.clock.now())
+    with engine.begin() as connection:
+        batches = connection.scalars(sa.text("SELECT DISTINCT batch_first FROM entry ORDER BY 1 DESC LIMIT 2")).all()
+        untold = connection.execute(sa.text("UPDATE outbox SET idx = NULL WHERE idx >= :f"), {"f": batches[0]}).rowcount
+        connection.execute(sa.text("DELETE FROM entry WHERE batch_first >= :f"), {"f": batches[1]})
+    for key in list(services.hot.list(f"{recorded.acting.log_id}/index/")):
+        if int(key.rpartition("/")[2].partition("-")[0]) in batches:
+            services.hot.delete(key)
+    _announce(recorded, 9)
+    with pytest.raises(RecordDamaged, match="cannot be told"):
+        services.record.ship_outbox(tenant, services.clock.now())
+    with engine.begin() as connection:
+        assert connection.scalar(sa.text("SELECT COUNT(*) FROM outbox WHERE idx IS NULL")) == untold > 0
+    other_entry = {**entry, "id": uuid7(services.clock.now())}
+    sent = [msgspec.json.encode(one) for one in (entry, other_entry)]
+    answers = services.record.append(services.tenants()[0], sent, services.clock.now()).results
+    assert [one["status"] for one in answers] == ["rejected", "stored"]
+    assert answers[0]["problem"]["type"] == "/problems/record-damaged"
+    assert services.log.refusing == {}
+
+
 def test_nothing_is_sealed_for_another_log_than_the_one_that_takes_it(recorded: Kept) -> None:
     """One changed letter of the tenant's row: what was acknowledged since opened for nobody."""
     services, tenant = recorded.services, recorded.acting.tenant_id

@@ -261,13 +261,14 @@ def test_only_stored_duplicate_and_suppressed_let_go_of_an_entry() -> None:
         ({"type": "/problems/unknown-class"}, True),
         ({"type": "https://example.org/problems/unknown-kind/"}, True),
         ("unknown_data_class", True),
+        ({"type": "/problems/record-damaged"}, True),
         ({"type": "/problems/id-conflict"}, False),
         ({"type": "/problems/unknown-source"}, False),
         ({}, False),
         (None, False),
     ],
 )
-def test_only_a_class_or_kind_can_still_come(problem: object, expected: bool) -> None:
+def test_only_a_class_or_kind_or_a_record_that_is_mended_can_still_come(problem: object, expected: bool) -> None:
     assert can_still_come(problem) is expected
 
 

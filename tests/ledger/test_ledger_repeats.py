@@ -15,7 +15,6 @@ from ledger import index
 from ledger.batches import batch_key
 from ledger.draft import PlacedState
 from ledger.entry import decode_header
-from ledger.errors import RecordDamaged
 from ledger.models import RecorderBeat, RecorderRange
 from ledger.repeats import ASKED, HELD, Lately
 from tests.ledger.test_ledger_log import LOG_ID, NOW, TENANT, Bench, _require_sound, draft
@@ -100,14 +99,18 @@ def test_a_real_conflict_writes_nothing_anew(bench: Bench) -> None:
     assert rows(bench) == before
 
 
-def test_what_cannot_be_set_right_is_refused_and_without_lines_a_batch_still_says_which_ids_it_has(
+def test_what_cannot_be_set_right_is_told_to_its_own_caller_alone_and_a_batch_still_says_which_ids_it_has(
     bench: Bench,
 ) -> None:
     (line,) = [name for name in bench.hot.list(f"{LOG_ID}/index/") if f"{10:020d}" in name]
     bench.hot.replace(line, b"?")
     change(bench, "UPDATE entry SET entry_id = :o WHERE idx = 12", o=index.raw_id(OTHER))
-    with pytest.raises(RecordDamaged, match="muniment verify --all"):
-        states(bench, 12)
+    damaged = (PlacedState.DAMAGED, None)
+    assert states(bench, 12, 14, 41) == [damaged, (PlacedState.DUPLICATE, 14), (PlacedState.STORED, 30)]
+    assert states(bench, 10**6) == [damaged]
+    assert bench.log.refusing == {}
+    change(bench, "UPDATE entry SET entry_id = :o WHERE idx = 12", o=index.raw_id(draft(12).entry_id))
+    assert states(bench, 12, 10**6) == [(PlacedState.DUPLICATE, 12), (PlacedState.STORED, 31)]
     assert states(bench, 13, content=b"something else") == [(PlacedState.CONFLICT, None)]
 
 
@@ -117,8 +120,7 @@ def test_a_batch_that_cannot_be_read_stops_no_call_whose_rows_are_there(bench: B
     assert states(bench, 13, content=b"something else") == [(PlacedState.CONFLICT, None)]
     assert states(bench, 14, 50) == [(PlacedState.DUPLICATE, 14), (PlacedState.STORED, 30)]
     change(bench, "DELETE FROM entry WHERE idx = 15")
-    with pytest.raises(RecordDamaged, match="no batch that can be read holds entry 15"):
-        states(bench, 15)
+    assert states(bench, 15, 51) == [(PlacedState.DAMAGED, None), (PlacedState.STORED, 31)]
 
 
 def test_no_more_ids_are_held_than_said_and_the_newest_are(bench: Bench) -> None:

@@ -85,7 +85,9 @@ def problem_type(problem: object) -> str:
 
 
 def can_still_come(problem: object) -> bool:
-    """Whether the refusal is for a data class or kind that nobody registered yet."""
+    """Whether the refusal is for a data class or kind that nobody registered yet, or for damage that can be mended."""
+    if problem_type(problem) == "record-damaged":
+        return True
     words = problem_type(problem).split("-")
     missing = {"unknown", "unregistered", "missing"} & set(words) or words[:2] == ["not", "registered"]
     return bool(missing) and bool({"class", "kind"} & set(words))

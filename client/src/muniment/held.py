@@ -1,8 +1,9 @@
 """What the server refused, kept on disk beside the spool.
 
-*Parked* entries wait for something that can still come: their data class or kind. They are sent again, byte for
-byte. *Refused* entries will not be taken as they are; they are kept with the reason for a human, one JSON line each.
-Both are copies of personal data on this machine: bounded in size, mode 0600, emptied by `purge`.
+*Parked* entries wait for something that can still come: their data class or kind, or that the server mends what keeps
+it from telling whether it has them. They are sent again, byte for byte. *Refused* entries will not be taken as they
+are; they are kept with the reason for a human, one JSON line each. Both are copies of personal data on this machine:
+bounded in size, mode 0600, emptied by `purge`.
 """
 
 from __future__ import annotations

@@ -235,7 +235,7 @@ class Shipper:
             return False
         kind = problem_type(judged.problem)
         if judged.verdict is Verdict.PARK:
-            self.faults.note(f"parked.{kind}", "entries wait until their class or kind exists")
+            self.faults.note(f"parked.{kind}", "entries wait until their class or kind exists, or the record is mended")
             kept = self._parked.add(record.seq, record.payload)
         else:
             self.faults.note(f"refused.{kind}", "entries were refused and lie in the folder refused/")
