@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -185,6 +185,7 @@ class _Kept:
     def certificates(self, known: Sequence[KnownCertificate]) -> None:
         """Check every certificate that lies there, and that those that should do lie there."""
         there: set[str] = set()
+        sound: set[str] = set()
         before = self.found.counts.total()
         for key in self._bucket.list(f"{self._prefix}{PREFIX}"):
             name = key.removeprefix(self._prefix)
@@ -193,14 +194,16 @@ class _Kept:
                 self.found.add(Verdict.ALTERED, "an object that is no certificate lies among them", object=key)
                 continue
             there.add(name)
+            told = self.found.counts.total()
             with self._told(key):
                 uncovered(self._bucket, key)
                 with SignedFile.of(pieces_of(self._bucket, key)) as signed:
                     self._certificate(signed, match)
+            if self.found.counts.total() == told:
+                sound.add(name)
         for one in known:
             if not one.is_whole:
-                detail = "the database does not hold all bytes of this certificate any more; the object of it does"
-                self.found.add(Verdict.ALTERED, detail, object=f"{self._prefix}{one.name}")
+                self._cut(one, there, sound)
             elif one.is_stored and one.name not in there:
                 self._gone(f"{self._prefix}{one.name}")
         if there and not self._certificate_keys:
@@ -254,6 +257,20 @@ class _Kept:
             if stored.root != said.root:
                 detail = f"a certificate shows another head of size {said.size} that the log signed: two histories"
                 self.found.add(Verdict.FORKED, detail, object=key, index=said.size - 1)
+
+    def _cut(self, one: KnownCertificate, there: Collection[str], sound: Collection[str]) -> None:
+        """Name a certificate that the database has not whole, and say whether the store has it."""
+        place = one.name.rpartition("-")[0]
+        of_it = sorted(name for name in there if name.rpartition("-")[0] == place)
+        verdict, key = Verdict.ALTERED, f"{self._prefix}{next(iter(of_it), one.name)}"
+        if not of_it:
+            verdict, store = Verdict.MISSING, "nor does the store"
+        elif any(name in sound for name in of_it):
+            store = "the object of it does"
+        else:
+            store = "the object of it does not hold either"
+        detail = f"the database does not hold all bytes of this certificate any more; {store}"
+        self.found.add(verdict, detail, object=key)
 
     def _gone(self, key: str) -> None:
         with self._told(key):

@@ -211,16 +211,25 @@ def test_a_certificate_that_the_database_has_not_whole_any_more_is_named(stored:
     with suppress(Undone), world.parts.transactions(world.tenant.tenant_id) as session:
         session.connection().execute(lost)
         known = known_certificates(lambda _: nullcontext(session), world.tenant.tenant_id)
-        report = check_kept(
-            stored.report,
-            bucket=stored.bucket,
-            hot=MemoryBucket(),
-            keys=[world.log_key],
-            certificate_keys=(),
-            known=known,
-        )
-        place = stored.key.rpartition("-")[0]
-        assert named(report) == [(Verdict.ALTERED, f"{place}-cut.json")]
+        gone = stored.bucket.copy()
+        del gone.objects[stored.key]
+        nowhere = f"{stored.key.rpartition('-')[0]}-cut.json"
+        # That the object holds was said without a look at it.
+        for bucket, places, said in (
+            (stored.bucket, [(Verdict.ALTERED, stored.key)], "the object of it does"),
+            (stored.with_object(b"{}"), [(Verdict.ALTERED, stored.key)] * 2, "the object of it does not hold either"),
+            (gone, [(Verdict.MISSING, nowhere)], "nor does the store"),
+        ):
+            report = check_kept(
+                stored.report,
+                bucket=bucket,
+                hot=MemoryBucket(),
+                keys=[world.log_key],
+                certificate_keys=(),
+                known=known,
+            )
+            assert named(report) == places
+            assert any(finding.detail.endswith(f"any more; {said}") for finding in report.findings)
         raise Undone
     assert named(stored.check(stored.bucket, world.certificate_key)) == []
 
