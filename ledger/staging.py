@@ -232,7 +232,14 @@ def _decode(row: StagedRow, digests: RowDigests) -> StagedCall:
 
 
 class StagedUnreadable(LedgerError):
-    """A staged row is not of a form this program knows, or not as a process of ours wrote it: nothing in it counts."""
+    """A staged row is not of a form this program knows, or not as a process of ours wrote it: nothing in it counts.
+
+    So it is for a minute while processes of two versions run. Whether an answer that is not believed was one nobody
+    knows: the same entries again are a duplicate then.
+    """
+
+    problem = "unavailable"
+    hint = "nothing is acknowledged; send the same again"
 
     def __init__(self, staged_id: str) -> None:
         """Keep the row's id."""

@@ -22,6 +22,7 @@ from api import database, secrets
 from api.errors import answer_of, problem_of
 from api.problems import GENERIC, PROBLEMS
 from api.telemetry import places
+from ledger.staging import StagedUnreadable
 from registry.classes import STARTER_CLASSES
 
 SECRET_WORD = "kowalski-9831"
@@ -279,6 +280,13 @@ def test_only_what_may_be_run_again_is_contended(kind: Any) -> None:
 def test_503_and_429_say_when_to_come_back() -> None:
     for name in ("unavailable", "too-many-requests", "checkpoint-pending"):
         assert "Retry-After" in answer_of(problem_of(problem_named(name))).headers
+
+
+def test_a_staged_row_of_another_version_is_to_be_sent_again_and_is_no_fault_of_the_service() -> None:
+    """While processes of two versions run, the one that leads cannot read what the other staged."""
+    answer = answer_of(problem_of(StagedUnreadable("019f3c00-0000-7000-8000-000000000000")))
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "5")
+    assert json.loads(answer.body)["type"] == "/problems/unavailable"
 
 
 def problem_named(name: str) -> Exception:
