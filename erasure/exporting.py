@@ -6,8 +6,8 @@ Making, in order (one pass; a crash anywhere begins it again):
     and, in the answer to a request for everything, the names by which the person is known;
  3. write the manifest with what became of each copy;
  4. in one transaction: register the file as an artifact of class `export`, with its expiry, and end the copies;
- 5. give it its name in the folder of exports, unless its artifact ended meanwhile. A crash before 5 leaves a registered
-    export without bytes, which the next pass replaces.
+ 5. give it its name in the folder of exports, unless its artifact ended (`erasure.package_names`). A crash before 5
+    leaves a registered export without bytes, which the next pass replaces.
 
 Guarantees: one item and some hundred lines are in memory at a time; what a store did not give is `failed` or
 `unreachable`, never left out; parts about others are left out and counted, unless a human released them
@@ -23,7 +23,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
-from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 import sqlalchemy as sa
@@ -39,7 +38,8 @@ from erasure.exported_entries import write_entries
 from erasure.handout import contents_of, request_view
 from erasure.manifest_file import Listing, json_bytes, pieces
 from erasure.models import CopyRow, RequestRow
-from erasure.package_file import Fate, Package, digest_of, give_name, place_of, remove_unfinished, unnamed
+from erasure.package_file import Fate, Package, digest_of, make_folder, nameless_file, place_of, remove_unfinished
+from erasure.package_names import give_to, name_of
 from erasure.package_people import begin_again, everybody, known_names, others_of
 from erasure.packages import STORE
 from erasure.parts import Parts, Tenant
@@ -129,20 +129,20 @@ class _Making:
         """See the module."""
         if not bring_up_to_date(self._parts, self._tenant.tenant_id, self._id, self._now):  # 1
             return
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        name = f"{self._id}-{self._attempt()}.zip"
+        make_folder(self._folder)
+        attempt = self._attempt()
+        name = name_of(self._id, attempt)
         remove_unfinished(self._folder)
-        with unnamed(self._folder) as out, Listing(self._folder) as files:
+        with nameless_file(self._folder) as out, Listing(self._folder) as files:
             with new_zip(out) as archive:
                 package = Package(archive, files)
                 self._artifacts(package)
                 write_entries(self._parts, self._read, self._tenant.tenant_id, self._id, package, self._now)
                 self._requests(package)
                 self._manifest(package)
-            artifact = self._keep(package, out, name)
+            artifact = self._keep(package, out, attempt, name)
             if artifact is not None:
-                give_name(out, self._folder / name)
-                self._leave_none(artifact, self._folder / name)
+                give_to(self._parts, self._tenant.tenant_id, artifact, out, self._folder / name)
 
     def _attempt(self) -> int:
         with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
@@ -265,7 +265,7 @@ class _Making:
 
     # ── 4 ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _keep(self, package: Package, out: IO[bytes], name: str) -> str | None:
+    def _keep(self, package: Package, out: IO[bytes], attempt: int, name: str) -> str | None:
         """Step 4; the artifact that the file is. None while it has to be made again, or where none is kept."""
         sha256, size = digest_of(out)
         with self._parts.transactions(self._tenant.tenant_id) as session:
@@ -277,7 +277,7 @@ class _Making:
             if again:
                 return None
             artifact = None
-            kept: dict[str, Any] = {"attempt": self._attempt_of(name), "made_at": instant_text(self._now)}
+            kept: dict[str, Any] = {"attempt": attempt, "made_at": instant_text(self._now)}
             kept |= {"sha256": sha256, "bytes": size}
             if len(closed) < len(row.subjects):
                 others = others_of(session, row.tenant_id, self._id, row.subjects)
@@ -297,17 +297,6 @@ class _Making:
             exported = copies.of(row.tenant_id, self._id, CopyState.EXPORTED)
             copies.update(session, exported, evidence=entry_id)
             return artifact
-
-    def _leave_none(self, artifact: str, file: Path) -> None:
-        """Take the file away again where its artifact ended before the file had its name: nobody looks there again."""
-        with self._parts.transactions(self._tenant.tenant_id, write=False) as session:
-            found = artifacts.find_artifacts(session, self._tenant.tenant_id, [artifact]).get(artifact)
-        if found is None or found.status == "erased":
-            file.unlink(missing_ok=True)
-
-    @staticmethod
-    def _attempt_of(name: str) -> int:
-        return int(name.removesuffix(".zip").rpartition("-")[2])
 
     def _end(self, session: Session, package: Package) -> bool:
         """Write the fate of each copy; whether one of them is to be tried again."""

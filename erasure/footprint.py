@@ -23,6 +23,7 @@ from erasure import history, restrict
 from erasure.execute import let_go
 from erasure.models import CertificateRow, CopyRow, RequestEvent, RequestRow, RequestSubject
 from erasure.package_file import remove_unfinished
+from erasure.package_names import take_from_ended
 from erasure.parts import Parts
 from erasure.request import DONE, FINAL, Right
 from erasure.sealed import REQUEST_CLASS, SWEEP_KEY
@@ -43,7 +44,10 @@ _EVENT = "footprint_ended"
 
 
 def end_footprints(parts: Parts, tenant_id: int, now: datetime) -> int:
-    """End the traces of every request and sweep of a tenant whose time is over; returns how many."""
+    """End the traces of every request and sweep of a tenant whose time is over; returns how many.
+
+    What processes that died left in the folder of packages goes too (`erasure.package_names`).
+    """
     with parts.transactions(tenant_id, write=False) as session:
         requests = [row.request_id for row in _requests(session, tenant_id) if _may_end(session, row, now)]
         sweeps = _sweeps(session, tenant_id, now)
@@ -53,6 +57,7 @@ def end_footprints(parts: Parts, tenant_id: int, now: datetime) -> int:
         parts.truncate_log()
     if parts.exports is not None:
         remove_unfinished(parts.exports / str(tenant_id))
+    take_from_ended(parts, tenant_id)
     return len(requests) + len(sweeps)
 
 

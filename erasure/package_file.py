@@ -2,8 +2,8 @@
 
 Guarantees: every file in it is listed with its size and digest as they were written, in a file too; of each copy some
 bytes stay in memory, which say what became of it and where it lies here. While it is written it has no name: of a pass
-that breaks off, by a crash too, nothing stays that no registry knows of. It gets its name once it is registered. Not
-here: what goes into it (`erasure.exporting`, `erasure.exported_entries`).
+that breaks off, by a crash too, nothing stays that no registry knows of. It gets its name whole. Not here: when it gets
+one (`erasure.package_names`), and what goes into it (`erasure.exporting`, `erasure.exported_entries`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from erasure.export import Tally
 from erasure.manifest_file import Listing
 from erasure.request import CopyState
 from erasure.zip_directory import forget_name
+from vault.durable import sync_folder
 
 _BLOCK = 256 * 1024
 
@@ -124,9 +125,20 @@ class _File:
         )
 
 
-def unnamed(folder: Path) -> IO[bytes]:
+def make_folder(folder: Path) -> None:
+    """The folder of a tenant's packages, readable by this service alone; it is on the disk when this returns."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    sync_folder(folder.parent)
+    sync_folder(folder.parent.parent)
+
+
+def nameless_file(folder: Path) -> IO[bytes]:
     """A file on the disk of a folder, without a name in it; it ends when it is closed or its process does."""
-    return tempfile.TemporaryFile(dir=folder)
+    try:
+        # Not by `tempfile`: its files can never be given a name.
+        return os.fdopen(os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600), "w+b")
+    except OSError:  # a file system without such files
+        return tempfile.TemporaryFile(dir=folder)
 
 
 def digest_of(file: IO[bytes]) -> tuple[str, int]:
@@ -139,16 +151,36 @@ def digest_of(file: IO[bytes]) -> tuple[str, int]:
 
 
 def give_name(file: IO[bytes], path: Path) -> None:
-    """Write the file out under its name, readable by this service alone; it is on the disk when this returns."""
+    """Give a file of `nameless_file` its name: it leads to the whole file, or is not there, also after a power cut.
+
+    Both are on the disk when this returns. What had the name before loses it.
+    """
+    path.unlink(missing_ok=True)
+    file.flush()
+    os.fsync(file.fileno())
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.link(f"/proc/self/fd/{file.fileno()}", path.name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:  # a file system without such files, or a system without /proc
+        _copy(file, path)
+    finally:
+        os.close(folder)
+    sync_folder(path.parent)
+
+
+def _copy(file: IO[bytes], path: Path) -> None:
+    """The same by a copy, under a name that `remove_unfinished` removes if the process dies here."""
+    part = path.with_name(f".{path.name}.part")
     file.seek(0)
-    handle = os.open(path, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
+    handle = os.open(part, os.O_CREAT | os.O_TRUNC | os.O_WRONLY, 0o600)
     with os.fdopen(handle, "wb") as out:
         shutil.copyfileobj(file, out, _BLOCK)
         out.flush()
         os.fsync(out.fileno())
+    part.rename(path)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what crashed passes of earlier versions left of packages: those had a name while they were written."""
+    """Remove what processes that died left of packages under the names that a copy has, or had in earlier versions."""
     for file in folder.glob(".req_*.part"):
         file.unlink(missing_ok=True)

@@ -12,22 +12,18 @@ from io import BytesIO
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from sqlmodel import col
 
 from erasure.errors import ExportNotReady, IllegalMove, InvalidRequest
 from erasure.export import SOMEBODY_ELSES
 from erasure.exporting import _Making  # a pass of a worker that is killed in its middle
 from erasure.footprint import end_footprints
 from erasure.handout import EXPIRED, JOINT, open_export
-from erasure.package_file import give_name
 from erasure.packages import STORE
 from erasure.request_desk import RequestDesk
 from erasure.sweep_copies import Sweeps
-from registry import artifacts, subjects
+from registry import subjects
 from registry.errors import NotBuilt
 from registry.identifiers import parse_subject
-from registry.models import Artifact
 from retention.holds import Holds
 from tests.erasure.conftest import ADA, BOB, World
 
@@ -621,28 +617,3 @@ def test_a_pass_that_breaks_off_leaves_nothing_that_an_erasure_does_not_find(
     assert world.state(request) == "completed"
     archive = package(world, request)
     assert any(b"what Ada asked to see" in archive.read(name) for name in archive.namelist())
-
-
-def test_a_package_whose_artifact_ended_before_it_had_its_name_gets_none(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    world.note("n1", "what Ada asked to see")
-    ready(world)
-
-    def overtaken(file: Any, path: Any) -> None:
-        with world.parts.transactions(world.tenant.tenant_id) as session:
-            [number] = session.scalars(sa.select(col(Artifact.id)).where(col(Artifact.store) == STORE))
-            artifacts.bury(session, world.tenant.tenant_id, [number], "req_other", world.now)
-        give_name(file, path)
-
-    monkeypatch.setattr("erasure.exporting.give_name", overtaken)
-    world.work(2)
-    assert list((world.services.exports_folder / str(world.tenant.tenant_id)).iterdir()) == []
-
-
-def test_what_an_earlier_version_left_unfinished_goes_with_the_next_look_at_footprints(world: World) -> None:
-    folder = world.services.exports_folder / str(world.tenant.tenant_id)
-    folder.mkdir(parents=True)
-    (folder / ".req_0123.part").write_text("half a package")
-    end_footprints(world.parts, world.tenant.tenant_id, world.now)
-    assert list(folder.iterdir()) == []
