@@ -71,6 +71,15 @@ def _framed(text: str) -> bytes:
     return len(data).to_bytes(4, "big") + data
 
 
+def _frames(label: str, parts: Sequence[str | bytes]) -> list[bytes]:
+    """A label and parts, each with its length before it: what every digest of a tenant is made over."""
+    pieces = [_framed(label)]
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        pieces += (len(data).to_bytes(4, "big"), data)
+    return pieces
+
+
 class Lookups:
     """HMACs of one tenant under its newest look-up key, for one batch."""
 
@@ -85,11 +94,7 @@ class Lookups:
 
     def of(self, label: str, *parts: str | bytes) -> bytes:
         """The 32-byte look-up of length-framed parts under a label."""
-        pieces = [_framed(label)]
-        for part in parts:
-            data = part.encode() if isinstance(part, str) else part
-            pieces += (len(data).to_bytes(4, "big"), data)
-        return self._mac.of(b"".join(pieces))
+        return self._mac.of(b"".join(_frames(label, parts)))
 
     def subject(self, identifier_type: str, value: str) -> bytes:
         """The look-up of a normalised identifier."""
@@ -142,11 +147,9 @@ class RowDigests:
 
     @staticmethod
     def _made(lookups: Lookups, label: str, parts: Sequence[str | bytes]) -> bytes:
-        mac = hmac.new(lookups.key, _framed(label), "sha256")
-        for part in parts:
-            data = part.encode() if isinstance(part, str) else part
-            mac.update(len(data).to_bytes(4, "big"))
-            mac.update(data)
+        mac = hmac.new(lookups.key, digestmod="sha256")
+        for piece in _frames(label, parts):
+            mac.update(piece)
         return mac.digest()
 
 
