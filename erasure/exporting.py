@@ -57,16 +57,17 @@ KEPT = timedelta(days=30)
 _TO_READ = (CopyState.PENDING, CopyState.EXPORTED, CopyState.ALREADY_ABSENT)
 _OPEN = (CopyState.PENDING, CopyState.AWAITING_HUMAN)
 _REQUESTS_FILE = "requests.json"
+_NAMES_FILE = "names.json"
 READ_CHUNK = 200
 _UNREACHED = (ConnectorError, RegistryError, OSError)
-_README = """This package was made for you on {at}, as the answer to your request {request}.
-
-manifest.json   what is in here, from where, why and for how long it is kept, and what was left out and why
-artifacts/      copies of your data, by class
-record/         what was said and done, one JSON object a line, by class
-requests.json   your requests to us
-names.json      the names, addresses and numbers by which we know you
-"""
+_README = "This package was made for you on {at}, as the answer to your request {request}.\n\n"
+_TOLD = {
+    "manifest.json": "what is in here, from where, why and for how long it is kept, and what was left out and why",
+    "artifacts/": "copies of your data, by class",
+    "record/": "what was said and done, one JSON object a line, by class",
+    _REQUESTS_FILE: "your requests to us",
+    _NAMES_FILE: "the names, addresses and numbers by which we know you",
+}
 
 
 class _Owned(NamedTuple):
@@ -237,7 +238,7 @@ class _Making:
                 package.fates.settle(copy.copy_no, CopyState.EXPORTED)
         package.add(_REQUESTS_FILE, json_bytes(found), self._now, store=REQUESTS)
         known_as = sorted({one.given for person in names.values() for one in person})
-        package.add("names.json", json_bytes(known_as), self._now, data_class=IDENTITY, store=VAULT)
+        package.add(_NAMES_FILE, json_bytes(known_as), self._now, data_class=IDENTITY, store=VAULT)
 
     # ── 3 ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -252,8 +253,7 @@ class _Making:
                         listed.append(line)
                         totals.count(line)
                 contents = contents_of(session, self._parts, row, totals, now=self._now)
-            text = _README.format(at=instant_text(self._now), request=self._id)
-            package.add("README.txt", text.encode(), self._now)
+            self._readme(package)
             found = {
                 "sources": {name: sorted(found) for name, found in package.sources.items()},
                 "entries": package.entries,
@@ -262,6 +262,13 @@ class _Making:
                 "files": package.files,
             }
             package.put("manifest.json", pieces(manifest(Contents(**{**contents, **found}))), self._now)
+
+    def _readme(self, package: Package) -> None:
+        """What lies in the package, and nothing that does not."""
+        text = _README.format(at=instant_text(self._now), request=self._id)
+        there = {"manifest.json", *package.places}
+        text += "".join(f"{place:<16}{told}\n" for place, told in _TOLD.items() if place in there)
+        package.add("README.txt", text.encode(), self._now)
 
     # ── 4 ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -77,6 +77,8 @@ class Package:
     entries: dict[str, Tally] = field(default_factory=dict)
     sources: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
     decisions: int = 0
+    places: set[str] = field(default_factory=set)
+    """The files and folders at its top; a folder ends in a slash."""
 
     def add(self, path: str, data: bytes, at: datetime, **about: Any) -> None:
         """Write one whole file."""
@@ -91,6 +93,8 @@ class Package:
 
     def open(self, path: str, at: datetime, **about: Any) -> _File:
         """Begin a file that is written in pieces."""
+        top, slash, _ = path.partition("/")
+        self.places.add(top + slash)
         info = zipfile.ZipInfo(path, date_time=at.timetuple()[:6])
         info.compress_type = zipfile.ZIP_DEFLATED
         info.external_attr = 0o600 << 16

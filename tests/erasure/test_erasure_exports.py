@@ -100,6 +100,9 @@ def test_a_package_lists_the_names_by_which_the_person_is_known_and_nobody_elses
         request = answered(world, **({} if scope is None else {"scope": scope}))
         archive = package(world, request)
         assert ("names.json" in archive.namelist()) is is_there
+        tops = {name.partition("/")[0] for name in archive.namelist()} - {"README.txt"}
+        told = archive.read("README.txt").decode().splitlines()[2:]
+        assert {line.split()[0].rstrip("/") for line in told} == tops, "and the text says what is there"
         if is_there:
             assert json.loads(archive.read("names.json")) == [ADA]
 
