@@ -75,7 +75,7 @@ def certificate_file(file: Readable) -> SignedFile:
 def opening_in(file: bytes) -> bytes:
     """The opening inside a letter (HTML, PDF, plain text) or a file of it. Raises: LetterWithoutOpening."""
     try:
-        if file.startswith(b"%PDF-"):
+        if is_pdf(file):
             return _attached(file, OPENING)
         if is_html(file):
             return bytes(_scripted(file, b"opening"))
