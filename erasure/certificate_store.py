@@ -19,7 +19,7 @@ from typing import Protocol
 
 import msgspec
 import sqlalchemy as sa
-from sqlmodel import col
+from sqlmodel import Session, col
 
 from erasure.certificate_rows import (
     CertificateCut,
@@ -134,6 +134,20 @@ class CertificateStore:
             strange += unlike
             count += is_back
         return Restored(count=count, strange=strange)
+
+    def open(self, session: Session, key: CertificateKey, log_id: str) -> SignedFile:
+        """The certificate as the tables hold it; where they have not all of it, its object. Raises: CertificateCut."""
+        try:
+            return open_certificate(session, key)
+        except CertificateCut:
+            issued_at = session.get_one(CertificateRow, tuple(key)).issued_at
+            place = f"{log_id}/{name_of(key, '')}".removesuffix(".json")
+            for name in self.locked.list(place):
+                signed = SignedFile.of(pieces_of(self.locked, name))
+                if name == f"{log_id}/{name_of(key, signed.sha256())}" and _issued_at(signed, key) == issued_at:
+                    return signed
+                signed.close()
+            raise
 
     def _is_known(self, tenant_id: int, request_id: str) -> bool:
         with self.transactions(tenant_id, write=False) as session:

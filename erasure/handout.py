@@ -20,7 +20,7 @@ from sqlmodel import Session, col, select
 
 from erasure import copies, history
 from erasure.answer_plans import past_requests, seal_of, terms_of
-from erasure.certificate_rows import CertificateKey, digest_of
+from erasure.certificate_rows import CertificateCut, CertificateKey, digest_of
 from erasure.errors import ExportNotReady, NotBuilt
 from erasure.export import REQUESTS, Contents, Totals, manifest
 from erasure.manifest_file import Listing, json_bytes, pieces
@@ -47,6 +47,7 @@ STREAM_BYTES = 256 * 1024
 EXPIRED = "the export has expired; ask again"
 ERASING = "its erasure is approved"
 APART = "it holds data of somebody who is told apart from the person by now; ask again"
+CUT = "its bytes are not whole in the database; the controller's locked store keeps them"
 JOINT = "not given out: somebody else asked in it too"
 _READY = (State.COMPLETED, State.COMPLETED_WITH_EXCEPTIONS)
 
@@ -235,19 +236,25 @@ def contents_of(session: Session, parts: Parts, row: RequestRow, totals: Totals,
 
 
 def certificates_of(session: Session, tenant_id: int, request_ids: Sequence[str]) -> list[dict[str, Any]]:
-    """The certificates of erasure among these requests."""
+    """The certificates of erasure among these requests; one that the tables have not whole says so in its `note`."""
     mine = (col(CertificateRow.tenant_id) == tenant_id, col(CertificateRow.request_id).in_(request_ids))
+    query = select(CertificateRow).where(*mine)
     return [
         {
             "request": row.request_id,
             "version": row.version,
             "issued_at": instant_text(row.issued_at),
-            "sha256": digest_of(session, CertificateKey(tenant_id, row.request_id, row.version, row.number)),
+            **_digest(session, CertificateKey(tenant_id, row.request_id, row.version, row.number)),
         }
-        for row in session.exec(
-            select(CertificateRow).where(*mine).order_by(col(CertificateRow.request_id), col(CertificateRow.number))
-        ).all()
+        for row in session.exec(query.order_by(col(CertificateRow.request_id), col(CertificateRow.number))).all()
     ]
+
+
+def _digest(session: Session, key: CertificateKey) -> dict[str, str | None]:
+    try:
+        return {"sha256": digest_of(session, key)}
+    except CertificateCut:
+        return {"sha256": None, "note": CUT}
 
 
 def request_view(

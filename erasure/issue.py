@@ -225,7 +225,7 @@ def _draft(  # noqa: PLR0917 - called once
     for some in copies.pages(session, _Kept, copies.of(row.tenant_id, row.request_id, CopyState.RETAINED)):
         kept.add([_retained(copy) for copy in some])
     known = stores.in_force(session, row.tenant_id)
-    earlier = _newest(session, row)
+    earlier = _newest(session, parts, row, tenant.log_id)
     events = history.events_of(session, row.tenant_id, row.request_id)
     received = next(line.entry_id for line in events if line.event == "received")
     issued = None if earlier is None else _issuing(events, earlier)
@@ -348,12 +348,13 @@ class _Signed(msgspec.Struct):
     certificate: _Said
 
 
-def _newest(session: Session, row: RequestRow) -> _Earlier | None:
+def _newest(session: Session, parts: Parts, row: RequestRow, log_id: str) -> _Earlier | None:
     found = newest_certificate(session, row.tenant_id, row.request_id)
     if found is None:
         return None
     row_of = session.get_one(CertificateRow, found)
-    with open_certificate(session, found) as signed:
+    kept = parts.certificates
+    with open_certificate(session, found) if kept is None else kept.open(session, found, log_id) as signed:
         said = msgspec.json.decode(signed.view(), type=_Signed).certificate
         return _Earlier(found.number, found.version, row_of.issued_at, signed.sha256(), said.subject_commitments)
 

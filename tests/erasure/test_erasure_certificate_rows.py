@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from hashlib import sha256
 from typing import Any
 
@@ -24,8 +24,10 @@ from erasure.certificate_rows import (
     open_certificate,
 )
 from erasure.certificate_store import CertificateDiffers, CertificateStore, name_of
+from erasure.handout import CUT, certificates_of
 from erasure.models import CertificatePiece, CertificateRow
 from erasure.rendering.opened import document_of
+from erasure.report_check import check
 from erasure.signed_file import PIECE, SignedFile
 from ledger import canonical
 from ledger.entry import uuid7
@@ -206,6 +208,49 @@ def test_a_broken_certificate_is_named_in_every_pass_and_those_after_it_are_stor
         store.store_due(tenant, log_id, world.now)
 
 
+def test_a_cut_certificate_holds_up_neither_the_one_after_it_nor_an_export_that_lists_it(world: Any) -> None:
+    # Each pass over either ended at it, for ever.
+    world.change(certificates=world.services.certificates)
+    world.note("n1", "Ada Lovelace wrote about her rash on Tuesday")
+    request = world.erase()
+    interim = world.reader.certificate(world.acting(), request)
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        session.connection().execute(sa.delete(CertificatePiece))
+        told = certificates_of(session, world.tenant.tenant_id, [request])
+    assert [(line["request"], line["sha256"], line["note"]) for line in told] == [(request, None, CUT)]
+    world.now += timedelta(days=2)
+    world.services.keks.turn(world.now, force=True)
+    world.work()
+    final = world.reader.certificate(world.acting(), request, "final")
+    assert json.loads(final)["certificate"]["supersedes"] == sha256(interim).hexdigest()
+    assert "supersedes" in check(final, world.certificate_key, world.log_key)[-1]
+
+
+def test_only_the_object_that_was_issued_then_stands_for_a_cut_certificate(world: Any) -> None:
+    tenant, log_id = world.tenant.tenant_id, world.tenant.log_id
+    store = CertificateStore(
+        locked=MemoryStore(lambda: world.now), transactions=world.parts.transactions, lock_end=world.services.lock_end
+    )
+    key = CertificateKey(tenant, "req_a", "interim", 1)
+    bodies = []
+    for second in range(2):
+        said = {"request": "req_a", "version": "interim", "issued_at": f"2026-03-01T12:00:0{second}Z"}
+        bodies.append(msgspec.json.encode({"certificate": said, "signature": {}}))
+    with SignedFile.of([bodies[1]]) as signed, world.parts.transactions(tenant) as session:
+        add_certificate(session, key, signed, datetime(2026, 3, 1, 12, 0, 1, tzinfo=UTC))
+        session.connection().execute(sa.delete(CertificatePiece))
+    others = [(bodies[0], sha256(bodies[0]).hexdigest()), (bodies[1], "0" * 64)]
+    for body, digest in others:
+        store.locked.put(f"{log_id}/{name_of(key, digest)}", body, lock_until=None)
+    with world.parts.transactions(tenant, write=False) as session:
+        with pytest.raises(CertificateCut):
+            store.open(session, key, log_id)
+        name = f"{log_id}/{name_of(key, sha256(bodies[1]).hexdigest())}"
+        store.locked.put(name, bodies[1], lock_until=None)
+        with store.open(session, key, log_id) as signed:
+            assert signed.read() == bodies[1]
+
+
 def test_a_certificate_of_many_pieces_goes_to_the_locked_store_and_comes_back(world: Any) -> None:
     request = world.ask()
     tenant, log_id = world.tenant.tenant_id, world.tenant.log_id
@@ -235,7 +280,6 @@ def test_a_certificate_of_many_pieces_goes_to_the_locked_store_and_comes_back(wo
     for change in (
         sa.update(CertificateRow).values(size=0),
         sa.delete(CertificatePiece).where(col(CertificatePiece.n) == 4),
-        sa.delete(CertificatePiece),
     ):
         with world.parts.transactions(tenant) as session:
             session.connection().execute(change)
