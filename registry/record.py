@@ -29,7 +29,7 @@ from ledger.draft import Draft, Placed, PlacedState, SealedPart
 from ledger.entry import Kind, decode_header, uuid7
 from ledger.errors import LedgerError, RecordDamaged
 from ledger.head import Transactions
-from ledger.log import Log
+from ledger.log import Log, Proof
 from ledger.models import EntryRow
 from ledger.turns import Admit
 from registry import bulk, limited, subjects
@@ -53,6 +53,7 @@ from vault.vault import Vault
 
 SYSTEM_STREAM = 0
 _OUTBOX_BATCH = 1_000
+_DISCLOSED_AT_ONCE = 100
 _UNTOLD = "whether the record has this entry cannot be told, what says so is damaged: muniment verify --all"
 
 
@@ -300,28 +301,37 @@ class Record:
         with self._transactions(tenant_id, write=False) as session:
             rows = index.known(session, tenant_id, wanted)
             ordered = [rows[entry_id].idx for entry_id in wanted]
-            keys = index.keys_of(session, tenant_id, ordered)
-            opened = Keyring(self._vault, session, tenant_id).open_all(keys.values())
         proofs = self._log.proofs(tenant_id, ordered, now)
 
         def made() -> Iterator[EvidenceEntry]:
-            for entry_id, proof in zip(wanted, proofs, strict=True):
-                header = decode_header(proof.header)
-                ciphertext = self._log.ciphertext(tenant_id, header.parts[0])
-                prk = joint_prk({key_id: opened[key_id] for key_id in keys[proof.index, 0]})
-                bound = context(str(tenant_id), self._log.head(tenant_id).log_id, entry_id, header.parts[0].role)
-                yield EvidenceEntry(
+            for page in index.chunks(list(zip(wanted, proofs, strict=True)), _DISCLOSED_AT_ONCE):
+                yield from self._disclosed(tenant_id, page)
+
+        if not proofs:
+            return Evidence(checkpoint=self._log.publish(tenant_id, now).decode(), tree_size=0, entries=iter(()))
+        return Evidence(checkpoint=proofs[0].checkpoint, tree_size=proofs[0].tree_size, entries=made())
+
+    def _disclosed(self, tenant_id: int, proven: Sequence[tuple[str, Proof]]) -> list[EvidenceEntry]:
+        """These events with the keys of their parts; the data keys are let go before anybody has the first."""
+        with self._transactions(tenant_id, write=False) as session:
+            keys = index.keys_of(session, tenant_id, [proof.index for _, proof in proven])
+            opened = Keyring(self._vault, session, tenant_id).open_all(keys.values())
+        log_id, made = self._log.head(tenant_id).log_id, []
+        for entry_id, proof in proven:
+            part = decode_header(proof.header).parts[0]
+            ciphertext = self._log.ciphertext(tenant_id, part)
+            prk = joint_prk({key_id: opened[key_id] for key_id in keys[proof.index, 0]})
+            made.append(
+                EvidenceEntry(
                     entry_id=entry_id,
                     index=proof.index,
                     header=proof.header,
                     inclusion=proof.inclusion,
                     part=ciphertext,
-                    part_key=part_key_of(prk, ciphertext, bound),
+                    part_key=part_key_of(prk, ciphertext, context(str(tenant_id), log_id, entry_id, part.role)),
                 )
-
-        if not proofs:
-            return Evidence(checkpoint=self._log.publish(tenant_id, now).decode(), tree_size=0, entries=iter(()))
-        return Evidence(checkpoint=proofs[0].checkpoint, tree_size=proofs[0].tree_size, entries=made())
+            )
+        return made
 
     def _admit(self, tenant_id: int) -> Admit:
         """The sequencer's own look at the fences: parts of somebody who was fenced meanwhile are dropped.
