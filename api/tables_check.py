@@ -11,6 +11,7 @@ right by what the store says; who leads, which is no promise to anybody.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -30,6 +31,7 @@ from ledger.index import IndexLine
 from ledger.models import microseconds
 from ledger.payload_names import is_ours, lock_end_of
 from ledger.payload_rows import FILLED
+from ledger.ranges import Range, Ranges
 
 _ADVICE = "the record stands; muniment rebuild makes the table anew"
 _STATE = (
@@ -44,7 +46,7 @@ _STREAM = sa.text(
     "AND e.idx >= :end) FROM log_stream s WHERE s.tenant_id = :t AND s.stream_id = :s"
 )
 _BEATEN = sa.text("SELECT DISTINCT stream_no FROM entry WHERE tenant_id = :t AND idx >= :end AND kind = :beat")
-_RANGES = sa.text("SELECT recorder_id, first, last FROM recorder_range WHERE tenant_id = :t")
+_RANGES = sa.text("SELECT recorder_id, first, last FROM recorder_range WHERE tenant_id = :t ORDER BY first")
 _BEATS = sa.text("SELECT recorder_id, stream_no FROM recorder_beat WHERE tenant_id = :t")
 _OBJECTS = sa.text(
     "SELECT name, batch_first, until, deleted_at FROM payload_object "
@@ -96,7 +98,7 @@ class TablesCheck:
     found: Findings
     _next: dict[str, tuple[int, int | None]] = field(default_factory=dict)
     """Of each stream its next position and, where a line told it, its number."""
-    _numbers: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    _numbers: dict[str, Ranges] = field(default_factory=dict)
     _beats: set[tuple[str, int]] = field(default_factory=set)
     _end: int = 0
     _is_whole: bool = True
@@ -140,12 +142,10 @@ class TablesCheck:
             self._heartbeats(session)
 
     def _count(self, recorder: str, seq: int, entry_id: str, idx: int) -> None:
-        ranges = self._numbers.setdefault(recorder, [])
-        if ranges and seq == ranges[-1][1] + 1:
-            ranges[-1] = (ranges[-1][0], seq)
-        elif not any(first <= seq <= last for first, last in ranges):
-            ranges[:] = _joined([*ranges, (seq, seq)])
-        elif recorder == self.log_id:
+        numbers = self._numbers.get(recorder)
+        if numbers is None:
+            numbers = self._numbers[recorder] = Ranges()
+        if not numbers.add(seq) and recorder == self.log_id:
             detail = f"the announcement {seq} of the service stands in the record twice"
             self.found.add(Verdict.ALTERED, detail, object="outbox", entry=entry_id, index=idx)
 
@@ -200,12 +200,15 @@ class TablesCheck:
         return row is not None and row[1] is not None and row[0] == row[1] + 1
 
     def _ranges(self, session: Session) -> None:
-        held: dict[str, list[tuple[int, int]]] = {}
+        held: dict[str, tuple[list[int], list[int]]] = {}
         for recorder, first, last in session.execute(_RANGES, {"t": self.tenant_id}):
-            held.setdefault(recorder, []).append((first, last))
-        for recorder, ranges in self._numbers.items():
-            there = held.get(recorder, ())
-            if all(any(low <= first and last <= high for low, high in there) for first, last in ranges):
+            firsts, reached = held.setdefault(recorder, ([], []))
+            firsts.append(first)
+            # The furthest end of a row that begins here or before: rows that overlap may lie behind each other.
+            reached.append(max(last, reached[-1]) if reached else last)
+        for recorder, numbers in self._numbers.items():
+            firsts, reached = held.get(recorder, ([], []))
+            if all((at := bisect_right(firsts, first)) and last <= reached[at - 1] for first, last in numbers):
                 continue
             detail = f"numbers of the recorder {recorder} that are in the record are not in the table; {_ADVICE}"
             self.found.add(Verdict.ALTERED, detail, object="recorder_range")
@@ -267,9 +270,9 @@ class TablesCheck:
             detail = f"the counter of announcements stands at {counter}, the newest one is {newest}"
             self.found.add(Verdict.ALTERED, detail, object="log_state")
         own = self._numbers.get(self.log_id)
-        if not own or not self._is_whole:
+        if own is None or not self._is_whole:
             return
-        for first, last in _between(own, newest):
+        for first, last in _between(list(own), newest):
             # A hole that is larger than what waits has a first number that does not, whatever somebody wrote there.
             lost = next((number for number in range(first, last + 1) if number not in waiting), None)
             if lost is not None:
@@ -277,17 +280,7 @@ class TablesCheck:
                 self.found.add(Verdict.MISSING, detail, object="outbox")
 
 
-def _joined(ranges: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    made: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if made and first <= made[-1][1] + 1:
-            made[-1] = (made[-1][0], max(made[-1][1], last))
-        else:
-            made.append((first, last))
-    return made
-
-
-def _between(ranges: Sequence[tuple[int, int]], end: int) -> Iterator[tuple[int, int]]:
+def _between(ranges: Sequence[Range], end: int) -> Iterator[tuple[int, int]]:
     """The holes between ranges, and the one behind them up to `end`."""
     for number, (_, last) in enumerate(ranges, start=1):
         following = ranges[number][0] - 1 if number < len(ranges) else end

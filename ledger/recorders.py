@@ -15,8 +15,7 @@ from sqlmodel import Session, col, select
 
 from ledger.entry import Header, Kind
 from ledger.models import EntryRow, RecorderBeat, RecorderRange
-
-_Range = tuple[int, int]
+from ledger.ranges import Range, joined
 
 
 def note(session: Session, tenant_id: int, headers: Sequence[Header], stream_nos: Sequence[int]) -> None:
@@ -31,7 +30,7 @@ def note(session: Session, tenant_id: int, headers: Sequence[Header], stream_nos
         if header.kind == Kind.RECORDER_HEARTBEAT:
             beats[header.recorder] = stream_no
     for recorder, found in numbers.items():
-        _add(session, tenant_id, recorder, _ranges(found))
+        _add(session, tenant_id, recorder, joined((number, number) for number in found))
     for recorder, stream_no in beats.items():
         if session.get(RecorderBeat, (tenant_id, recorder, stream_no)) is None:
             session.add(RecorderBeat(tenant_id=tenant_id, recorder_id=recorder, stream_no=stream_no))
@@ -40,7 +39,7 @@ def note(session: Session, tenant_id: int, headers: Sequence[Header], stream_nos
 def dropped(session: Session, tenant_id: int, numbers: Mapping[str, set[int]]) -> None:
     """Account for numbers whose entries were not taken in, because they are about somebody who is fenced."""
     for recorder, found in numbers.items():
-        _add(session, tenant_id, recorder, _ranges(found))
+        _add(session, tenant_id, recorder, joined((number, number) for number in found))
 
 
 def held(session: Session, tenant_id: int, recorder: str, first: int, last: int) -> int:
@@ -82,32 +81,17 @@ def beats(
     return list(session.exec(query.order_by(col(EntryRow.at))))
 
 
-def _ranges(numbers: set[int]) -> list[_Range]:
-    made: list[_Range] = []
-    for number in sorted(numbers):
-        if made and made[-1][1] == number - 1:
-            made[-1] = (made[-1][0], number)
-        else:
-            made.append((number, number))
-    return made
-
-
-def _add(session: Session, tenant_id: int, recorder: str, new: Sequence[_Range]) -> None:
+def _add(session: Session, tenant_id: int, recorder: str, new: Sequence[Range]) -> None:
     """Join new ranges with those they touch."""
     here = sa.and_(col(RecorderRange.tenant_id) == tenant_id, col(RecorderRange.recorder_id) == recorder)
     touched = sa.and_(here, col(RecorderRange.first) <= new[-1][1] + 1, col(RecorderRange.last) >= new[0][0] - 1)
-    old: list[_Range] = [
+    old: list[Range] = [
         (start, end)
         for start, end in session.execute(sa.select(col(RecorderRange.first), col(RecorderRange.last)).where(touched))
     ]
-    joined: list[_Range] = []
-    for start, end in sorted([*old, *new]):
-        if joined and start <= joined[-1][1] + 1:
-            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
-        else:
-            joined.append((start, end))
-    if sorted(old) == joined:
+    whole = joined([*old, *new])
+    if sorted(old) == whole:
         return
     session.execute(sa.delete(RecorderRange).where(touched))
-    rows = [{"tenant_id": tenant_id, "recorder_id": recorder, "first": start, "last": end} for start, end in joined]
+    rows = [{"tenant_id": tenant_id, "recorder_id": recorder, "first": start, "last": end} for start, end in whole]
     session.execute(sa.insert(RecorderRange), rows)
