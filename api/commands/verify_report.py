@@ -7,8 +7,9 @@ file in which nothing says that it is or was a certificate.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO
 
 import click
 
@@ -16,7 +17,7 @@ from api.commands.options import CannotRun, json_option, show
 from erasure.errors import BadPin, LetterWithoutOpening, PaperNotSet, ReportError
 from erasure.rendering.carrier import certificate_file, claims_a_certificate, is_letter, is_pdf, opening_in
 from erasure.rendering.compare import Pages, compare
-from erasure.report_check import check, check_opening, require_keys
+from erasure.report_check import MAX_BYTES, check, check_opening, require_keys
 from erasure.signed_file import PIECE, Readable, SignedFile
 
 _PAGES = {
@@ -129,9 +130,20 @@ def _copied(file: Path) -> SignedFile:
     """The file as it is now, whoever changes it while it is checked; also one that can be read only once."""
     try:
         with file.open("rb") as stream:
-            return SignedFile.of(iter(lambda: stream.read(PIECE), b""))
+            return SignedFile.of(_pieces(stream, file))
     except OSError as error:
         raise _unreadable(file, error) from None
+
+
+def _pieces(stream: IO[bytes], file: Path) -> Iterator[bytes]:
+    """What a stream gives, no further than a certificate goes: beyond, nothing is said of it."""
+    size = 0
+    while piece := stream.read(PIECE):
+        size += len(piece)
+        if size > MAX_BYTES:
+            message = f"{file} has more than {MAX_BYTES} bytes, which is as much as is read of a certificate"
+            raise CannotRun(message)
+        yield piece
 
 
 def _read(file: Path) -> bytes:

@@ -137,6 +137,19 @@ def test_a_pin_that_is_no_key_is_exit_2_for_nothing_was_checked(
     assert cli.run(["verify-report", str(file), "--key", good, "--log-key", good]) == 1, "a bad file stays refuted"
 
 
+def test_no_more_of_a_file_is_read_than_a_certificate_may_have(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # All of it lay in the temporary folder first, and an endless one filled it.
+    monkeypatch.setattr("api.commands.verify_report.MAX_BYTES", 5 << 20)
+    good = Ed25519Signer.from_seed("example.org/certificate", b"s" * 32).vkey
+    assert cli.run(["verify-report", "/dev/zero", "--key", good]) == 2
+    assert "more than 5242880 bytes" in capsys.readouterr().err
+    file = tmp_path / "exactly.json"
+    file.write_bytes(b'{"certificate":{},"signature":{}}'.ljust(5 << 20))
+    assert cli.run(["verify-report", str(file), "--key", good]) == 1
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
