@@ -164,7 +164,7 @@ def issue(parts: Parts, tenant: Tenant, request_id: str, now: datetime, *, versi
 
 
 def _evidence(parts: Parts, tenant: Tenant, entries: Sequence[str], proofs: Listed, now: datetime) -> LogEvidence:
-    """What the log proves of the events that a certificate leans on; one of them is in memory at a time."""
+    """What the log proves of the events that a certificate leans on; a page of them is in memory at a time."""
     found = parts.record.evidence(tenant.tenant_id, list(entries), now)
     for one in found.entries:
         proof = Proof(
