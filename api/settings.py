@@ -84,9 +84,9 @@ class Settings(BaseSettings):
     )
     unverified_term: timedelta = Field(
         timedelta(days=90),
-        ge=timedelta(0),
-        description="How long after the date of its answer a request that nobody verified is refused, ISO 8601; what "
-        "it said is destroyed 30 days later.",
+        ge=timedelta(days=7),
+        description="How long after the date of its answer a request that nobody verified is refused, ISO 8601, at "
+        "least `P7D`: it is named a week before; what it said is destroyed 30 days later.",
     )
     log_term: str = Field("P7Y", description="How long the record's skeleton is locked, ISO 8601 years, months, days.")
     oidc_issuer: str | None = Field(None, description="Not built yet; refused when set.")

@@ -595,7 +595,7 @@ def _register_jobs(services: Services) -> None:
     )
     seen = for_each(lambda tenant_id, _now: walk(services.tenant(tenant_id)))
     jobs.add(Job(name="patrol", every=PATROL_EVERY, run=seen, may=leads))
-    refuses = for_each(lambda tenant_id, now: refuse_unverified(services.erasure, tenant_id, now))
+    refuses = for_each(lambda tenant_id, now: refuse_unverified(services.erasure, services.tenant(tenant_id), now))
     jobs.add(Job(name="unverified", every=HOUR, run=refuses, may=leads))
     ends = for_each(lambda tenant_id, now: end_footprints(services.erasure, tenant_id, now))
     jobs.add(Job(name="footprints", every=HOUR, run=ends, may=leads))

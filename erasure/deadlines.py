@@ -128,7 +128,7 @@ def _requests(session: Session, tenant_id: int, now: datetime) -> list[Deadline]
 
 def _unverified(session: Session, tenant_id: int, now: datetime, term: timedelta) -> list[Deadline]:
     rows = itertools.islice(unverified(session, tenant_id, due_before=now + AHEAD - term), LISTED)
-    found = [_deadline("unverified", row.request_id, ends_at(row, term), now) for row in rows]
+    found = [_deadline("unverified", row.request_id, ends_at(row, term, now), now) for row in rows]
     return [one for one in found if one.due_at <= now + AHEAD]
 
 

@@ -228,11 +228,25 @@ class Desk:
         """The request refused on a ground of its regulation."""
         with self._parts.transactions(acting.tenant_id) as session:
             row = history.load(session, acting.tenant_id, request_id, lock=True)
-            row.state = move(State(row.state), Move.REFUSE, self._facts(row, acting, now, ground=ground))
-            row.details = {**row.details, "ground": ground}
-            self._state(session, row, acting, now, event="refused", detail={"ground": ground})
-            tell_of_duplicates(session, self._parts, acting, row.subjects, now)
+            self.refuse_row(session, row, acting, ground=ground, now=now)
             return history.view_of(session, row)
+
+    def refuse_row(
+        self,
+        session: Session,
+        row: RequestRow,
+        acting: Acting,
+        *,
+        ground: str,
+        now: datetime,
+        because: str | None = None,
+    ) -> None:
+        """Refuse a request in the caller's transaction, with its row locked. `because` is told beside the ground."""
+        row.state = move(State(row.state), Move.REFUSE, self._facts(row, acting, now, ground=ground))
+        row.details = {**row.details, "ground": ground}
+        detail = {"ground": ground} | ({} if because is None else {"because": because})
+        self._state(session, row, acting, now, event="refused", detail=detail)
+        tell_of_duplicates(session, self._parts, acting, row.subjects, now)
 
     def extend(self, acting: Acting, request_id: str, *, reason: str, now: datetime) -> dict[str, Any]:
         """The request with its second date, later by what its clock stood still.

@@ -17,6 +17,7 @@ from erasure.footprint import ENDED, end_footprints
 from erasure.history import load
 from erasure.letters import Asked, write
 from erasure.models import CopyRow, RequestRow, RequestSubject
+from erasure.plan import instant_text
 from erasure.planning import request_seal
 from erasure.rendering.letter import plain
 from erasure.sealed import REQUEST_CLASS
@@ -100,18 +101,20 @@ def test_a_request_that_nobody_ever_verifies_is_refused_after_its_term_and_its_w
     tenant_id = world.tenant.tenant_id
     with world.parts.transactions(tenant_id, write=False) as session:
         over = load(session, tenant_id, request).due_at + world.parts.unverified_term
-    world.now = over - timedelta(days=6)
-    assert refuse_unverified(world.parts, tenant_id, world.now) == 0
+    world.now = over - timedelta(days=7)
+    assert refuse_unverified(world.parts, world.acting(), world.now) == 0
     with world.parts.transactions(tenant_id, write=False) as session:
         named = near(session, tenant_id, world.now, unverified_term=world.parts.unverified_term)
-    assert [(one.ref, one.days_left) for one in named if one.what == "unverified"] == [(request, 6)]
+    assert [(one.ref, one.days_left) for one in named if one.what == "unverified"] == [(request, 7)]
     world.now = over
-    assert refuse_unverified(world.parts, tenant_id, world.now) == 1
-    assert refuse_unverified(world.parts, tenant_id, world.now) == 0
+    assert refuse_unverified(world.parts, world.acting(), world.now) == 1
+    assert refuse_unverified(world.parts, world.acting(), world.now) == 0
     assert (world.state(request), world.state(verified)) == ("refused", "verified")
     told = world.reader.get(world.acting(), request)["history"][-1]
     assert (told["event"], told["actor"], told["detail"]["ground"]) == ("refused", "worker", "identity_not_verified")
     assert told["entry"] is not None
+    named_first = world.reader.get(world.acting(), request)["history"][-2]
+    assert (named_first["event"], named_first["detail"]["refused_at"]) == ("unverified_named", instant_text(over))
     assert "could not establish" in plain(write(world.parts, world.acting(), request, Asked(language="en"), world.now))
     with world.parts.transactions(tenant_id, write=False) as session:
         assert ("answer", request) in {(one.what, one.ref) for one in near(session, tenant_id, world.now)}
@@ -119,6 +122,27 @@ def test_a_request_that_nobody_ever_verifies_is_refused_after_its_term_and_its_w
     world.now += MONTH
     assert end(world) == 1
     assert left(world, request) == NOTHING
+
+
+def test_a_request_long_past_its_term_is_named_for_a_week_before_it_is_refused(world: Any) -> None:
+    # An upgrade, or a shorter term, refused what was older within the hour, and nobody had heard of it.
+    spec = {"right": "erasure", "subjects": [ADA], "regulation": "gdpr", "jurisdiction": "DE-BY",
+            "timezone": "Europe/Berlin"}  # fmt: skip
+    request = world.desk.create(world.acting(), spec, world.now)["id"]
+    tenant_id, term = world.tenant.tenant_id, world.parts.unverified_term
+    world.now += timedelta(days=400)
+    named_at = world.now
+    for days in (0, 3, 6):
+        world.now = named_at + timedelta(days=days)
+        assert refuse_unverified(world.parts, world.acting(), world.now) == 0
+        with world.parts.transactions(tenant_id, write=False) as session:
+            named = near(session, tenant_id, world.now, unverified_term=term)
+        assert [(one.ref, one.days_left) for one in named if one.what == "unverified"] == [(request, 7 - days)]
+    events = [line["event"] for line in world.reader.get(world.acting(), request)["history"]]
+    assert (world.state(request), events.count("unverified_named")) == ("received", 1)
+    world.now = named_at + timedelta(days=7)
+    assert refuse_unverified(world.parts, world.acting(), world.now) == 1
+    assert world.state(request) == "refused"
 
 
 @pytest.mark.scenario("C9")
