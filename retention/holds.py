@@ -57,6 +57,8 @@ LABEL = "hold"
 _MAX_NAMED = 1_000
 _AT_ONCE = 1_000
 """Entries of a conversation that are asked together whether anything is left of them."""
+_LISTED = 200
+"""Entries of its conversations that a list asks about, for each hold; there may be as many holds as fit a page."""
 WENT_BEFORE = "it keeps nothing now: what it names is gone, and no hold brings it back; what comes later is kept"
 NOT_KNOWN = "it keeps nothing now: nothing of what it names was ever here, check the names; what comes later is kept"
 ERASED_BEFORE = (
@@ -143,7 +145,8 @@ class Holds:
             late = _gone(session, acting.tenant_id, hold)
             hold = self._known(session, acting.tenant_id)[hold.hold_id]
             late |= set(self._sent(session, acting.tenant_id, hold))
-            counts = counts_of(session, acting.tenant_id, hold)
+            counts = {**_copies_and_keys(session, acting.tenant_id, hold), "entries": 0}
+            counts["entries"], _ = _entries_left(session, acting.tenant_id, hold)
             answer = {**view_of(row), **counts, "too_late": sorted(late)}
             if warning := _warning(session, acting.tenant_id, hold, keeps=any(counts.values()), late=bool(late)):
                 answer["warning"] = warning
@@ -180,7 +183,11 @@ class Holds:
     def holds(
         self, acting: Acting, *, released: bool | None = None, after: str = "", limit: int = 50
     ) -> list[dict[str, Any]]:
-        """Holds in the order of their ids, with what they hold now and what was said."""
+        """Holds in the order of their ids, with what they hold now and what was said.
+
+        Where a hold has longer conversations than a list looks through, `entries` are those that were found:
+        `entries_at_least` is there and true.
+        """
         query = select(HoldRow).where(HoldRow.tenant_id == acting.tenant_id, HoldRow.hold_id > after)
         if released is not None:
             ended = col(HoldRow.released_at)
@@ -257,8 +264,11 @@ class Holds:
 
 
 def _now(session: Session, tenant_id: int, hold: Hold) -> dict[str, Any]:
+    entries, are_all = _entries_left(session, tenant_id, hold, most=_LISTED)
     return {
-        **counts_of(session, tenant_id, hold),
+        **_copies_and_keys(session, tenant_id, hold),
+        "entries": entries,
+        **({} if are_all else {"entries_at_least": True}),
         "at_stores": at_stores(session, tenant_id, hold),
     }
 
@@ -347,8 +357,8 @@ def view_of(row: HoldRow) -> dict[str, Any]:
     }
 
 
-def counts_of(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
-    """How many artifacts, whole keys of the record, and single entries of it a hold keeps now."""
+def _copies_and_keys(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
+    """How many artifacts and whole keys of the record a hold keeps now."""
     ids: set[int] = set()
     for condition in conditions_of(session, tenant_id, hold):
         query = sa.select(col(Artifact.id)).where(
@@ -360,7 +370,7 @@ def counts_of(session: Session, tenant_id: int, hold: Hold) -> dict[str, int]:
         .select_from(DataKey)
         .where(_keys_of(session, tenant_id, hold), col(DataKey.state).in_(OPENING))
     )
-    return {"items": len(ids), "keys": int(keys or 0), "entries": _entries_left(session, tenant_id, hold)}
+    return {"items": len(ids), "keys": int(keys or 0)}
 
 
 def _keys_of(session: Session, tenant_id: int, hold: Hold) -> sa.ColumnElement[bool]:
@@ -396,16 +406,24 @@ def _was_anything(session: Session, tenant_id: int, hold: Hold) -> bool:
     return any(session.execute(query.limit(1)).first() is not None for query in queries)
 
 
-def _entries_left(session: Session, tenant_id: int, hold: Hold) -> int:
-    """How many entries a hold names, itself or by their conversation, of which something is left."""
-    left = 0
+def _entries_left(session: Session, tenant_id: int, hold: Hold, *, most: int | None = None) -> tuple[int, bool]:
+    """How many entries a hold names, itself or by their conversation, of which something is left.
+
+    And whether these are all: of conversations with more entries than `most` only so many are looked at.
+    """
+    left = len(hold.entries - entry_states(session, tenant_id, hold.entries).keys())
+    looked_at = 0
     for stream_no in sorted(streams_of(session, tenant_id, hold.scopes)):
-        for some in _pages_of(session, tenant_id, stream_no):
+        for page in _pages_of(session, tenant_id, stream_no, _AT_ONCE if most is None else most + 1):
+            some = page if most is None else page[: most - looked_at]
             left += len(set(some) - hold.entries - entry_states(session, tenant_id, some).keys())
-    return left + len(hold.entries - entry_states(session, tenant_id, hold.entries).keys())
+            if len(some) < len(page):
+                return left, False
+            looked_at += len(some)
+    return left, True
 
 
-def _pages_of(session: Session, tenant_id: int, stream_no: int) -> Iterator[Sequence[int]]:
+def _pages_of(session: Session, tenant_id: int, stream_no: int, size: int) -> Iterator[Sequence[int]]:
     """Where the entries of a stream stand in the log, in the order in which they were said."""
     after = -1
     while True:
@@ -417,7 +435,7 @@ def _pages_of(session: Session, tenant_id: int, stream_no: int) -> Iterator[Sequ
                 col(EntryRow.position) > after,
             )
             .order_by(col(EntryRow.position))
-            .limit(_AT_ONCE)
+            .limit(size)
         )
         rows = session.execute(query).all()
         if not rows:

@@ -114,7 +114,12 @@ def kept_now(found: Mapping[str, Any]) -> str:
 
 
 def _counted(found: Mapping[str, Any], names: Sequence[tuple[str, str, str]]) -> str:
-    words = [f"{found[name]} {one if found[name] == 1 else many}" for name, one, many in names if found.get(name)]
+    words = []
+    for name, one, many in names:
+        if found.get(f"{name}_at_least"):
+            words.append(f"at least {found[name]} {many}")
+        elif found.get(name):
+            words.append(f"{found[name]} {one if found[name] == 1 else many}")
     return ", ".join(words)
 
 

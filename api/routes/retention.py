@@ -277,7 +277,11 @@ def list_holds(
     *,
     released: Flag | None = None,
 ) -> Page[Row]:
-    """Holds by id, in force or released."""
+    """Holds by id, in force or released.
+
+    Of conversations with more than 200 entries `entries` is what was found in the first of them, and
+    `entries_at_least` is true.
+    """
     after = read_cursor(cursor, str)
     rows = _holds(parts).holds(acting, released=released, after="" if after is None else after[0], limit=limit + 1)
     page, following = paged(rows, limit, lambda hold: (hold["id"],))

@@ -249,6 +249,7 @@ def test_what_the_server_library_says_is_a_line_of_our_log_too(tmp_path: Path) -
         ({"items": 0, "keys": 0, "entries": 3}, "3 entries"),
         ({"items": 1, "keys": 2, "entries": 1}, "1 copy, 1 entry, 2 keys"),
         ({"items": 0, "keys": 0, "entries": 0}, "nothing"),
+        ({"items": 0, "keys": 0, "entries": 0, "entries_at_least": True}, "at least 0 entries"),
         ({}, "nothing"),
     ],
 )

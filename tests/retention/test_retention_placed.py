@@ -80,6 +80,24 @@ def test_a_hold_on_a_conversation_counts_the_entries_of_which_something_is_left(
         assert placed.get("warning") == (None if kept else holds.WENT_BEFORE)
 
 
+@pytest.mark.parametrize(("looked_at", "found"), [(1, (0, True)), (2, (1, True)), (3, (2, None)), (4, (2, None))])
+def test_a_list_of_holds_looks_at_some_entries_of_a_long_conversation_and_says_so(
+    house: Any, monkeypatch: pytest.MonkeyPatch, looked_at: int, found: tuple[int, bool | None]
+) -> None:
+    # It read every entry of every conversation that was held, each time that somebody looked at the holds.
+    house.plain("talk", state="record", retention={"keep": "P30D", "from": "created", "then": "erase"})
+    house.say("chat", "I live in Lima", "talk")
+    house.now += timedelta(days=70)
+    house.sweep()
+    for text in ("I live in Rome", "and now in Oslo"):
+        house.say("chat", text, "talk")
+    spec = {"name": "n", "matter": "m", "reason": "r", "selector": {"scope": {"conversation": "chat"}}}
+    assert house.holds.place(house.acting(), spec, house.now)["entries"] == 2
+    monkeypatch.setattr(holds, "_LISTED", looked_at)
+    [listed] = house.holds.holds(house.acting())
+    assert (listed["entries"], listed.get("entries_at_least")) == found
+
+
 def test_a_hold_that_keeps_nothing_is_placed_for_what_comes_and_says_why(house: Any) -> None:
     # A name with a slip in it, or a conversation that was erased before: both were answered as if something were kept.
     house.plain("talk", state="record")
