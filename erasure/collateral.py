@@ -2,7 +2,11 @@
 
 Guarantees: functions of values. As many others as were shown, but not the same ones, are more than was shown: whoever
 approves or releases a copy decides about the people in it, not about their number. The number is of one database: it
-says nobody's name, and goes into no view and no document. Not here: what becomes of a copy of which more was found.
+says nobody's name, and goes into no view, no document and no plan's hash. It stands for all of them together, so that
+fewer others, and people who were merged since, are asked about anew too: it cannot be told from it that no stranger is
+among them. It is kept of artifacts and of single parts of the record; keys of the record, whose parts may be about many
+circles of others, are compared by how many parts and people there are. Not here: what becomes of a copy of which more
+was found.
 """
 
 from __future__ import annotations

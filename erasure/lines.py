@@ -1,7 +1,7 @@
 """Lines of a plan, as values and, by the hundred thousand, as columns.
 
 Guarantees: `Lines` gives back what it was given, in the order of a plan and numbered from one. What lines have in
-common is held once: a line costs about 35 bytes, and its name where that does not follow from its number; one that says
+common is held once: a line costs about 45 bytes, and its name where that does not follow from its number; one that says
 something of its own, such as a path, costs that too. Not here: what is planned.
 """
 
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, overload
 
+from erasure.collateral import WHOM, view_of
 from erasure.facts import Packed, follows
 from registry.ids import artifact_name
 from retention.decide import Because
@@ -54,7 +55,7 @@ class Lines(Sequence[PlanCopy]):
         """Take lines in. `rank` tells what stands before what, of lines of one rank the smaller name."""
         self._alike: list[PlanCopy] = []
         self._kinds, self._names = array("I"), Packed()
-        self._artifacts, self._untils = array("q"), array("q")
+        self._artifacts, self._untils, self._whom = array("q"), array("q"), array("q")
         self._keys: dict[int, tuple[str | None, int | None]] = {}
         self._paths: dict[int, tuple[str, ...]] = {}
         known: dict[tuple[Any, ...], int] = {}
@@ -63,10 +64,12 @@ class Lines(Sequence[PlanCopy]):
             kind = known.setdefault(_in_common(line), len(self._alike))
             if kind == len(self._alike):
                 bare = replace(line, copy_no=0, ref="", artifact_id=None, key_id=None, entry_idx=None, path=())
-                self._alike.append(replace(bare, until=None))
+                self._alike.append(replace(bare, until=None, collateral=view_of(line.collateral)))
             self._kinds.append(kind)
             self._artifacts.append(_NEVER if line.artifact_id is None else line.artifact_id)
             self._untils.append(_NEVER if line.until is None else (line.until - _EPOCH) // _MICROSECOND)
+            # Every circle of others is one of its own.
+            self._whom.append((line.collateral or {}).get(WHOM, _NEVER))
             self._names.append("" if line.artifact_id is not None and follows(line.ref, line.artifact_id) else line.ref)
             if line.key_id is not None or line.entry_idx is not None:
                 self._keys[place] = line.key_id, line.entry_idx
@@ -107,7 +110,7 @@ class Lines(Sequence[PlanCopy]):
     def _line(self, number: int) -> PlanCopy:
         place = self._order[number]
         alike = self._alike[self._kinds[place]]
-        artifact, until = self._artifacts[place], self._untils[place]
+        artifact, until, whom = self._artifacts[place], self._untils[place], self._whom[place]
         key_id, entry_idx = self._keys.get(place, (None, None))
         return PlanCopy(
             copy_no=number + 1,
@@ -123,7 +126,7 @@ class Lines(Sequence[PlanCopy]):
             because=alike.because,
             until=None if until == _NEVER else _EPOCH + timedelta(microseconds=until),
             path=self._paths.get(place, ()),
-            collateral=alike.collateral,
+            collateral=alike.collateral if whom == _NEVER else {**(alike.collateral or {}), WHOM: whom},
             depth=alike.depth,
             required=alike.required,
             state=alike.state,
@@ -133,7 +136,8 @@ class Lines(Sequence[PlanCopy]):
 
 def _in_common(line: PlanCopy) -> tuple[Any, ...]:
     """Everything of a line that a column of its own does not hold."""
-    collateral = None if line.collateral is None else tuple(sorted(line.collateral.items()))
+    counts = view_of(line.collateral)
+    collateral = None if counts is None else tuple(sorted(counts.items()))
     return (
         line.kind, line.data_class, line.store, line.action, line.rule, line.because, collateral, line.depth,
         line.required, line.state, line.detail,
@@ -141,7 +145,7 @@ def _in_common(line: PlanCopy) -> tuple[Any, ...]:
 
 
 def line_of(copy: PlanCopy) -> dict[str, Any]:
-    """A line as the contract shows it. Source: API §6."""
+    """A line as the contract shows it: what is hashed is what can be read. Source: API §6."""
     return {
         "copy": copy.copy_no,
         copy.kind: copy.ref,
@@ -152,7 +156,7 @@ def line_of(copy: PlanCopy) -> dict[str, Any]:
         "because": [reason._asdict() for reason in copy.because],
         "until": None if copy.until is None else instant_text(copy.until),
         "path": list(copy.path),
-        "collateral": None if copy.collateral is None else dict(copy.collateral),
+        "collateral": view_of(copy.collateral),
         "required": copy.required,
     }
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import zipfile
 from typing import Any
 
 import pytest
+import rfc8785
 
 from erasure.errors import SeparateDuties, StalePlan
 from erasure.handout import open_export
@@ -56,6 +58,25 @@ def test_a_copy_that_a_hold_keeps_shows_in_the_plan_whom_its_end_would_take_it_f
     assert (copies[joint]["action"], copies[joint]["collateral"]) == ("keep", {"subjects": 1})
     assert copies[mine]["collateral"] is None
     assert world.reader.plan_view(world.acting(), request)["collateral"] == {}, "nothing of others goes by this plan"
+
+
+def test_whoever_approves_can_compute_the_hash_of_what_the_plan_shows(world: World) -> None:
+    # The number that stands for who the others are was hashed, and is shown to nobody.
+    world.file("both.txt", "ada and bob", subjects=(ADA, BOB))
+    request = world.ask()
+    world.plan(request)
+    shown = world.reader.plan_view(world.acting(), request)
+    assert [copy["collateral"] for copy in shown["copies"] if copy["collateral"]] == [{"subjects": 1}]
+    members = ("copy", "artifact", "key", "entry", "data_class", "store", "action", "rule", "because", "until", "path",
+               "collateral", "required")  # fmt: skip
+    hashed = {
+        "schema": "muniment-plan/v1",
+        "owner": request,
+        "copies": [{name: copy[name] for name in members if name in copy} for copy in shown["copies"]],
+        "not_covered": shown["not_covered"],
+        "collateral": shown["collateral"],
+    }
+    assert hashlib.sha256(rfc8785.dumps(hashed)).hexdigest() == shown["hash"]
 
 
 def test_a_joint_copy_whose_hold_ends_waits_for_a_second_person_and_the_certificate_says_so(world: World) -> None:

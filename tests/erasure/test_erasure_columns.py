@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,7 +31,7 @@ def _facts(draw: st.DrawFn) -> list[ArtifactFact]:
             draw(st.sampled_from(["note", "summary", "memory", "index", "money"])),
             draw(st.sampled_from(["db", "files", "vectors", "gone"])),
             sources=tuple(draw(st.lists(st.integers(1, 60), unique=True, max_size=2))),
-            subjects=draw(st.sampled_from([frozenset({ADA}), frozenset({ADA, BOB})])),
+            subjects=draw(st.sampled_from([frozenset({ADA}), frozenset({ADA, BOB}), frozenset({ADA, 99})])),
         )
         item = replace(
             plain.item,
@@ -86,6 +87,19 @@ def test_lines_in_columns_are_the_lines_in_their_order(facts: list[ArtifactFact]
     assert packed[-1] == lines[-1]
     assert packed[1:] == tuple(lines[1:])
     assert len(packed) == len(lines)
+
+
+@pytest.mark.parametrize("others", [1, 1_000])
+def test_a_line_costs_fifty_bytes_whoever_else_it_is_about(others: int) -> None:
+    # Each circle of others made a kind of line of its own, a quarter of a kilobyte large.
+    count = 1_000
+    plain = build(inputs(*(artifact(one, subjects=frozenset({ADA, 100 + one % others})) for one in range(count))))
+    tracemalloc.start()
+    lines = in_order(plain.copies, most=0)
+    of_lines = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert list(lines) == list(plain.copies)
+    assert of_lines < 50 * count
 
 
 def test_a_fact_costs_a_hundred_bytes_and_its_line_half_of_that() -> None:

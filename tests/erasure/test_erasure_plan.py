@@ -320,6 +320,7 @@ def test_keys_and_copies_that_were_approved_are_no_addition_and_what_others_lose
         (None, {"subjects": 1}, False),
         (of_others({ADA, BOB}), of_others({BOB, ADA}), False),
         (of_others({ADA}), of_others({BOB}), True),
+        (of_others({ADA}), of_others({ADA, BOB}), True),  # one number for all does not tell who of them is left
         (of_others({ADA}), {"subjects": 1}, False),  # a row from before it was kept who they are
     ],
 )
