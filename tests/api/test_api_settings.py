@@ -41,6 +41,7 @@ def test_defaults_keep_keys_and_secrets_out_of_the_data_folder(tmp_path: Path) -
         ("QUIET_PERIOD", "soon"),
         ("QUIET_PERIOD", "-P1D"),
         ("KEK_GRACE", "-P7D"),
+        ("UNVERIFIED_TERM", "P6D"),
         ("APPROVAL", "none"),
         ("PORT", "70000"),
     ],
