@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -157,4 +157,43 @@ def test_a_lease_is_on_the_disk_before_its_work_begins_and_only_its_end_is_not_w
     lease.release()
     assert waited == ["on", "on", "off"]
     assert lease.request.lease_owner is None
+    world.close()
+
+
+def ended(world: World) -> None:
+    """Requests of six kinds that are over, numbered."""
+    kinds: tuple[tuple[str, datetime | None, dict[str, Any]], ...] = (
+        ("completed_with_retained", None, {}),
+        ("completed_with_retained", None, {"final_issued": True}),
+        ("completed_with_retained", world.now, {"final_issued": True}),
+        ("completed_with_retained", world.now, {}),
+        ("completed_with_exceptions", None, {"final_issued": True}),
+        ("completed_with_exceptions", None, {}),
+    )
+    with world.parts.transactions(world.tenant.tenant_id) as session:
+        for number, (state, due_at, details) in enumerate(kinds):
+            row = RequestRow(
+                tenant_id=world.tenant.tenant_id, request_id=f"req_{number}", request_no=number, right="erasure",
+                regulation="gdpr", timezone="UTC", state=state, received_at=world.now, due_at=world.now,
+                created_by="carol", created_at=world.now, final_due_at=due_at, details=details,
+            )  # fmt: skip
+            session.add(row)
+
+
+def look(world: World) -> due.Due:
+    with world.parts.transactions(world.tenant.tenant_id, write=False) as session:
+        return due.look(session, world.parts.vault, world.tenant.tenant_id, world.now)
+
+
+def test_what_is_through_is_not_due_and_one_that_waits_for_an_end_says_that_some_do(world: World) -> None:
+    assert look(world) == due.Due()
+    ended(world)
+    assert look(world) == due.Due(may_wake=True, uncertified=("req_5",), final=("req_3",))
+
+
+@pytest.mark.postgres
+def test_postgresql_says_the_same_of_what_is_due(make_postgres_database: Callable[..., str], tmp_path: Path) -> None:
+    world = World(tmp_path, make_postgres_database(schema.prepare))
+    ended(world)
+    assert look(world) == due.Due(may_wake=True, uncertified=("req_5",), final=("req_3",))
     world.close()
