@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlmodel import Session, col, select
@@ -194,13 +194,13 @@ class Desk:
         acting: Acting,
         now: datetime,
         *,
-        something_left: bool = False,
-        was_overtaken: bool = False,
+        when: Literal["verified", "selected", "recorded"] = "verified",
     ) -> bool:
         """Whether the request asks for nothing beyond another verified one; it then ends as its duplicate.
 
-        Raises: IllegalMove where it also asks under names that nobody verified, which would end with it unseen, and
-        nothing was told the record of its plan yet.
+        `when` this is asked: of its names alone, once something was found that it is about, or with its plan in the
+        record. Raises: IllegalMove, but for `recorded`, where it also asks under names that nobody verified, which
+        would end with it unseen.
         """
         standing = sorted(CONTENDING | {State.COMPLETED_WITH_RETAINED})
         fences = {fence.request_id for fence in subjects.fenced(session, row.tenant_id, row.subjects).values()}
@@ -213,9 +213,9 @@ class Desk:
             )
         )
         for other in rows:
-            if is_duplicate(_rival(session, row), _rival(session, other), something_left=something_left):
+            if is_duplicate(_rival(session, row), _rival(session, other), something_left=when != "verified"):
                 verified, of = row.details.get(IDENTIFIERS, (0, 0))
-                if verified < of and not was_overtaken:
+                if verified < of and when != "recorded":
                     why = f"{other.request_id} asks for what was verified of it: verify its other names, or cancel it"
                     raise IllegalMove(row.state, Move.PLAN, why)
                 row.state = move(State(row.state), Move.FIND_DUPLICATE, self._facts(row, acting, now))

@@ -266,7 +266,7 @@ class Planner:
             if (
                 row.state == State.VERIFIED
                 and not nobody
-                and self._desk.find_duplicate(session, row, acting, now, something_left=True)
+                and self._desk.find_duplicate(session, row, acting, now, when="selected")
             ):
                 return None
             return _Selected(row=row, given=given, nobody=nobody)
@@ -278,7 +278,7 @@ class Planner:
         hold_writer(session, row.tenant_id)
         if row.state != State.VERIFIED:
             return False
-        if not self._desk.find_duplicate(session, row, acting, now, something_left=True, was_overtaken=True):
+        if not self._desk.find_duplicate(session, row, acting, now, when="recorded"):
             return False
         if restricts:
             body = {"request": row.request_id}
