@@ -17,18 +17,19 @@ from sqlmodel import Session, col, select
 
 from erasure.models import RequestRow
 from erasure.request import Right, State
-from registry import limited, subjects
+from registry import decided, limited, subjects
 from registry.keyed import chunks
 from registry.models import Artifact
 from registry.sets import sets_of
 from vault.vault import Vault
 
-UNDER_WAY = (State.APPROVED, State.EXECUTING, State.VERIFYING)
+UNDER_WAY = tuple(map(State, decided.UNDER_WAY))
+"""States of an erasure that was approved and is not over: a replay of the record knows them by the same names."""
 
 
 def is_limited(row: RequestRow) -> bool:
     """Whether a request asks for less than everything of its persons."""
-    return not row.details.keys().isdisjoint(("data_classes", "scopes", "artifacts"))
+    return not row.details.keys().isdisjoint(decided.LIMITS)
 
 
 def sealed_limit(session: Session, vault: Vault, row: RequestRow, scopes: Sequence[str]) -> str:
@@ -96,7 +97,7 @@ def _others(session: Session, row: RequestRow) -> list[tuple[str, list[int], dat
     query = select(RequestRow).where(
         RequestRow.tenant_id == row.tenant_id,
         RequestRow.right == Right.ERASURE.value,
-        col(RequestRow.state).in_([state.value for state in UNDER_WAY]),
+        col(RequestRow.state).in_(decided.UNDER_WAY),
         RequestRow.request_id != row.request_id,
     )
     mine = set(row.subjects)

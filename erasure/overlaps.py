@@ -17,6 +17,7 @@ import sqlalchemy as sa
 from sqlmodel import Session, col, select
 
 from erasure import copies
+from erasure.fences import UNDER_WAY
 from erasure.left_alone import is_left_alone
 from erasure.models import RequestEvent, RequestRow
 from erasure.plan import instant_text
@@ -26,7 +27,6 @@ from erasure.request import BEFORE_APPROVAL, DONE, OPEN, Right, State
 IDENTIFIERS = "identifiers"
 """Under which name a request keeps how many of its identifiers were verified, and how many it has."""
 _EXPORTS = (Right.ACCESS, Right.PORTABILITY)
-_ERASING = (State.APPROVED, State.EXECUTING, State.VERIFYING)
 _IDENTITY_OPEN = (State.RECEIVED, State.IDENTITY_PENDING)
 
 
@@ -85,7 +85,7 @@ def _of_its_work(session: Session, row: RequestRow) -> list[dict[str, Any]]:
             col(RequestRow.answered_at).is_(None),
         )
     elif row.right in _EXPORTS:
-        query = query.where(RequestRow.right == Right.ERASURE, col(RequestRow.state).in_(_ERASING))
+        query = query.where(RequestRow.right == Right.ERASURE, col(RequestRow.state).in_(UNDER_WAY))
     else:
         return []
     people = set(row.subjects)

@@ -47,8 +47,9 @@ _RESTRICTIONS = {
 }  # fmt: skip
 CALLED_OFF = frozenset({"cancelled", "refused", "duplicate", "no_match"})
 """How a request ends that is not carried out."""
-_UNDER_WAY = ("approved", "executing", "verifying")
-_LIMITS = frozenset({"data_classes", "scopes", "artifacts"})
+UNDER_WAY = ("approved", "executing", "verifying")
+"""States of an erasure that was approved and is not over."""
+LIMITS = frozenset({"data_classes", "scopes", "artifacts"})
 """Under these names a request keeps to what it is limited; without one it closes whole persons."""
 _GONE = frozenset({"erased_logical", "erased_physical", "already_absent", "regenerated"})
 _ENDED = frozenset({*_GONE, "key_destroyed"})
@@ -295,8 +296,8 @@ class Replay:
         others = [(other, self._since[other], theirs) for other, theirs in self._fences.items() if other != request]
         if (table := self._parts.tables.get("request")) is not None:
             mine = (table.c.tenant_id == tenant_id) & (table.c.right == "erasure") & (table.c.request_id != request)
-            rows = session.execute(sa.select(table).where(mine, table.c.state.in_(_UNDER_WAY)))
-            others += [(row.request_id, row.fence_at, row.subjects) for row in rows if _LIMITS.isdisjoint(row.details)]
+            rows = session.execute(sa.select(table).where(mine, table.c.state.in_(UNDER_WAY)))
+            others += [(row.request_id, row.fence_at, row.subjects) for row in rows if LIMITS.isdisjoint(row.details)]
         for other, since, theirs in others:
             if since is not None:
                 subjects.fence(session, tenant_id, set(people).intersection(theirs), other, since)
