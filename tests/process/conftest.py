@@ -210,6 +210,7 @@ _LONG_ON = {
             "test_process_desk.py",
             "test_process_doctor.py",
             "test_process_embedded.py",
+            "test_process_erased_names.py",
             "test_process_erased_proofs.py",
             "test_process_governed.py",
             "test_process_holds.py",
