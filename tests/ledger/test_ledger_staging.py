@@ -572,15 +572,20 @@ def test_while_nobody_sequences_what_was_staged_no_retry_stores_another_payload(
     assert stored == named
 
 
+def leave_waiting(process: Process, one: Draft, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stage a call that nobody places in time."""
+    with monkeypatch.context() as patch:
+        patch.setattr(handover, "STAGED_SECONDS", 0.1)
+        with pytest.raises(NotLeader):
+            process.append(one)
+
+
 @pytest.mark.scenario("L14")
 def test_a_call_waits_a_little_for_one_before_it_that_is_placed_at_last(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     leader, other = world.process().lead(), world.process()
-    with monkeypatch.context() as patch:
-        patch.setattr(handover, "STAGED_SECONDS", 0.1)
-        with pytest.raises(NotLeader):
-            other.append(draft(0))
+    leave_waiting(other, draft(0), monkeypatch)
     caller = Caller(other, draft(1))
     time.sleep(0.2)
     assert other.locked.writes == 1
@@ -593,10 +598,7 @@ def test_a_process_whose_call_waits_takes_over_from_a_holder_that_is_gone(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dead, other = world.process().lead(), world.process()
-    with monkeypatch.context() as patch:
-        patch.setattr(handover, "STAGED_SECONDS", 0.1)
-        with pytest.raises(NotLeader):
-            other.append(draft(0))
+    leave_waiting(other, draft(0), monkeypatch)
     dead.believe()
     world.end_lease()
     assert states(other.append(draft(1))) == [(STORED, 0)]
