@@ -23,7 +23,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         held = getattr(item, "cls", None)
         slow = getattr(held, "slow", frozenset[str]())
         is_other_way = slow >= OF_PROCESSES and item.name not in OF_EVERY_WAY
-        if item.name in slow or (is_other_way and crc32(f"{held}{item.name}".encode()) % 2):
+        if item.name in slow or (is_other_way and crc32(f"{held}{item.name}".encode()) % 3):
             item.add_marker(pytest.mark.slow)
 
 

@@ -51,7 +51,7 @@ OF_EVERY_WAY = frozenset(
         "test_not_seen_from_the_wrong_scope_is_never_reported_as_absent",
     }
 )
-"""Tests that `make test` runs of every way. Of the others it runs every second one, always the same, of ways that are
+"""Tests that `make test` runs of every way. Of the others it runs one of three, always the same, of ways that are
 not the first of their kind; `make test-all` all."""
 
 __all__ = [
